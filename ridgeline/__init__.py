@@ -1,0 +1,29 @@
+"""ridgeline: the whole inference stack in one package, from a kernel to a fleet.
+
+The public names are loaded on first use, so that `import ridgeline` and `ridgeline --help` cost nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ridgeline.engine.client import AsyncClient
+    from ridgeline.engine.llm import LLM
+    from ridgeline.engine.request import SamplingParams
+
+_PUBLIC = {
+    "LLM": "ridgeline.engine.llm",
+    "AsyncClient": "ridgeline.engine.client",
+    "SamplingParams": "ridgeline.engine.request",
+}
+
+__all__ = ["LLM", "AsyncClient", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -1,0 +1,34 @@
+"""EngineConfig: every setting of one engine, declared once. Flags, file, schema and docs come from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def option(default: Any, doc: str) -> Any:
+    """A field with its one-line documentation, read by the flag, schema and docs generators."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: str = option("smollm2-135m", "short name, directory, .gguf file or hf:org/name")
+    backend: Literal["auto", "torch"] = option("auto", "what computes the model; auto picks the fastest here")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "weights and activations; auto is float32 on a CPU"
+    )
+    max_context: int | None = option(None, "longest sequence, prompt and output; default: the model's own")
+    block_size: int = option(16, "tokens per KV block")
+    kv_tokens: int | None = option(None, "KV cache size in tokens; default: planned from free memory")
+    kv_memory_gib: float | None = option(None, "KV cache size in GiB; default: planned from free memory")
+    memory_fraction: float = option(0.6, "share of available memory the plan may use for weights and KV")
+    step_tokens: int = option(512, "most tokens one step computes: larger is more throughput, slower decodes")
+    prefill_chunk: int | None = option(
+        None, "most prompt tokens of one sequence per step; default: the budget"
+    )
+    max_running: int = option(64, "most sequences computed together")
+    max_waiting: int = option(512, "most requests queued; one more is answered 429")
+    prefix_cache: bool = option(True, "reuse the KV of shared prompt beginnings")
+    threads: int | None = option(None, "compute threads; default: the CPUs this process may use")
+    step_ring: int = option(4096, "how many step records are kept for /debug/steps")

@@ -1,0 +1,34 @@
+"""The errors of the engine layer. The server maps each to an HTTP status in one table."""
+
+
+class EngineError(Exception):
+    """Base of everything the engine can tell a client."""
+
+
+class InvalidRequest(EngineError):
+    """The request can never be served as it is. `field` names the part the client must change."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class QueueFull(EngineError):
+    """The waiting queue is at its bound. The client should come back after `retry_after_s`."""
+
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"the queue is full ({waiting} requests waiting); retry in {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
+
+
+class EngineDied(EngineError):
+    """The engine process went away while this request was open; its output so far is incomplete."""
+
+
+class RequestFailed(EngineError):
+    """This request failed inside the engine; no other request was touched."""
+
+
+class OutOfMemoryPlan(EngineError):
+    """The memory plan does not fit; the message says which limit to lower."""

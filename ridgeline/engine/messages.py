@@ -1,0 +1,112 @@
+"""What the front and the engine process say to each other: frozen types, msgpack, length-prefixed frames.
+
+The request and its results are the engine's own dataclasses; these structs are only their envelopes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from ridgeline.engine.request import Request
+from ridgeline.engine.step import SeqDelta
+from ridgeline.telemetry.stats import EngineStats, StepRecord
+
+FRAME_HEADER = struct.Struct("<I")
+MAX_FRAME_BYTES = 256 << 20
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: run this. Answered by Outputs with its deltas, or by Refused."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: nobody waits for this any more; free it at the next step. Not answered."""
+
+    request_id: str
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: answered by Pong from the engine's own loop, so an answer means progress."""
+
+    id: int
+
+
+class DumpSteps(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: answered by StepDump."""
+
+    id: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: leave the loop and exit 0."""
+
+
+ToEngine = Submit | Abort | Ping | DumpSteps | Stop
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front, once per connection: ready, and what it can do."""
+
+    pid: int
+    model: str
+    backend: str
+    max_context: int
+    max_running: int
+    kv_tokens: int
+    vocab_size: int
+    block_size: int
+    seconds: dict[str, float]  # start-up budget: import, weights, warm-up, …
+    bytes: dict[str, int]  # memory receipt: weights, kv, rest
+    limits: dict[str, float]  # physical limits the figures stand beside; empty where none is known
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: one message per step, everything that step added, and the engine's figures."""
+
+    deltas: list[SeqDelta]
+    stats: EngineStats
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: this request was not accepted. kind: 'invalid' or 'full'."""
+
+    request_id: str
+    kind: str
+    field: str
+    message: str
+    retry_after_s: float = 0.0
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    stats: EngineStats
+
+
+class StepDump(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    steps: list[StepRecord]
+
+
+ToFront = Hello | Outputs | Refused | Pong | StepDump
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def frame(message: ToEngine | ToFront) -> bytes:
+    """The message as it goes over the socket: four bytes of length, then msgpack."""
+    body = _encoder.encode(message)
+    return FRAME_HEADER.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes | bytearray | memoryview) -> ToEngine:
+    return _to_engine.decode(body)
+
+
+def decode_to_front(body: bytes | bytearray | memoryview) -> ToFront:
+    return _to_front.decode(body)

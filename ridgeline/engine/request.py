@@ -1,0 +1,150 @@
+"""A request as it was asked (immutable) and the sequences that grow from it (mutable).
+
+Pure data, no tensors. The front validates and builds `Request`; the scheduler owns every `Sequence`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from ridgeline.engine.errors import InvalidRequest
+from ridgeline.telemetry.timing import TimingRecord
+
+MAX_TOP_LOGPROBS = 20
+MAX_SAMPLES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop. Temperature 0 is greedy; 0 for top_k means off."""
+
+    max_tokens: int | None = None  # None: up to the end of the context
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # keep the matched stop string in the text
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None  # alternatives per token; 0 = the chosen token's alone
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
+        _check("min_tokens", self.min_tokens >= 0, "must not be negative")
+        if self.max_tokens is not None:
+            _check("min_tokens", self.min_tokens <= self.max_tokens, "must not exceed max_tokens")
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check("top_k", self.top_k >= 0, "must not be negative (0 turns it off)")
+        _check_range("top_p", self.top_p, 0.0, 1.0)
+        _check("top_p", self.top_p > 0.0, "must be greater than 0")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for token, bias in self.logit_bias.items():
+            _check("logit_bias", token >= 0, f"token id {token} is negative")
+            _check_range("logit_bias", bias, -100.0, 100.0)
+        _check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "must fit in 64 bits")
+        _check("stop", all(self.stop), "an empty stop string would stop at once")
+        _check("n", 1 <= self.n <= MAX_SAMPLES, f"must be between 1 and {MAX_SAMPLES}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            in_range = count is None or 0 <= count <= MAX_TOP_LOGPROBS
+            _check(name, in_range, f"must be between 0 and {MAX_TOP_LOGPROBS}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check(name: str, ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidRequest(name, message)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise InvalidRequest(name, f"must be a number between {low:g} and {high:g}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One accepted request: token ids in, `params.n` sequences out."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival: float = 0.0  # monotonic seconds, stamped where the request came in
+    priority: int = 0  # lower is served first
+    adapter: str = ""  # LoRA adapter; part of the cache salt
+    cache_namespace: str = ""  # tenants that must not share cached prefixes differ here
+
+
+class SeqState(enum.Enum):
+    WAITING = "waiting"  # queued: never run, or preempted and to be recomputed
+    RUNNING = "running"  # holds blocks, gets tokens every step
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # end-of-sequence token, stop id or stop string
+    LENGTH = "length"  # max_tokens or the end of the context
+    ABORT = "abort"  # the client went away or cancelled
+    ERROR = "error"  # this sequence failed; the message says how
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One growing list of tokens and the KV blocks behind it. Only the scheduler changes it.
+
+    tokens:       prompt followed by output
+    num_computed: how many of `tokens` have their KV in the cache; the next step starts there
+    block_table:  pool block ids; block i holds the KV of tokens [i*block_size, (i+1)*block_size)
+    block_hashes: chained hashes of the full blocks of `tokens` known so far
+    """
+
+    request: Request
+    index: int  # which of the n samples
+    tokens: list[int]
+    prompt_len: int
+    max_len: int  # tokens at which the sequence ends with reason "length"
+    seed: int  # stream of random numbers: (seed, output position) decides every draw
+    state: SeqState = SeqState.WAITING
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timing: TimingRecord = field(default_factory=TimingRecord)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def is_prefilling(self) -> bool:
+        """More than the newest token is still to be computed (a prompt, or a recompute after preemption)."""
+        return len(self.tokens) - self.num_computed > 1
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def name(self) -> str:
+        return f"{self.request.request_id}/{self.index}"

@@ -1,0 +1,1 @@
+"""What is computed: ModelSpec, decoder, weight loaders, tokenizers, chat templates, the model registry."""

@@ -1,0 +1,1 @@
+"""One replica's HTTP face: OpenAI endpoints, validation, SSE, health, metrics, engine supervision."""

@@ -1,0 +1,48 @@
+"""EngineStats and StepRecord: the engine's own figures, sent to the front with every step's output."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges as of now, counters since the engine started."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_held: int = 0  # referenced by a live sequence
+    kv_blocks_cached: int = 0  # unreferenced, reusable by prefix
+    block_size: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up
+    prefix_hits: int = 0  # prompt tokens found
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0  # computed or found
+    output_tokens: int = 0
+    last_step_end: float = 0.0  # monotonic; 0 = no step yet
+
+    @property
+    def kv_use(self) -> float:
+        return self.kv_blocks_held / self.kv_blocks_total if self.kv_blocks_total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step as the planner needs it: what was computed, over how much context, in what time."""
+
+    step_id: int
+    start: float  # monotonic
+    prefill_tokens: int
+    prefill_rows: int
+    prefill_context_product: int  # Σ chunk · context: what prefill attention costs
+    decode_batch: int
+    decode_context: int  # Σ KV tokens read by decode rows
+    wall_s: float  # the forward pass and sampling
+    schedule_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
