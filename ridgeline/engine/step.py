@@ -76,7 +76,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """`samples` are in the order of the row's samplers. prompt_logprobs covers tokens start+1 … of the row."""
+    """`samples` are in the order of the row's samplers; prompt_logprobs covers tokens start+1 … of it."""
 
     samples: list[Sampled] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
