@@ -1,0 +1,107 @@
+"""From logits to tokens: one row per sampling sequence, each on its own so that a bad one harms no other.
+
+Called by the runner after the forward pass. Rows that only want the best token take one batched argmax.
+Log-probabilities are those of the model itself (before bias, penalties and temperature).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from ridgeline.engine.request import SamplingParams, Sequence
+from ridgeline.engine.step import Sampled, TokenLogprob
+from ridgeline.ops import sampling
+
+log = logging.getLogger(__name__)
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Sampler:
+    def __init__(self, eos_ids: tuple[int, ...]) -> None:
+        self._eos_ids = eos_ids
+
+    def sample(self, logits: Logits, picks: list[tuple[int, Sequence]]) -> list[Sampled]:
+        """One Sampled per pick (row of logits [L, V], sequence), in order. Logits are not changed."""
+        plain = [row for row, seq in picks if self._wants_argmax_alone(seq)]
+        best = dict(zip(plain, logits[plain].argmax(axis=1).tolist(), strict=True)) if plain else {}
+        results = []
+        for row, seq in picks:
+            if self._wants_argmax_alone(seq) and np.isfinite(logits[row, best[row]]):
+                results.append(Sampled(best[row]))
+            else:
+                results.append(self._sample_alone(logits[row], seq))
+        return results
+
+    def prompt_logprobs(self, logits: Logits, targets: list[int], count: int) -> list[TokenLogprob]:
+        """How likely each target was, given everything before it; row i of logits predicts targets[i]."""
+        return [logprob_of(row, token, count) for row, token in zip(logits, targets, strict=True)]
+
+    def _wants_argmax_alone(self, seq: Sequence) -> bool:
+        params = seq.params
+        return (
+            params.greedy
+            and params.logprobs is None
+            and not params.logit_bias
+            and not params.needs_penalties
+            and seq.num_output >= params.min_tokens
+        )
+
+    def _sample_alone(self, row: np.ndarray[Any, np.dtype[np.float32]], seq: Sequence) -> Sampled:
+        try:
+            return self._choose(row, seq)
+        except Exception as error:
+            log.exception("sampling failed for %s; only this sequence ends", seq.name)
+            return Sampled(-1, error=f"sampling failed: {type(error).__name__}: {error}")
+
+    def _choose(self, row: np.ndarray[Any, np.dtype[np.float32]], seq: Sequence) -> Sampled:
+        params = seq.params
+        if not np.isfinite(row.max()):
+            raise FloatingPointError("the model's logits are not finite")
+        logits = self._processed(row, seq)
+        if params.greedy:
+            token = int(logits.argmax())
+        else:
+            probs = sampling.candidate_probs(
+                logits, params.temperature, params.min_p, params.top_k, params.top_p
+            )
+            token = sampling.draw(probs, sampling.uniform_at(seq.seed, seq.num_output))
+        if params.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, logprob_of(row, token, params.logprobs))
+
+    def _processed(self, row: np.ndarray[Any, np.dtype[np.float32]], seq: Sequence) -> Any:
+        """A changed copy of the row, or the row itself where nothing is asked for."""
+        params = seq.params
+        too_short = seq.num_output < params.min_tokens
+        if not (params.logit_bias or params.needs_penalties or too_short):
+            return row
+        logits = row.copy()
+        sampling.add_bias(logits, params.logit_bias)
+        if params.needs_penalties:
+            tokens = np.asarray(seq.tokens, dtype=np.int64)
+            sampling.apply_penalties(
+                logits,
+                tokens[: seq.prompt_len],
+                tokens[seq.prompt_len :],
+                params.repetition_penalty,
+                params.presence_penalty,
+                params.frequency_penalty,
+            )
+        if too_short:
+            sampling.suppress(logits, self._end_ids(params))
+        return logits
+
+    def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        return params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
+
+
+def logprob_of(row: np.ndarray[Any, np.dtype[np.float32]], token: int, count: int) -> TokenLogprob:
+    """The token's log-probability and rank, with the `count` best alternatives."""
+    norm = sampling.log_normalizer(row)
+    rank = int((row > row[token]).sum()) + 1
+    top = [(other, float(row[other]) - norm) for other in sampling.top_tokens(row, count)]
+    return TokenLogprob(token, float(row[token]) - norm, rank, top)

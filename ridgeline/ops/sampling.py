@@ -1,0 +1,140 @@
+"""Choosing a token from logits: the specification, in numpy, one row at a time.
+
+The order is fixed: bias, penalties, suppressed ids, temperature, min-p, top-k, top-p, draw. A draw depends
+on nothing but the row's logits, (seed, position) and the parameters: never on the rest of the batch.
+A batched or device twin must choose the same token wherever the float arithmetic leaves no tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+FloatRow = np.ndarray[Any, np.dtype[np.float32]]
+DoubleRow = np.ndarray[Any, np.dtype[np.float64]]
+IntRow = np.ndarray[Any, np.dtype[np.int64]]
+
+_MASK64 = (1 << 64) - 1
+# Top-p needs probabilities in order. Sorting a whole vocabulary costs milliseconds, and the nucleus nearly
+# always lies within the best few hundred, so that many are sorted first and all only when they fall short.
+_NUCLEUS_FIRST_TRY = 512
+
+
+def add_bias(logits: FloatRow, bias: Mapping[int, float]) -> None:
+    """logits[V] += bias, in place. An id outside the vocabulary is an IndexError."""
+    for token, value in bias.items():
+        logits[token] += value
+
+
+def apply_penalties(
+    logits: FloatRow,
+    prompt: IntRow,
+    output: IntRow,
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> None:
+    """In place. Repetition looks at prompt and output; presence and frequency at the output alone.
+
+    repetition r: a seen token's logit is divided by r when positive, multiplied by r when negative.
+    presence p:   minus p once for every token of the output.
+    frequency f:  minus f for each time it occurs in the output.
+    """
+    if repetition != 1.0:
+        seen = np.unique(np.concatenate([prompt, output]))
+        values = logits[seen]
+        logits[seen] = np.where(values > 0, values / repetition, values * repetition)
+    if (presence or frequency) and output.size:
+        tokens, counts = np.unique(output, return_counts=True)
+        logits[tokens] -= presence + frequency * counts.astype(np.float32)
+
+
+def suppress(logits: FloatRow, tokens: Iterable[int]) -> None:
+    """These ids cannot be chosen (end tokens before min_tokens), in place."""
+    for token in tokens:
+        logits[token] = -np.inf
+
+
+def candidate_probs(
+    logits: FloatRow, temperature: float, min_p: float, top_k: int, top_p: float
+) -> DoubleRow:
+    """Probabilities [V] in token order after temperature and filters; unnormalised, zero where filtered out.
+
+    min-p keeps what is at least min_p times as likely as the best; top-k the k best (ties with the k-th all
+    stay); top-p the smallest set of best tokens whose share of what min-p and top-k left reaches top_p.
+    """
+    scaled = logits.astype(np.float64)
+    scaled -= scaled.max()
+    scaled /= temperature
+    probs: DoubleRow = np.exp(scaled)
+    if min_p > 0.0:
+        probs[probs < min_p] = 0.0  # the best has probability weight exactly 1
+    if 0 < top_k < probs.size:
+        kth_best = np.partition(probs, probs.size - top_k)[probs.size - top_k]
+        probs[probs < kth_best] = 0.0
+    if top_p < 1.0:
+        probs[probs < _nucleus_threshold(probs, top_p)] = 0.0
+    return probs
+
+
+def _nucleus_threshold(probs: DoubleRow, top_p: float) -> float:
+    """The smallest weight that still belongs to the nucleus."""
+    left = probs[probs > 0.0]
+    wanted = top_p * float(left.sum())
+    best = left
+    if left.size > _NUCLEUS_FIRST_TRY:
+        best = np.partition(left, left.size - _NUCLEUS_FIRST_TRY)[-_NUCLEUS_FIRST_TRY:]
+        if float(best.sum()) < wanted:
+            best = left
+    ordered = np.sort(best)[::-1]
+    last = int(np.searchsorted(np.cumsum(ordered), wanted, side="left"))
+    return float(ordered[min(last, ordered.size - 1)])
+
+
+def draw(probs: DoubleRow, uniform: float) -> int:
+    """The token at which the cumulative weight, in token order, passes uniform · total."""
+    cumulative = np.cumsum(probs)
+    token = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    if token >= probs.size or probs[token] <= 0.0:  # uniform·total rounded up to the total itself
+        token = int(np.flatnonzero(probs)[-1])
+    return token
+
+
+def uniform_at(seed: int, position: int) -> float:
+    """The one random number of output position `position` in stream `seed`: in [0, 1), 53 bits.
+
+    SplitMix64's output function over (seed, position): a counter-based generator, so that a token's draw
+    can be repeated without replaying the ones before it.
+    """
+    return (_mix64(_mix64(seed) + position * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The stream of sample `index` of a request: sample 0 has the request's own seed."""
+    return seed & _MASK64 if index == 0 else _mix64(_mix64(seed) ^ (index * 0xD1B54A32D192ED03))
+
+
+def _mix64(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def log_normalizer(logits: FloatRow) -> float:
+    """log Σ exp(logits): subtract it from a logit to get the log-probability."""
+    top = float(logits.max())
+    return top + float(np.log(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
+
+
+def top_tokens(logits: FloatRow, count: int) -> list[int]:
+    """The `count` best ids, best first; equal logits in id order."""
+    if count <= 0:
+        return []
+    count = min(count, logits.size)
+    kth_best = np.partition(logits, logits.size - count)[logits.size - count]
+    among = np.flatnonzero(logits >= kth_best)
+    order = np.lexsort((among, -logits[among]))
+    return [int(token) for token in among[order][:count]]
