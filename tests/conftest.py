@@ -1,5 +1,111 @@
-"""Shared by all tests: one environment variable that must be set before torch is imported."""
+"""Shared by all tests: one environment variable that must be set before torch is imported, the real model,
+the shared data, and a live server.
+"""
+
+from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real SmolLM2-135M-Instruct GGUF, fetched on first use."""
+    from ridgeline.models.pull import ensure
+
+    return ensure("smollm2-135m").path
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Data kept beside the checkout: chat templates and model configurations of current families."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"{SHARED_DATA} is not there; the tests that read it are skipped")
+    return SHARED_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """A real `ridgeline serve` process on a loopback port."""
+
+    base_url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@pytest.fixture(scope="session")
+def live_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One server for the whole run, with the real model; must drain and exit 0 at the end."""
+    log = tmp_path_factory.mktemp("live_server") / "server.log"
+    server = start_server(log)
+    try:
+        await_ready(server)
+        yield server
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(STOP_TIMEOUT_S) == 0, f"not a clean stop:\n{log.read_text()}"
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+def start_server(log: Path, *flags: str) -> LiveServer:
+    """Start `ridgeline serve smollm2-135m` on a free loopback port; the caller waits and stops it."""
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "ridgeline.cli.main",
+        "serve",
+        "smollm2-135m",
+        "--port",
+        str(port),
+        *flags,
+    ]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    return LiveServer(f"http://127.0.0.1:{port}", process, log)
+
+
+def await_ready(server: LiveServer, timeout_s: float = READY_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        code = server.process.poll()
+        if code is not None:
+            pytest.fail(f"the server ended with code {code} before it was ready:\n{server.log.read_text()}")
+        try:
+            with urllib.request.urlopen(f"{server.base_url}/ready", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.1)
+    pytest.fail(f"the server was not ready within {timeout_s:.0f} s:\n{server.log.read_text()}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
