@@ -1,0 +1,58 @@
+"""The seam under the decoder: a backend is a namespace of ops, chosen once, at start.
+
+`reference` is the specification; `torch_backend` is the one that serves. A native or GPU backend is another
+module with these functions and the same tests. No op decides anything about requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from ridgeline.ops import reference, torch_backend
+from ridgeline.ops.inputs import StepInputs
+
+
+class Backend(Protocol):
+    """The ops a decoder calls. Shapes, layouts and tolerances are in `reference`, op by op."""
+
+    NAME: str
+
+    def embed(self, token_ids: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor: ...
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor: ...
+
+    def write_kv(self, keys: Tensor, values: Tensor, kv: Tensor, slots: Tensor) -> None: ...
+
+    def plan_attention(self, inputs: StepInputs, window: int | None) -> Any: ...
+
+    def paged_attention(
+        self, q: Tensor, kv: Tensor, plan: Any, scale: float, softcap: float | None = None
+    ) -> Tensor: ...
+
+    def gated_mlp(
+        self,
+        x: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        activation: Literal["silu", "gelu_tanh"],
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+_BACKENDS: dict[str, Backend] = {"torch": torch_backend, "reference": reference}
+
+
+def select_backend(name: str = "auto") -> Backend:
+    """The backend of this name; "auto" is the fastest one that runs here."""
+    if name == "auto":
+        return torch_backend
+    if name not in _BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; known: auto, {', '.join(_BACKENDS)}")
+    return _BACKENDS[name]

@@ -1,0 +1,158 @@
+"""The torch backend: the reference ops, with faster twins where attention or op overhead would dominate.
+
+Runs wherever torch runs. Decode rows of similar length share one padded gather and one attention call;
+prefill rows go through torch's fused attention one by one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.ops.inputs import StepInputs
+from ridgeline.ops.reference import apply_rope, embed, gated_mlp, linear, write_kv
+
+__all__ = [
+    "NAME",
+    "apply_rope",
+    "embed",
+    "gated_mlp",
+    "linear",
+    "paged_attention",
+    "plan_attention",
+    "rms_norm",
+    "write_kv",
+]
+
+NAME = "torch"
+
+# Decode rows that see fewer tokens than this are padded to one length: the calls cost more than the padding.
+_SMALL_CONTEXT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Rows of one query each, padded to N keys. mask is None where nothing is padded."""
+
+    queries: Tensor  # [B] indices into the step's tokens
+    slots: Tensor  # [B · N]
+    mask: Tensor | None  # [B, 1, 1, N]
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillRow:
+    """A row of several queries over N keys. mask is None for a whole prompt: plain causal attention."""
+
+    begin: int
+    end: int
+    slots: Tensor  # [N]
+    mask: Tensor | None  # [end - begin, N]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    decodes: list[_DecodeGroup]
+    prefills: list[_PrefillRow]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `reference.rms_norm`; one fused call where x is float32 already."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+
+def plan_attention(inputs: StepInputs, window: int | None) -> AttentionPlan:
+    """Slots and masks, once per step and window instead of once per layer."""
+    starts, contexts = inputs.query_starts.tolist(), inputs.context_lens.tolist()
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    prefills = []
+    for row, context in enumerate(contexts):
+        if starts[row + 1] - starts[row] == 1:
+            visible = context if window is None else min(context, window)
+            # By powers of two: padding at most doubles what is read.
+            groups[max(visible, _SMALL_CONTEXT).bit_length()].append(row)
+        else:
+            prefills.append(_prefill_row(inputs, row, starts[row], starts[row + 1], context, window))
+    return AttentionPlan([_decode_group(inputs, rows, window) for rows in groups.values()], prefills)
+
+
+def paged_attention(
+    q: Tensor, kv: Tensor, plan: AttentionPlan, scale: float, softcap: float | None = None
+) -> Tensor:
+    """As `reference.paged_attention`, within 1e-5 in float32."""
+    heads, head_dim = q.shape[1:]
+    kv_heads = kv.shape[3]
+    keys, values = kv.flatten(1, 2)
+    out = torch.empty_like(q)
+    for group in plan.decodes:
+        batch = len(group.queries)
+        # The query heads of one KV head become that head's queries, so no key is copied per query head.
+        grouped = q[group.queries].view(batch, kv_heads, heads // kv_heads, head_dim)
+        shape = (batch, -1, kv_heads, head_dim)
+        k = keys.index_select(0, group.slots).view(shape).transpose(1, 2).to(q.dtype)
+        v = values.index_select(0, group.slots).view(shape).transpose(1, 2).to(q.dtype)
+        attended = _attend(grouped, k, v, group.mask, False, scale, softcap)
+        out[group.queries] = attended.reshape(batch, heads, head_dim)
+    for row in plan.prefills:
+        k = keys.index_select(0, row.slots).transpose(0, 1)[None].to(q.dtype)
+        v = values.index_select(0, row.slots).transpose(0, 1)[None].to(q.dtype)
+        queries = q[row.begin : row.end].transpose(0, 1)[None]
+        attended = _attend(queries, k, v, row.mask, row.mask is None, scale, softcap)
+        out[row.begin : row.end] = attended[0].transpose(0, 1)
+    return out
+
+
+def _decode_group(inputs: StepInputs, rows: list[int], window: int | None) -> _DecodeGroup:
+    index = torch.tensor(rows, device=inputs.slots.device)
+    context = inputs.context_lens[index, None]  # [B, 1]
+    first = (context - window).clamp(min=0) if window is not None else torch.zeros_like(context)
+    longest = int((context - first).max())
+    positions = first + torch.arange(longest, device=index.device)  # [B, N]
+    real = positions < context
+    # Padding points at the row's own newest token: a slot that is always written, so masked keys and
+    # values are finite whatever the unused blocks hold.
+    positions = torch.minimum(positions, context - 1)
+    blocks = inputs.block_tables[index].gather(1, positions // inputs.block_size)
+    slots = blocks * inputs.block_size + positions % inputs.block_size
+    mask = None if bool(real.all()) else real[:, None, None, :]
+    return _DecodeGroup(inputs.query_starts[index], slots.flatten(), mask)
+
+
+def _prefill_row(
+    inputs: StepInputs, row: int, begin: int, end: int, context: int, window: int | None
+) -> _PrefillRow:
+    start = context - (end - begin)
+    first = 0 if window is None else max(0, start - window + 1)
+    keys = torch.arange(first, context, device=inputs.slots.device)
+    blocks = inputs.block_tables[row, keys // inputs.block_size]
+    slots = blocks * inputs.block_size + keys % inputs.block_size
+    if start == 0 and (window is None or window >= context):
+        return _PrefillRow(begin, end, slots, None)
+    distance = inputs.positions[begin:end, None] - keys
+    mask = distance >= 0
+    if window is not None:
+        mask &= distance < window
+    return _PrefillRow(begin, end, slots, mask)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
+) -> Tensor:
+    """q [B, H, M, D] over k, v [B, K, N, D]; mask is broadcast over heads, True where visible."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    group = q.shape[1] // k.shape[1]
+    scores = q.float() @ k.repeat_interleave(group, dim=1).float().transpose(-1, -2) * scale
+    scores = softcap * torch.tanh(scores / softcap)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return (scores.softmax(dim=-1) @ v.repeat_interleave(group, dim=1).float()).to(q.dtype)
