@@ -19,6 +19,7 @@ class QueueFull(EngineError):
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
         super().__init__(f"the queue is full ({waiting} requests waiting); retry in {retry_after_s:.0f} s")
+        self.waiting = waiting
         self.retry_after_s = retry_after_s
 
 

@@ -24,9 +24,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Front → engine: nobody waits for this any more; free it at the next step. Not answered."""
+    """Front → engine: nobody waits for this request (or this one sample of it) any more. Not answered."""
 
     request_id: str
+    index: int | None = None
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -76,8 +77,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     request_id: str
     kind: str
-    field: str
-    message: str
+    field: str = ""
+    message: str = ""
+    waiting: int = 0
     retry_after_s: float = 0.0
 
 

@@ -102,4 +102,4 @@ class SeqDelta:
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # which id ended it, when a token did
     error: str | None = None
-    timing: TimingRecord | None = None  # complete, with the last delta
+    timing: TimingRecord | None = None  # with the first token (so far) and the last (complete)

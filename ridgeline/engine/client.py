@@ -1,0 +1,246 @@
+"""AsyncClient: streams text out of an engine process, over its Unix socket, from an asyncio program.
+
+The HTTP front is its main user; any program may use it beside one. Tokenization and detokenization happen
+here, in the caller's process. Closing a stream aborts its request in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.messages import (
+    FRAME_HEADER,
+    Abort,
+    DumpSteps,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    Refused,
+    StepDump,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+    decode_to_front,
+    frame,
+)
+from ridgeline.engine.output import OutputChunk
+from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.step import SeqDelta
+from ridgeline.engine.text import TextStream
+from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.telemetry.stats import EngineStats, StepRecord
+
+
+class _Mailbox:
+    """What has come for one request and was not taken yet. An error, once put, is the last item."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[SeqDelta, float] | EngineError] = deque()
+        self._filled = asyncio.Event()
+
+    def put(self, item: tuple[SeqDelta, float] | EngineError) -> None:
+        self._items.append(item)
+        self._filled.set()
+
+    async def take(self) -> tuple[SeqDelta, float]:
+        while not self._items:
+            self._filled.clear()
+            await self._filled.wait()
+        item = self._items.popleft()
+        if isinstance(item, EngineError):
+            raise item
+        return item
+
+
+class AsyncClient:
+    """One connection to one engine. Make it with `await AsyncClient.connect(socket_path, tokenizer)`."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tokenizer: Tokenizer, hello: Hello
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.hello = hello
+        self.stats = EngineStats()
+        self.heard_at = time.monotonic()  # the engine's loop last said something
+        self._reader = reader
+        self._writer = writer
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._answers: dict[int, asyncio.Future[Pong | StepDump]] = {}
+        self._next_question = 0
+        self.closed = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def connect(cls, socket_path: str | Path, tokenizer: Tokenizer) -> AsyncClient:
+        reader, writer = await asyncio.open_unix_connection(str(socket_path))
+        hello = await _read_message(reader)
+        if not isinstance(hello, Hello):
+            raise EngineDied(f"the engine at {socket_path} did not introduce itself")
+        return cls(reader, writer, tokenizer, hello)
+
+    # ---- asking for text ----
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        arrival: float | None = None,
+        priority: int = 0,
+        cache_namespace: str = "",
+    ) -> AsyncIterator[OutputChunk]:
+        """Stream the n samples of a prompt, interleaved as they grow.
+
+        Raises InvalidRequest or QueueFull before the first chunk, EngineDied or RequestFailed at any time.
+        """
+        params = params or SamplingParams()
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        request = Request(
+            request_id or uuid.uuid4().hex,
+            prompt_ids,
+            params,
+            time.monotonic() if arrival is None else arrival,
+            priority,
+            cache_namespace=cache_namespace,
+        )
+        mailbox = self._open(request)
+        try:
+            streams = [TextStream(self.tokenizer, params, i) for i in range(params.n)]
+            while not all(stream.finished for stream in streams):
+                delta, step_end = await mailbox.take()
+                if delta.finish_reason is FinishReason.ERROR:
+                    raise RequestFailed(delta.error or "the engine gave no reason")
+                stream = streams[delta.index]
+                chunk = stream.push(delta, step_end)
+                if chunk is None:
+                    continue
+                if stream.stopped_by_text:
+                    self._send(Abort(request.request_id, delta.index))
+                if all(stream.finished for stream in streams):
+                    self._mailboxes.pop(request.request_id, None)  # before the caller sees its last chunk
+                yield chunk
+        finally:
+            if self._mailboxes.pop(request.request_id, None) is not None and not self.closed.is_set():
+                self._send(Abort(request.request_id))
+
+    def chat(
+        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[OutputChunk]:
+        """Stream the answer to a conversation, rendered with the model's own chat template."""
+        return self.generate(self.tokenizer.encode_chat(messages), params, **options)
+
+    def _open(self, request: Request) -> _Mailbox:
+        if self.closed.is_set():
+            raise EngineDied("the engine is not running")
+        if request.request_id in self._mailboxes:
+            raise InvalidRequest("request_id", f"{request.request_id!r} is already open")
+        mailbox = self._mailboxes[request.request_id] = _Mailbox()
+        self._send(Submit(request))
+        return mailbox
+
+    # ---- asking about the engine ----
+
+    async def ping(self) -> EngineStats:
+        """Answered by the engine's loop between two steps: an answer means progress."""
+        answer = await self._ask(Ping(self._question()))
+        assert isinstance(answer, Pong)
+        return answer.stats
+
+    async def dump_steps(self) -> list[StepRecord]:
+        answer = await self._ask(DumpSteps(self._question()))
+        assert isinstance(answer, StepDump)
+        return answer.steps
+
+    def stop_engine(self) -> None:
+        """Tell the engine to leave its loop and exit."""
+        if not self.closed.is_set():
+            self._send(Stop())
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        self._end_everything("the connection was closed")
+        self._writer.close()
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._mailboxes)
+
+    def _question(self) -> int:
+        self._next_question += 1
+        return self._next_question
+
+    async def _ask(self, question: Ping | DumpSteps) -> Pong | StepDump:
+        if self.closed.is_set():
+            raise EngineDied("the engine is not running")
+        answer = self._answers[question.id] = asyncio.get_running_loop().create_future()
+        self._send(question)
+        try:
+            return await answer
+        finally:
+            self._answers.pop(question.id, None)
+
+    # ---- the socket ----
+
+    def _send(self, message: ToEngine) -> None:
+        self._writer.write(frame(message))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._dispatch(await _read_message(self._reader))
+        except (OSError, EOFError):
+            self._end_everything("the engine process ended unexpectedly")
+
+    def _dispatch(self, message: ToFront) -> None:
+        self.heard_at = time.monotonic()
+        match message:
+            case Outputs(deltas, stats):
+                self.stats = stats
+                for delta in deltas:
+                    mailbox = self._mailboxes.get(delta.request_id)
+                    if mailbox is not None:
+                        mailbox.put((delta, stats.last_step_end))
+            case Refused():
+                mailbox = self._mailboxes.get(message.request_id)
+                if mailbox is not None:
+                    mailbox.put(_refusal(message))
+            case Pong(id, stats):
+                self.stats = stats
+                self._answer(id, message)
+            case StepDump(id, _):
+                self._answer(id, message)
+
+    def _answer(self, id: int, message: Pong | StepDump) -> None:
+        future = self._answers.get(id)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def _end_everything(self, reason: str) -> None:
+        """Every open stream is told; nothing ends as if it had been complete."""
+        self.closed.set()
+        for mailbox in self._mailboxes.values():
+            mailbox.put(EngineDied(reason))
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(EngineDied(reason))
+
+
+async def _read_message(reader: asyncio.StreamReader) -> ToFront:
+    header = await reader.readexactly(FRAME_HEADER.size)
+    return decode_to_front(await reader.readexactly(FRAME_HEADER.unpack(header)[0]))
+
+
+def _refusal(message: Refused) -> EngineError:
+    if message.kind == "full":
+        return QueueFull(message.waiting, message.retry_after_s)
+    return InvalidRequest(message.field, message.message)

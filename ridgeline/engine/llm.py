@@ -1,0 +1,176 @@
+"""LLM: the engine in the caller's own process, for scripts, notebooks, evaluations and the command line.
+
+    from ridgeline import LLM, SamplingParams
+    llm = LLM("smollm2-135m")
+    print(llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(max_tokens=64)).text)
+
+All prompts of one call are batched together. Not thread-safe: one caller at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ridgeline.engine.build import BuiltEngine, build_engine
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.output import Completion, Generation, OutputChunk
+from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.text import TextStream
+from ridgeline.models.registry import resolve
+from ridgeline.models.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+Message = dict[str, Any]
+
+
+class LLM:
+    """Load a model and generate. `options` are the fields of EngineConfig (dtype, kv_tokens, threads, …)."""
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        self.config = EngineConfig(model=model, **options)
+        path = resolve(model).path
+        self.engine: BuiltEngine = build_engine(self.config, path)
+        self.tokenizer = Tokenizer.load(path)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Generation]:
+        """Complete every prompt (text or token ids); answers come in the order of the prompts.
+
+        One SamplingParams serves all prompts, or one for each. `progress(done, total)` is called as they end.
+        """
+        batch = _as_batch(prompts)
+        each = _one_for_each(params, len(batch))
+        return self._run([(self._encode(prompt), p) for prompt, p in zip(batch, each, strict=True)], progress)
+
+    def chat(
+        self,
+        conversation: Sequence[Message],
+        params: SamplingParams | None = None,
+        **template_options: Any,
+    ) -> Generation:
+        """Answer one conversation through the model's chat template."""
+        prompt_ids = self.tokenizer.encode_chat(list(conversation), **template_options)
+        return self._run([(prompt_ids, params or SamplingParams())], None)[0]
+
+    def generate_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputChunk]:
+        """Chunks of text as they come. Leaving the loop early aborts the request."""
+        prompt_ids = self._encode(prompt)
+        for _, chunk in self._stream([(prompt_ids, params or SamplingParams())]):
+            yield chunk
+
+    def chat_stream(
+        self,
+        conversation: Sequence[Message],
+        params: SamplingParams | None = None,
+        **template_options: Any,
+    ) -> Iterator[OutputChunk]:
+        return self.generate_stream(
+            self.tokenizer.encode_chat(list(conversation), **template_options), params
+        )
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        outside = [i for i in prompt_ids if not 0 <= i < self.engine.spec.vocab_size]
+        if outside:
+            raise InvalidRequest("prompt", f"token id {outside[0]} is outside the vocabulary")
+        return prompt_ids
+
+    def _run(
+        self,
+        work: list[tuple[list[int], SamplingParams]],
+        progress: Callable[[int, int], None] | None,
+    ) -> list[Generation]:
+        generations = [
+            Generation("", prompt_ids, [Completion(i) for i in range(params.n)])
+            for prompt_ids, params in work
+        ]
+        unfinished = [params.n for _, params in work]
+        for number, chunk in self._stream(work):
+            generation = generations[number]
+            completion = generation.completions[chunk.index]
+            completion.text += chunk.text
+            completion.tokens += chunk.tokens
+            completion.logprobs += chunk.logprobs
+            generation.prompt_logprobs += chunk.prompt_logprobs
+            if chunk.finish_reason is not None:
+                completion.finish_reason = chunk.finish_reason
+                completion.stop_reason = chunk.stop_reason
+                completion.timing = chunk.timing
+                unfinished[number] -= 1
+                if progress is not None and unfinished[number] == 0:
+                    progress(unfinished.count(0), len(work))
+        return generations
+
+    def _stream(self, work: list[tuple[list[int], SamplingParams]]) -> Iterator[tuple[int, OutputChunk]]:
+        """Run all the work together, yielding (which prompt, chunk) as the steps bring them."""
+        core = self.engine.core
+        waiting = list(reversed(list(enumerate(work))))
+        numbers: dict[str, int] = {}
+        streams: dict[tuple[str, int], TextStream] = {}
+        try:
+            while waiting or core.has_work:
+                self._submit_what_fits(waiting, numbers, streams)
+                for delta in core.step():
+                    number, stream = numbers[delta.request_id], streams[delta.request_id, delta.index]
+                    if delta.finish_reason is FinishReason.ERROR:
+                        raise RequestFailed(f"prompt {number}: {delta.error}")
+                    chunk = stream.push(delta, core.last_step_end)
+                    if chunk is None:
+                        continue
+                    if stream.stopped_by_text:
+                        core.abort(delta.request_id, delta.index)
+                    yield number, chunk
+        finally:
+            for name in numbers:
+                core.abort(name)
+            while core.has_work:
+                core.step()
+            core.idle()
+
+    def _submit_what_fits(
+        self,
+        waiting: list[tuple[int, tuple[list[int], SamplingParams]]],
+        numbers: dict[str, int],
+        streams: dict[tuple[str, int], TextStream],
+    ) -> None:
+        """Keep the engine's bounded queue filled; what does not fit yet comes with a later step."""
+        while waiting:
+            number, (prompt_ids, params) = waiting[-1]
+            name = f"llm-{next(self._ids)}"
+            try:
+                self.engine.core.add(Request(name, prompt_ids, params, time.monotonic()))
+            except QueueFull:
+                return
+            waiting.pop()
+            numbers[name] = number
+            for index in range(params.n):
+                streams[name, index] = TextStream(self.tokenizer, params, index)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [list(prompts)]  # type: ignore[arg-type]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest("params", f"{len(params)} sampling parameters for {count} prompts")
+    return list(params)

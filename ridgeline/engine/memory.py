@@ -1,0 +1,123 @@
+"""The memory plan: how many bytes go to weights, KV cache and the rest, decided before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import OutOfMemoryPlan
+from ridgeline.models.spec import ModelSpec
+
+GIB = 1 << 30
+# Without a wish from the user: room for this many tokens (or one full context, whichever is more). Enough
+# for dozens of chats; a laptop is not filled with cache for a small model.
+DEFAULT_KV_TOKENS = 65_536
+_CGROUP_V2 = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    weights_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    num_blocks: int
+    kv_tokens: int
+    max_context: int
+    available_bytes: int
+
+
+def plan_memory(spec: ModelSpec, config: EngineConfig, dtype_bytes: int, available_bytes: int) -> MemoryPlan:
+    """Weights first, then the largest step's activations, then KV. Says which limit to lower if it cannot."""
+    max_context = _max_context(spec, config)
+    kv_token_bytes = spec.kv_bytes_per_token(dtype_bytes)
+    weights = int(spec.weight_bytes(dtype_bytes))
+    activations = _activation_bytes(spec, config.step_tokens)
+    budget = int(available_bytes * config.memory_fraction) - weights - activations
+    if budget < kv_token_bytes * config.block_size:
+        raise OutOfMemoryPlan(
+            f"weights of {weights / GIB:.2f} GiB and {activations / GIB:.2f} GiB of activations do not fit "
+            f"in {config.memory_fraction:.0%} of the {available_bytes / GIB:.2f} GiB available: choose a "
+            "smaller dtype or model, lower --step-tokens, or raise --memory-fraction"
+        )
+    wanted = _wanted_kv_tokens(config, max_context, kv_token_bytes)
+    fitting = budget // kv_token_bytes
+    if wanted > fitting and (config.kv_tokens or config.kv_memory_gib):
+        raise OutOfMemoryPlan(
+            f"a KV cache of {wanted} tokens takes {wanted * kv_token_bytes / GIB:.2f} GiB, but only "
+            f"{budget / GIB:.2f} GiB are left after the weights: lower --kv-tokens or --kv-memory-gib "
+            f"(at most {fitting} tokens), or raise --memory-fraction"
+        )
+    num_blocks = min(wanted, fitting) // config.block_size
+    if num_blocks < 1:
+        raise OutOfMemoryPlan(f"the KV cache would hold no block of {config.block_size} tokens")
+    kv_tokens = num_blocks * config.block_size
+    return MemoryPlan(
+        weights_bytes=weights,
+        kv_bytes=kv_tokens * kv_token_bytes,
+        activation_bytes=activations,
+        num_blocks=num_blocks,
+        kv_tokens=kv_tokens,
+        max_context=min(max_context, kv_tokens),
+        available_bytes=available_bytes,
+    )
+
+
+def _max_context(spec: ModelSpec, config: EngineConfig) -> int:
+    if config.max_context is None:
+        return spec.max_context
+    if config.max_context > spec.max_context:
+        raise OutOfMemoryPlan(
+            f"--max-context {config.max_context} is beyond the {spec.max_context} the model was made for"
+        )
+    return config.max_context
+
+
+def _wanted_kv_tokens(config: EngineConfig, max_context: int, kv_token_bytes: int) -> int:
+    if config.kv_tokens is not None:
+        return config.kv_tokens
+    if config.kv_memory_gib is not None:
+        return int(config.kv_memory_gib * GIB) // kv_token_bytes
+    return max(DEFAULT_KV_TOKENS, max_context)
+
+
+def _activation_bytes(spec: ModelSpec, step_tokens: int) -> int:
+    """The widest moment of a step in fp32: gate and up beside the residual, or logits for every token."""
+    per_token = 2 * spec.ffn_size + 4 * spec.hidden_size
+    return 4 * step_tokens * max(per_token, spec.vocab_size)
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: free memory of the machine, or of its cgroup if that is less."""
+    available = _meminfo_available()
+    limit, current = (_read_number(path) for path in _CGROUP_V2)
+    if limit is not None and current is not None:
+        available = min(available, max(limit - current, 0))
+    return available
+
+
+def _meminfo_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import os  # not Linux: half of what is built in is the best guess there is
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return None
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0

@@ -1,0 +1,190 @@
+"""The engine process: receive, schedule, execute, publish; a plain loop around EngineCore.
+
+Started by the front's supervisor as `python -m ridgeline.engine.process`. It holds no text: token ids come
+in, token ids go out. It leaves when told to, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.engine.build import BuiltEngine, StartupBudget, build_engine
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import EngineError, InvalidRequest, QueueFull
+from ridgeline.engine.messages import (
+    Abort,
+    DumpSteps,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    Refused,
+    StepDump,
+    Stop,
+    Submit,
+    ToEngine,
+)
+from ridgeline.engine.request import Request
+from ridgeline.engine.step import SeqDelta
+from ridgeline.engine.transport import Closed, EngineSocket, Opened
+from ridgeline.models.errors import ModelError
+
+log = logging.getLogger("ridgeline.engine")
+
+IDLE_WAIT_S = 0.5
+EXIT_CANNOT_START = 3  # a reason was printed; starting again would not help
+
+
+class EngineLoop:
+    """Owns the core and the socket. Requests are known inside by 'connection:request id'."""
+
+    def __init__(self, built: BuiltEngine, socket: EngineSocket, model: str) -> None:
+        self._built = built
+        self._core = built.core
+        self._socket = socket
+        self._model = model
+        self._owners: dict[str, int] = {}  # open requests → connection
+        self._open_samples: dict[str, int] = {}  # open requests → samples not finished yet
+        self._parent = os.getppid()
+        self._stopping = False
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._receive()
+            if self._core.has_work:
+                self._publish(self._core.step())
+            else:
+                self._core.idle()
+                if os.getppid() != self._parent:
+                    log.warning("the front is gone; leaving")
+                    return
+        self._socket.flush(timeout_s=1.0)
+
+    def _receive(self) -> None:
+        """Take everything that has arrived; wait only when there is nothing else to do."""
+        try:
+            item = self._socket.inbox.get(timeout=IDLE_WAIT_S) if not self._core.has_work else None
+            while True:
+                if item is not None:
+                    self._handle(*item)
+                item = self._socket.inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, connection: int, message: ToEngine | Opened | Closed) -> None:
+        match message:
+            case Submit(request):
+                self._submit(connection, request)
+            case Abort(request_id, index):
+                self._publish(self._core.abort(f"{connection}:{request_id}", index))
+            case Ping(id):
+                self._socket.send(connection, Pong(id, self._core.stats()))
+            case DumpSteps(id):
+                self._socket.send(connection, StepDump(id, self._core.steps.dump()))
+            case Stop():
+                self._stopping = True
+            case Opened():
+                self._socket.send(connection, self._hello())
+            case Closed():
+                for name in [name for name, owner in self._owners.items() if owner == connection]:
+                    self._publish(self._core.abort(name))
+
+    def _submit(self, connection: int, request: Request) -> None:
+        name = f"{connection}:{request.request_id}"
+        try:
+            self._core.add(replace(request, request_id=name))
+        except InvalidRequest as error:
+            refusal = Refused(request.request_id, "invalid", error.field, error.message)
+            self._socket.send(connection, refusal)
+        except QueueFull as error:
+            refusal = Refused(
+                request.request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s
+            )
+            self._socket.send(connection, refusal)
+        else:
+            self._owners[name] = connection
+            self._open_samples[name] = request.params.n
+
+    def _publish(self, deltas: list[SeqDelta]) -> None:
+        """One message per connection and step."""
+        by_owner: dict[int, list[SeqDelta]] = {}
+        for delta in deltas:
+            owner = self._owners.get(delta.request_id)
+            if owner is None:
+                continue
+            public_id = delta.request_id.partition(":")[2]
+            by_owner.setdefault(owner, []).append(replace(delta, request_id=public_id))
+            if delta.finish_reason is not None:
+                self._finish_sample(delta.request_id)
+        if by_owner:
+            stats = self._core.stats()
+            for owner, own_deltas in by_owner.items():
+                self._socket.send(owner, Outputs(own_deltas, stats))
+
+    def _finish_sample(self, name: str) -> None:
+        self._open_samples[name] -= 1
+        if self._open_samples[name] == 0:
+            del self._open_samples[name], self._owners[name]
+
+    def _hello(self) -> Hello:
+        built = self._built
+        return Hello(
+            pid=os.getpid(),
+            model=self._model,
+            backend=f"{built.backend} {built.dtype}",
+            max_context=built.plan.max_context,
+            max_running=built.core.scheduler.limits.max_running,
+            kv_tokens=built.plan.kv_tokens,
+            vocab_size=built.spec.vocab_size,
+            block_size=built.core.scheduler.limits.block_size,
+            seconds=built.budget.seconds,
+            bytes=built.budget.bytes,
+            limits={},
+        )
+
+
+def main() -> int:
+    args = _arguments()
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # The front decides when the engine ends; a Ctrl-C in the terminal reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks a stuck engine where it is
+    config = msgspec.json.decode(args.config, type=EngineConfig)
+    budget = StartupBudget()
+    budget.seconds["import"] = time.monotonic() - args.started
+    try:
+        built = build_engine(config, Path(args.path), budget)
+    except (ModelError, EngineError) as error:
+        print(f"ridgeline: {error}", file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+    EngineLoop(built, EngineSocket(Path(args.socket)), config.model).run()
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="One engine behind a Unix socket (started by ridgeline serve)"
+    )
+    parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
+    parser.add_argument("--path", required=True, help="model directory or GGUF file")
+    parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument("--started", type=float, required=True, help="monotonic time of the start")
+    parser.add_argument("--log-level", default="info")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

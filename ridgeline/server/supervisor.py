@@ -1,0 +1,187 @@
+"""The front's watch over its engine process: start, readiness by progress, restart after death, stop.
+
+Open streams of a dead engine are ended by the client with an explicit error; here the next engine is
+started. An engine that says why it cannot start (exit code 3) is not started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import EngineDied
+from ridgeline.engine.process import EXIT_CANNOT_START
+from ridgeline.models.tokenizer import Tokenizer
+
+log = logging.getLogger("ridgeline.supervisor")
+
+PING_EVERY_S = 1.0
+STALLED_AFTER_S = 15.0  # no sign of the loop for so long: not ready, and its stacks are dumped to the log
+HUNG_AFTER_S = 120.0  # then it is killed and started again
+RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after each death in a row; the last one repeats
+STABLE_AFTER_S = 60.0  # an engine that lived so long starts the row afresh
+
+
+class EngineCannotStart(Exception):
+    """The engine said why it cannot start; starting it again would not help."""
+
+
+class Supervisor:
+    def __init__(
+        self, config: EngineConfig, path: Path, tokenizer: Tokenizer, log_level: str = "info"
+    ) -> None:
+        self.client: AsyncClient | None = None
+        self.draining = False
+        self.restarts = 0
+        self.on_restart: Callable[[], None] = lambda: None
+        self.on_start: Callable[[AsyncClient], None] = lambda client: None
+        self._config = config
+        self._path = path
+        self._tokenizer = tokenizer
+        self._log_level = log_level
+        self._process: asyncio.subprocess.Process | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))
+        self._watch: asyncio.Task[None] | None = None
+        self._stalled = False
+
+    async def start(self) -> None:
+        """Start the engine, wait until it is ready, then watch over it in the background."""
+        await self._launch()
+        self._watch = asyncio.create_task(self._keep_running())
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether a new request would be computed now, and if not, why."""
+        if self.draining:
+            return False, "draining: finishing what was accepted, taking nothing new"
+        if self.client is None or self.client.closed.is_set():
+            return False, "the engine is not running; it is being started"
+        silent_s = time.monotonic() - self.client.heard_at
+        if silent_s > STALLED_AFTER_S:
+            return False, f"the engine's loop has made no progress for {silent_s:.0f} s"
+        return True, "ready"
+
+    async def stop(self) -> None:
+        """End the engine: ask, then insist."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        if self.client is not None:
+            self.client.stop_engine()
+        if self._process is not None and self._process.returncode is None:
+            try:
+                await asyncio.wait_for(self._process.wait(), timeout=5.0)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self.client is not None:
+            await self.client.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- one engine process ----
+
+    async def _launch(self) -> None:
+        socket_path = self._folder / f"engine-{self.restarts}.sock"
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "ridgeline.engine.process",
+            f"--socket={socket_path}",
+            f"--path={self._path}",
+            f"--config={msgspec.json.encode(self._config).decode()}",
+            f"--started={time.monotonic()}",
+            f"--log-level={self._log_level}",
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        self.client = await self._connect(socket_path)
+        self._stalled = False
+        self.on_start(self.client)
+
+    async def _connect(self, socket_path: Path) -> AsyncClient:
+        """The engine opens its socket when it is warm; until then, watch that it lives."""
+        assert self._process is not None
+        while self._process.returncode is None:
+            if socket_path.exists():
+                with contextlib.suppress(ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
+                    return await AsyncClient.connect(socket_path, self._tokenizer)
+            await asyncio.sleep(0.01)
+        if self._process.returncode == EXIT_CANNOT_START:
+            raise EngineCannotStart("the engine cannot start; its reason is above")
+        raise EngineDied(f"the engine died while starting ({_exit_reason(self._process.returncode)})")
+
+    # ---- the watch ----
+
+    async def _keep_running(self) -> None:
+        deaths = 0
+        while True:
+            started = time.monotonic()
+            await self._watch_until_death()
+            if time.monotonic() - started > STABLE_AFTER_S:
+                deaths = 0
+            assert self._process is not None
+            await self._process.wait()
+            log.error("the engine died (%s); starting it again", _exit_reason(self._process.returncode))
+            while True:
+                await asyncio.sleep(RESTART_PAUSES_S[min(deaths, len(RESTART_PAUSES_S) - 1)])
+                deaths += 1
+                self.restarts += 1
+                self.on_restart()
+                try:
+                    await self._launch()
+                    break
+                except (EngineDied, EngineCannotStart) as error:
+                    log.error("%s", error)
+
+    async def _watch_until_death(self) -> None:
+        """Ping the loop; an answer means progress. Returns when the connection is gone."""
+        client = self.client
+        assert client is not None
+        closed = asyncio.create_task(client.closed.wait())
+        ping: asyncio.Task[object] | None = None
+        while not closed.done():
+            if ping is None or ping.done():
+                if ping is not None:
+                    ping.exception()  # EngineDied, when it died while being asked
+                ping = asyncio.create_task(client.ping())
+            await asyncio.wait([closed], timeout=PING_EVERY_S)
+            self._check_progress(client)
+        if ping is not None:
+            ping.cancel()
+
+    def _check_progress(self, client: AsyncClient) -> None:
+        silent_s = time.monotonic() - client.heard_at
+        if silent_s < STALLED_AFTER_S:
+            self._stalled = False
+            return
+        assert self._process is not None
+        if not self._stalled:
+            self._stalled = True
+            log.error("no progress for %.0f s; asking the engine where it is", silent_s)
+            self._signal(signal.SIGUSR1)
+        elif silent_s > HUNG_AFTER_S:
+            log.error("no progress for %.0f s; killing the engine", silent_s)
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
+
+
+def _exit_reason(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
