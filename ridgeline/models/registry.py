@@ -121,7 +121,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
         ),
         terms=(
             "Gemma is provided under and subject to the Gemma Terms of Use found at "
-            "ai.google.dev/gemma/terms; by fetching it you agree to them, including the Prohibited Use Policy."
+            "ai.google.dev/gemma/terms; by fetching it you agree to them and to its Prohibited Use Policy."
         ),
     ),
 )
