@@ -1,0 +1,67 @@
+"""Dequantization is bit-exact against the gguf package, on random blocks and on quantized values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as their_dequantize
+from gguf.quants import quantize as their_quantize
+
+from ridgeline.models import dequant
+from ridgeline.models.gguf import TENSOR_TYPES
+
+# Where each type keeps its float16 scales within a block: random bytes there could be NaN.
+SCALE_OFFSETS = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+}
+BLOCK_BYTES = {name: size for name, _, size in TENSOR_TYPES.values()}
+
+
+def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
+    """[count, block bytes]: every bit random but for the scales, which are finite."""
+    generator = np.random.default_rng(seed)
+    blocks = generator.integers(0, 256, (count, BLOCK_BYTES[type_name]), dtype=np.uint8)
+    for at in SCALE_OFFSETS[type_name]:
+        scales = generator.normal(size=(count, 1)).astype("<f2")
+        blocks[:, at : at + 2] = scales.view(np.uint8)
+    return blocks
+
+
+@pytest.mark.parametrize("type_name", SCALE_OFFSETS)
+def test_random_blocks_are_decoded_bit_for_bit(type_name: str) -> None:
+    blocks = random_blocks(type_name, 257, seed=1)
+    expected = their_dequantize(blocks, GGMLQuantizationType[type_name]).ravel()
+    actual = dequant.dequantize(blocks.ravel(), type_name)
+    assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_quantized_values_come_back_as_ggml_rounds_them(type_name: str) -> None:
+    values = np.random.default_rng(2).normal(size=(6, 320)).astype(np.float32)
+    kind = GGMLQuantizationType[type_name]
+    packed = their_quantize(values, kind)
+    expected = their_dequantize(packed, kind)
+    actual = dequant.dequantize(packed.view(np.uint8).ravel(), type_name).reshape(values.shape)
+    assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
+    assert np.abs(actual - values).max() < 0.3
+
+
+def test_chunks_join_to_the_whole_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = random_blocks("Q4_K", 41, seed=3).ravel()
+    whole = dequant.dequantize(raw, "Q4_K")
+    monkeypatch.setattr(dequant, "CHUNK_ELEMENTS", 1024)
+    end = 0
+    for first, values in dequant.dequantize_chunks(raw, "Q4_K"):
+        assert first == end
+        assert len(values) <= 1024
+        assert np.array_equal(values, whole[first : first + len(values)])
+        end = first + len(values)
+    assert end == 41 * 256
