@@ -1,0 +1,269 @@
+"""ServerMetrics: one front's Prometheus metrics, under the names operators know from vLLM.
+
+The server calls it when a request ends, is refused or cut, and when an engine starts or is restarted;
+`render` answers /metrics. It only reads TimingRecord and EngineStats, and measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.telemetry.stats import EngineStats
+from ridgeline.telemetry.timing import TimingRecord
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+PREFIX = "ridgeline:"
+
+# Bucket edges in seconds. The finest are below a step of the smallest model on a GPU, the coarsest beyond
+# what a client waits for.
+TTFT_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+TOKEN_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+)
+REQUEST_BUCKETS_S = (
+    0.01,
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+)
+LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+# name → (what it says, bucket edges); every one is observed at most once per request, but for inter-token
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("Arrival to the first output token", TTFT_BUCKETS),
+    "inter_token_latency_seconds": ("Between one output token and the next", TOKEN_BUCKETS_S),
+    "request_time_per_output_token_seconds": (
+        "A request's mean time per token after the first",
+        TOKEN_BUCKETS_S,
+    ),
+    "e2e_request_latency_seconds": ("Arrival to the last byte handed to the client", REQUEST_BUCKETS_S),
+    "request_queue_time_seconds": ("Arrival to admission", REQUEST_BUCKETS_S),
+    "request_prefill_time_seconds": ("Admission to the first output token", REQUEST_BUCKETS_S),
+    "request_decode_time_seconds": ("First output token to the last", REQUEST_BUCKETS_S),
+    "request_inference_time_seconds": ("Admission to the engine's end of the request", REQUEST_BUCKETS_S),
+    "request_prompt_tokens": ("Prompt tokens of a request", LENGTH_BUCKETS),
+    "request_generation_tokens": ("Output tokens of a request", LENGTH_BUCKETS),
+}
+
+# name → (what it says, how it is read off EngineStats)
+ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "num_requests_running": ("Sequences being computed", lambda stats: stats.running),
+    "num_requests_waiting": ("Requests queued", lambda stats: stats.waiting),
+    "kv_cache_usage_perc": ("Share of KV blocks held by live sequences, 0 to 1", lambda stats: stats.kv_use),
+    "kv_blocks_cached": ("KV blocks free but reusable by prefix", lambda stats: stats.kv_blocks_cached),
+    "kv_blocks_total": ("KV blocks in the pool", lambda stats: stats.kv_blocks_total),
+}
+
+# name without _total → (what it says, field of EngineStats)
+ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
+    "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", "prefix_queries"),
+    "prefix_cache_hits": ("Prompt tokens found in the prefix cache", "prefix_hits"),
+    "num_preemptions": ("Sequences that lost their KV blocks and were computed again", "preemptions"),
+    "recomputed_tokens": ("Tokens computed again because of preemption", "recomputed_tokens"),
+    "prompt_tokens": ("Prompt tokens computed or found in the cache", "prompt_tokens"),
+    "generation_tokens": ("Output tokens", "output_tokens"),
+    "engine_steps": ("Forward passes", "steps"),
+}
+
+
+class EngineTotals:
+    """The engine's counters added up over all engines this front has had, so that they never fall.
+
+    Stats of a dead engine may still come in after its restart was announced (a scrape in between): they are
+    told from the new engine's by their last step, which was before the restart.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._past = EngineStats()  # engines before the last restart, but for the very last of them
+        self._dead = EngineStats()  # the engine that died last
+        self._live = EngineStats()
+        self._restarted_at = 0.0
+
+    def observe(self, stats: EngineStats) -> None:
+        if stats.last_step_end < self._restarted_at:
+            if stats.last_step_end > self._dead.last_step_end:
+                self._dead = stats
+            return
+        if stats.steps < self._live.steps:  # a restart nobody announced
+            self._begin_new_engine(stats.last_step_end)
+        self._live = stats
+
+    def restart(self) -> None:
+        self._begin_new_engine(self._clock())
+
+    def _begin_new_engine(self, moment: float) -> None:
+        self._past = _sum(self._past, self._dead)
+        self._dead, self._live = self._live, EngineStats()
+        self._restarted_at = moment
+
+    def total(self, field: str) -> int:
+        return sum(getattr(stats, field) for stats in (self._past, self._dead, self._live))
+
+
+class ServerMetrics:
+    """All metrics of one front. Not a singleton: each has a registry of its own."""
+
+    def __init__(self, model_name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.model_name = model_name
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._totals = EngineTotals(clock)
+        self._stats = EngineStats()
+        self._engine_up = False
+
+        def labelled(kind: Any, name: str, doc: str, *labels: str, **options: Any) -> Any:
+            metric = kind(PREFIX + name, doc, ("model_name", *labels), registry=self._registry, **options)
+            return metric if labels else metric.labels(model_name)
+
+        self._histograms = {
+            name: labelled(Histogram, name, doc, buckets=buckets)
+            for name, (doc, buckets) in HISTOGRAMS.items()
+        }
+        self._success = labelled(
+            Counter, "request_success", "Requests that ended, by reason", "finished_reason", "endpoint"
+        )
+        self._refused = labelled(
+            Counter, "request_refused", "Requests not accepted, by reason", "reason", "status"
+        )
+        self._restarts = labelled(Counter, "engine_restarts", "Engines started again after a death")
+        self._cuts = labelled(Counter, "slow_readers_cut", "Streams ended because the client read too slowly")
+        self._startup = labelled(Gauge, "startup_seconds", "Where the last start's time went", "stage")
+        self._memory = labelled(Gauge, "memory_bytes", "Memory by kind, as planned at the last start", "kind")
+        self._registry.register(_EngineCollector(self))
+
+    def request_finished(self, timing: TimingRecord, endpoint: str, finish_reason: str) -> None:
+        """Count one accepted request that ended, however it ended. Call it once, after `sent` is stamped."""
+        observed = {
+            "time_to_first_token_seconds": timing.ttft_s,
+            "request_time_per_output_token_seconds": timing.tpot_s,
+            "e2e_request_latency_seconds": timing.e2e_s,
+            "request_queue_time_seconds": timing.queue_s,
+            "request_prefill_time_seconds": timing.prefill_s,
+            "request_decode_time_seconds": timing.decode_s,
+            "request_inference_time_seconds": timing.inference_s,
+            "request_prompt_tokens": timing.prompt_tokens,
+            "request_generation_tokens": timing.output_tokens,
+        }
+        for name, value in observed.items():
+            if value is not None:  # a request aborted in the queue has no first token
+                self._histograms[name].observe(value)
+        inter_token = self._histograms["inter_token_latency_seconds"]
+        for gap_s in timing.inter_token_s:
+            inter_token.observe(gap_s)
+        self._success.labels(self.model_name, finish_reason, endpoint).inc()
+
+    def request_refused(self, reason: str, status: int) -> None:
+        self._refused.labels(self.model_name, reason, str(status)).inc()
+
+    def stream_cut(self) -> None:
+        self._cuts.inc()
+
+    def engine_started(self, seconds: Mapping[str, float], bytes: Mapping[str, int]) -> None:
+        for stage, duration_s in seconds.items():
+            self._startup.labels(self.model_name, stage).set(duration_s)
+        for kind, size in bytes.items():
+            self._memory.labels(self.model_name, kind).set(size)
+
+    def engine_restarted(self, last: EngineStats | None = None) -> None:
+        """An engine died and is being started again. `last`: the final stats heard from the dead one."""
+        if last is not None:
+            self._totals.observe(last)
+        self._totals.restart()
+        self._restarts.inc()
+
+    def render(self, stats: EngineStats, engine_up: bool = True) -> tuple[bytes, str]:
+        """The exposition text and its content type, with the engine's figures as of now."""
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        self._totals.observe(stats)
+        self._stats = stats if engine_up else replace(stats, running=0, waiting=0, kv_blocks_held=0)
+        self._engine_up = engine_up
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class _EngineCollector:
+    """The metrics that are read off EngineStats at scrape time instead of being counted here."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        model = self._metrics.model_name
+        up = GaugeMetricFamily(PREFIX + "engine_up", "1 while an engine runs", labels=["model_name"])
+        up.add_metric([model], float(self._metrics._engine_up))
+        yield up
+        for name, (doc, read) in ENGINE_GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, doc, labels=["model_name"])
+            gauge.add_metric([model], read(self._metrics._stats))
+            yield gauge
+        for name, (doc, field) in ENGINE_COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, doc, labels=["model_name"])
+            counter.add_metric([model], self._metrics._totals.total(field))
+            yield counter
+
+
+def _sum(first: EngineStats, second: EngineStats) -> EngineStats:
+    fields = [field for _, field in ENGINE_COUNTERS.values()]
+    return replace(first, **{name: getattr(first, name) + getattr(second, name) for name in fields})
