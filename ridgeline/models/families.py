@@ -44,7 +44,7 @@ class Family:
     window_pattern: int = 0  # pattern: every n-th layer is full
     local_rope: bool = False  # windowed layers have a rope of their own, never scaled
     gguf_permutes_qk: bool = False  # GGUF stores q and k rows in interleaved rotary order
-    experts: Literal["", "mixtral", "qwen"] = ""  # how its config names routed experts
+    experts: Literal["", "mixtral", "qwen", "qwen_shared"] = ""  # how its config names routed experts
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -151,7 +151,7 @@ QWEN2_MOE = Family(
     model_types=("qwen2_moe",),
     architectures=("Qwen2MoeForCausalLM",),
     qkv_bias=True,
-    experts="qwen",
+    experts="qwen_shared",
     defaults=MappingProxyType({"use_sliding_window": False, "rope_theta": 10_000.0}),
 )
 

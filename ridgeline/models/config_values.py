@@ -1,0 +1,146 @@
+"""Typed, strict access to a dictionary somebody else wrote: config.json, or the metadata of a GGUF file.
+
+Used by the readers of ModelSpec. A missing or wrongly typed value is a BrokenModel that names the file, the
+key and what was found; nothing is converted or guessed. Remembers which keys were asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.models.errors import BrokenModel
+
+_MISSING = object()
+SHOWN_CHARACTERS = 60
+
+
+class ConfigValues:
+    """`where` names the file in errors, `prefix` goes before keys there, `defaults` fill in absent keys."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        *,
+        prefix: str = "",
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.where = where
+        self._values = values
+        self._prefix = prefix
+        self._defaults = defaults or {}
+        self._read: set[str] = set()
+
+    def integer(self, key: str, *, minimum: int = 1) -> int:
+        value = self.optional_integer(key, minimum=minimum)
+        if value is None:
+            raise self._wrong(key, "an integer")
+        return value
+
+    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong(key, "an integer")
+        if value < minimum:
+            raise BrokenModel(f"{self.where}: {self._prefix}{key} is {value}; it must be at least {minimum}")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.optional_number(key)
+        if value is None:
+            raise self._wrong(key, "a number")
+        return value
+
+    def optional_number(self, key: str) -> float | None:
+        """A finite number above zero: every number a model configuration holds is one."""
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(key, "a number")
+        if not (math.isfinite(value) and value > 0):
+            raise BrokenModel(f"{self.where}: {self._prefix}{key} is {value}; it must be a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.optional_text(key)
+        if value is None:
+            raise self._wrong(key, "a string")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return None
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string")
+        return value
+
+    def optional_texts(self, key: str) -> list[str] | None:
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, "a list of strings")
+        return value
+
+    def integers(self, key: str) -> list[int]:
+        """A list of integers, or one integer as a list of it; empty when absent or null."""
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return []
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            raise self._wrong(key, "an integer or a list of integers")
+        return items
+
+    def mapping(self, key: str) -> dict[str, Any] | None:
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object")
+        return value
+
+    def is_null(self, key: str) -> bool:
+        """Written as null, or absent where that means null."""
+        return self._get(key) is None
+
+    def unread(self) -> list[str]:
+        """Keys that hold something and that nobody asked for, in alphabetical order."""
+        return sorted(key for key, value in self._values.items() if key not in self._read and is_set(value))
+
+    def _get(self, key: str) -> Any:
+        self._read.add(key)
+        if key in self._values:
+            return self._values[key]
+        return self._defaults.get(key, _MISSING)
+
+    def _wrong(self, key: str, expected: str) -> BrokenModel:
+        value = self._get(key)
+        found = "is missing" if value is _MISSING else f"is {shown(value)}"
+        return BrokenModel(f"{self.where}: {self._prefix}{key} {found}; {expected} was expected")
+
+
+def is_set(value: Any) -> bool:
+    """Whether a key switches something on: null, false, 0 and empty containers do not."""
+    return bool(value) if not hasattr(value, "__len__") else len(value) > 0
+
+
+def shown(value: Any) -> str:
+    """The value as it stood in the file, shortened for a message."""
+    text = json.dumps(value, default=repr, ensure_ascii=False)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
