@@ -51,6 +51,7 @@ class BuiltEngine:
     backend: str
     dtype: str
     budget: StartupBudget
+    limits: dict[str, float]
 
 
 def build_engine(
@@ -69,10 +70,12 @@ def build_engine(
         core = _load(config, path, spec, plan, dtype, progress)
     with budget.stage("warm-up"):
         _warm_up(core, plan)
+    with budget.stage("limits"):
+        limits = _measure_limits(spec, dtype)
     budget.bytes["weights"] = plan.weights_bytes
     budget.bytes["kv"] = plan.kv_bytes
     budget.bytes["rest"] = max(resident_bytes() - plan.weights_bytes, 0)
-    return BuiltEngine(core, spec, plan, "torch", dtype, budget)
+    return BuiltEngine(core, spec, plan, core.runner.name, dtype, budget, limits)
 
 
 def _import_torch(config: EngineConfig) -> None:
@@ -133,6 +136,14 @@ def _load(
         model_salt=f"{path}:{dtype_name}",
     )
     return EngineCore(Scheduler(limits), runner, config.step_ring)
+
+
+def _measure_limits(spec: ModelSpec, dtype_name: str) -> dict[str, float]:
+    import torch
+
+    from ridgeline.engine.limits import measure_limits
+
+    return measure_limits(spec, getattr(torch, dtype_name)).as_dict()
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:

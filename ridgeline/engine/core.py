@@ -78,7 +78,7 @@ class EngineCore:
             self._checked = True
 
     def stats(self) -> EngineStats:
-        return replace(self.scheduler.stats(), steps=self.steps.total, last_step_end=self.last_step_end)
+        return self.scheduler.stats()
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run the plan. If the pass fails, run its rows one by one: only those that fail again end."""

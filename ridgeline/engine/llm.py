@@ -20,7 +20,7 @@ from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.output import Completion, Generation, OutputChunk
 from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.text import TextStream
-from ridgeline.models.registry import resolve
+from ridgeline.models.pull import ensure
 from ridgeline.models.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -32,7 +32,7 @@ class LLM:
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
         self.config = EngineConfig(model=model, **options)
-        path = resolve(model).path
+        path = ensure(model).path
         self.engine: BuiltEngine = build_engine(self.config, path)
         self.tokenizer = Tokenizer.load(path)
         self._ids = itertools.count()

@@ -150,7 +150,7 @@ class EngineLoop:
             block_size=built.core.scheduler.limits.block_size,
             seconds=built.budget.seconds,
             bytes=built.budget.bytes,
-            limits={},
+            limits=built.limits,
         )
 
 

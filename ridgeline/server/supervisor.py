@@ -40,9 +40,7 @@ class EngineCannotStart(Exception):
 
 
 class Supervisor:
-    def __init__(
-        self, config: EngineConfig, path: Path, tokenizer: Tokenizer, log_level: str = "info"
-    ) -> None:
+    def __init__(self, config: EngineConfig, path: Path, log_level: str = "info") -> None:
         self.client: AsyncClient | None = None
         self.draining = False
         self.restarts = 0
@@ -50,7 +48,7 @@ class Supervisor:
         self.on_start: Callable[[AsyncClient], None] = lambda client: None
         self._config = config
         self._path = path
-        self._tokenizer = tokenizer
+        self._tokenizer: Tokenizer | None = None
         self._log_level = log_level
         self._process: asyncio.subprocess.Process | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))
@@ -106,17 +104,19 @@ class Supervisor:
             f"--log-level={self._log_level}",
             stdin=asyncio.subprocess.DEVNULL,
         )
-        self.client = await self._connect(socket_path)
+        if self._tokenizer is None:  # while the engine loads its weights
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._path)
+        self.client = await self._connect(socket_path, self._tokenizer)
         self._stalled = False
         self.on_start(self.client)
 
-    async def _connect(self, socket_path: Path) -> AsyncClient:
+    async def _connect(self, socket_path: Path, tokenizer: Tokenizer) -> AsyncClient:
         """The engine opens its socket when it is warm; until then, watch that it lives."""
         assert self._process is not None
         while self._process.returncode is None:
             if socket_path.exists():
                 with contextlib.suppress(ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
-                    return await AsyncClient.connect(socket_path, self._tokenizer)
+                    return await AsyncClient.connect(socket_path, tokenizer)
             await asyncio.sleep(0.01)
         if self._process.returncode == EXIT_CANNOT_START:
             raise EngineCannotStart("the engine cannot start; its reason is above")

@@ -1,0 +1,69 @@
+"""The physical limits of this machine, measured in a tenth of a second at start, for figures to stand beside.
+
+Decode reads every weight once per step: bytes over read bandwidth. Prefill multiplies by every weight once
+per token: FLOPs over the matmul rate. Both are ceilings for this backend and dtype, not promises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.models.spec import ModelSpec
+
+READ_BYTES = 128 << 20  # larger than most caches; a smaller model may read faster than this from L3
+MATMUL_SIZE = 1024
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLimits:
+    read_bytes_per_s: float
+    flops_per_s: float
+    decode_tokens_per_s: float  # one stream, empty context
+    prefill_tokens_per_s: float
+
+    def as_dict(self) -> dict[str, float]:
+        return {
+            "read_bytes_per_s": self.read_bytes_per_s,
+            "flops_per_s": self.flops_per_s,
+            "decode_tokens_per_s": self.decode_tokens_per_s,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+        }
+
+
+def measure_limits(spec: ModelSpec, dtype: torch.dtype) -> MeasuredLimits:
+    """Best of a few repeats: interference only ever makes a ceiling look lower."""
+    read = read_bandwidth()
+    flops = matmul_rate(dtype)
+    return MeasuredLimits(
+        read_bytes_per_s=read,
+        flops_per_s=flops,
+        decode_tokens_per_s=read / spec.weight_bytes(dtype.itemsize),
+        prefill_tokens_per_s=flops / spec.flops_per_token_prefill,
+    )
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of summing a buffer with all of torch's threads."""
+    buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32)
+    return READ_BYTES / _best_seconds(lambda: buffer.sum())
+
+
+def matmul_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of a square matrix product."""
+    a = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
+    b = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
+    return 2 * MATMUL_SIZE**3 / _best_seconds(lambda: a @ b)
+
+
+def _best_seconds(work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return best

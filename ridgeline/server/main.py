@@ -1,0 +1,168 @@
+"""`ridgeline serve`: bind the port, start the engine, print where the start went, serve, drain, leave.
+
+The only place that knows both the HTTP app and the engine's supervisor, and the only one with signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from ridgeline import __version__
+from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import EngineError
+from ridgeline.models.pull import ensure
+from ridgeline.server.app import build_app
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.supervisor import EngineCannotStart, Supervisor
+from ridgeline.telemetry import logs
+from ridgeline.telemetry.metrics import ServerMetrics
+
+log = logging.getLogger("ridgeline.server")
+
+GIB = 1 << 30
+LAST_WORDS_S = 3  # for streams that are told of the end to take that in
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> int:
+    """Serve until told to stop. Returns the exit code."""
+    logs.setup(server.log_level, server.log_format)
+    listener = _bind(server)
+    path = ensure(engine.model).path
+    if sys.platform != "win32":
+        import uvloop
+
+        return uvloop.run(_serve(engine, server, path, listener))
+    return asyncio.run(_serve(engine, server, path, listener))
+
+
+async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listener: socket.socket) -> int:
+    metrics = ServerMetrics()
+    supervisor = Supervisor(engine, path, server.log_level)
+    supervisor.on_restart = metrics.engine_restarted
+    supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
+    http = _Http(
+        uvicorn.Config(
+            build_app(server, supervisor, metrics, server.served_model_name or engine.model),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=LAST_WORDS_S,
+            server_header=False,
+        )
+    )
+    stop = asyncio.Event()
+    _on_signals(stop)
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    try:
+        starting = asyncio.create_task(supervisor.start())
+        told_to_stop = asyncio.create_task(stop.wait())
+        await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            assert supervisor.client is not None
+            print(startup_lines(supervisor.client, engine, server), flush=True)
+            await stop.wait()
+            await _drain(supervisor, server.drain_s)
+        else:
+            starting.cancel()
+    except (EngineCannotStart, EngineError) as error:
+        print(f"ridgeline: {error}", file=sys.stderr)
+        return 1
+    finally:
+        await supervisor.stop()
+        http.should_exit = True
+        await serving
+    return 0
+
+
+async def _drain(supervisor: Supervisor, drain_s: float) -> None:
+    """Nothing new is taken; what was accepted is finished, up to the deadline, and the rest is told."""
+    supervisor.draining = True
+    client = supervisor.client
+    deadline = time.monotonic() + drain_s
+    if client is not None and client.open_requests:
+        log.info("draining: %d requests open, at most %.0f s", client.open_requests, drain_s)
+        while client.open_requests and not client.closed.is_set() and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if client.open_requests:
+            log.warning("drain deadline passed: %d requests are ended with an error", client.open_requests)
+
+
+class _Http(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: uvicorn would close the listener at once, without draining."""
+        yield
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def told(number: signal.Signals) -> None:
+        if stop.is_set():  # told twice: the user does not want to wait
+            os._exit(128 + number)
+        log.info("%s: stopping", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told, number)
+
+
+def _bind(server: ServerConfig) -> socket.socket:
+    """Bound before anything is loaded: a taken port is said at once."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(
+            f"cannot listen on {server.host}:{server.port}: {error.strerror}; choose another with --port"
+        ) from error
+    listener.listen(1024)
+    return listener
+
+
+class PortTaken(EngineError):
+    """The address to serve on is not to be had."""
+
+
+def startup_lines(client: AsyncClient, engine: EngineConfig, server: ServerConfig) -> str:
+    """The start-up budget and the memory receipt, beside the limits of the machine."""
+    hello = client.hello
+    seconds = " · ".join(f"{stage} {spent:.2f}" for stage, spent in hello.seconds.items())
+    limits = hello.limits
+    lines = [
+        f"ridgeline {__version__} · {engine.model} · {hello.backend} · context {hello.max_context:,}",
+        f"  start    {seconds} · ready {_since_process_start():.2f} s",
+        f"  memory   weights {hello.bytes['weights'] / GIB:.2f} · KV cache {hello.bytes['kv'] / GIB:.2f} "
+        f"({hello.kv_tokens:,} tokens) · rest {hello.bytes['rest'] / GIB:.2f} GiB",
+        f"  limits   decode {limits['decode_tokens_per_s']:.0f} tok/s for one stream "
+        f"({limits['read_bytes_per_s'] / 1e9:.1f} GB/s read) · prefill "
+        f"{limits['prefill_tokens_per_s']:.0f} tok/s ({limits['flops_per_s'] / 1e9:.0f} GFLOP/s)",
+        f"  serving  http://{server.host}:{server.port}/v1 · Ctrl-C drains and stops",
+    ]
+    return "\n".join(lines)
+
+
+def _since_process_start() -> float:
+    """Seconds since this process was made, interpreter start and imports included."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.process_time()

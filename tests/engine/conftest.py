@@ -1,0 +1,70 @@
+"""One real SmolLM2 engine for the tests of this folder, and a way to put other limits over the same weights."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from ridgeline import LLM
+from ridgeline.engine.core import EngineCore
+from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.step import TokenLogprob
+from ridgeline.telemetry.timing import TimingRecord
+
+KV_TOKENS = 16_384
+
+
+@pytest.fixture(scope="session")
+def llm(smollm2_path) -> LLM:
+    return LLM(str(smollm2_path), kv_tokens=KV_TOKENS)
+
+
+@dataclass
+class Outcome:
+    """What one sample of one request came to, at the level of tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timing: TimingRecord | None = None
+
+
+class Driver:
+    """Runs requests through a core of its own, which shares the fixture's weights and KV memory."""
+
+    def __init__(self, llm: LLM, **limits) -> None:
+        runner = llm.engine.core.runner
+        self.core = EngineCore(Scheduler(replace(llm.engine.core.scheduler.limits, **limits)), runner)
+        self._count = 0
+
+    def run(self, work: list[tuple[list[int], SamplingParams]]) -> list[list[Outcome]]:
+        """All the work together; for each request its n outcomes."""
+        outcomes: dict[str, list[Outcome]] = {}
+        for prompt_ids, params in work:
+            name = f"r{self._count}"
+            self._count += 1
+            outcomes[name] = [Outcome() for _ in range(params.n)]
+            self.core.add(Request(name, prompt_ids, params))
+        while self.core.has_work:
+            for delta in self.core.step():
+                outcome = outcomes[delta.request_id][delta.index]
+                outcome.tokens += delta.tokens
+                outcome.logprobs += delta.logprobs
+                outcome.prompt_logprobs += delta.prompt_logprobs
+                if delta.finish_reason is not None:
+                    outcome.finish_reason = delta.finish_reason
+                    outcome.error = delta.error
+                    outcome.timing = delta.timing
+        self.core.scheduler.check_integrity()
+        return list(outcomes.values())
+
+    def one(self, prompt_ids: list[int], params: SamplingParams) -> Outcome:
+        return self.run([(prompt_ids, params)])[0][0]
+
+
+@pytest.fixture(scope="session")
+def driver(llm):
+    """driver(prefill_chunk=7, num_blocks=40, …) → a Driver with those limits."""
+    return lambda **limits: Driver(llm, **limits)

@@ -1,0 +1,146 @@
+"""What must not change the answer does not: batch, cache, chunks, preemption, repetition.
+
+Tokens equal, log-probabilities within 1e-4, on the real model.
+"""
+
+import pytest
+
+from ridgeline.engine.request import FinishReason, SamplingParams
+from tests.engine.conftest import Outcome
+from tests.engine.prompts import PROMPTS
+
+TOLERANCE = 1e-4
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=3, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=1234, max_tokens=24, logprobs=3, ignore_eos=True)
+BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+def assert_same(a: Outcome, b: Outcome) -> None:
+    assert a.tokens == b.tokens
+    assert a.finish_reason == b.finish_reason
+    for left, right in zip(a.logprobs, b.logprobs, strict=True):
+        assert left.token == right.token
+        assert abs(left.logprob - right.logprob) < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def prompts(llm):
+    return [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def long_prompt(llm):
+    return llm.tokenizer.encode("A ship left the harbour at dawn with a cargo of salt and letters. " * 12)
+
+
+@BOTH
+def test_alone_equals_in_a_batch_of_16_strangers(driver, prompts, long_prompt, params):
+    alone = driver(prefix_cache=False).one(long_prompt, params)
+    strangers = [(prompt, SamplingParams(temperature=1.0, max_tokens=30)) for prompt in prompts[:16]]
+    batch = driver(prefix_cache=False)
+    together = batch.run([*strangers[:8], (long_prompt, params), *strangers[8:]])[8][0]
+    assert max(step.decode_batch for step in batch.core.steps.dump()) >= 16
+    assert_same(alone, together)
+
+
+@BOTH
+def test_a_cache_hit_equals_a_miss(driver, long_prompt, params):
+    cached = driver()
+    miss, hit = cached.one(long_prompt, params), cached.one(long_prompt, params)
+    assert miss.timing.cached_tokens == 0
+    assert hit.timing.cached_tokens >= len(long_prompt) // 16 * 16 - 16
+    assert_same(miss, hit)
+
+
+def test_a_hit_on_generated_tokens_equals_a_miss(driver, long_prompt):
+    """The second turn of a chat finds the first answer's blocks too."""
+    cached = driver()
+    first = cached.one(long_prompt, GREEDY)
+    second_turn = long_prompt + first.tokens + long_prompt[:9]
+    hit, miss = cached.one(second_turn, GREEDY), driver(prefix_cache=False).one(second_turn, GREEDY)
+    assert hit.timing.cached_tokens > len(long_prompt)
+    assert_same(miss, hit)
+
+
+@BOTH
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunked_prefill_equals_whole(driver, long_prompt, params, chunk):
+    whole = driver(prefix_cache=False).one(long_prompt, params)
+    chunked_driver = driver(prefix_cache=False, prefill_chunk=chunk)
+    chunked = chunked_driver.one(long_prompt, params)
+    assert max(step.prefill_tokens for step in chunked_driver.core.steps.dump()) <= chunk
+    assert_same(whole, chunked)
+
+
+@BOTH
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_preempted_and_resumed_equals_uninterrupted(driver, prompts, params, prefix_cache):
+    work = [(prompts[i], params) for i in range(6)]
+    expected = [driver(prefix_cache=False).one(*item) for item in work]
+    # Blocks for about half of what the six need together, and a forecast that expects short answers.
+    tight = driver(num_blocks=12, prefix_cache=prefix_cache)
+    force_admission(tight)
+    outcomes = [samples[0] for samples in tight.run(work)]
+    assert tight.core.stats().preemptions > 0
+    assert sum(outcome.timing.preemptions for outcome in outcomes) > 0
+    for alone, resumed in zip(expected, outcomes, strict=True):
+        assert_same(alone, resumed)
+
+
+def force_admission(driver) -> None:
+    """Teach the forecast that answers are short, so that it admits more than will fit."""
+    for _ in range(64):
+        driver.core.scheduler.output_lengths.record(1)
+
+
+def test_prefill_and_decode_score_a_token_alike(driver, long_prompt):
+    """Each output token scored when decoded and again as part of a prompt: cold, and after a cache hit."""
+    engine = driver()
+    decoded = engine.one(long_prompt, GREEDY)
+    scoring = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    scored = engine.one(long_prompt + decoded.tokens, scoring).prompt_logprobs
+    assert len(scored) == len(long_prompt) + len(decoded.tokens) - 1
+    for as_decode, as_prefill in zip(decoded.logprobs, scored[-len(decoded.tokens) :], strict=True):
+        assert as_decode.token == as_prefill.token
+        assert abs(as_decode.logprob - as_prefill.logprob) < TOLERANCE
+
+
+def test_n_samples_with_one_seed_repeat_and_differ_from_each_other(driver, long_prompt):
+    params = SamplingParams(temperature=1.0, seed=99, n=4, max_tokens=24, logprobs=1)
+    first = driver().run([(long_prompt, params)])[0]
+    second = driver(prefix_cache=False).run([(long_prompt, params)])[0]
+    for a, b in zip(first, second, strict=True):
+        assert_same(a, b)
+    assert len({tuple(sample.tokens) for sample in first}) == 4
+
+
+def test_sample_zero_of_n_equals_the_single_sample(driver, long_prompt):
+    """Forked samples share the prompt's blocks and copy the last one: none may write into another's."""
+    many = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=24, logprobs=1, ignore_eos=True)
+    one = SamplingParams(temperature=1.0, seed=5, n=1, max_tokens=24, logprobs=1, ignore_eos=True)
+    assert len(long_prompt) % 16 != 0  # the last prompt block is partly filled: copy-on-write happens
+    forked = driver(prefix_cache=False).run([(long_prompt, many)])[0][0]
+    assert_same(forked, driver(prefix_cache=False).one(long_prompt, one))
+
+
+def test_an_end_token_ends_and_min_tokens_delays_it(llm, driver):
+    question = llm.tokenizer.encode_chat([{"role": "user", "content": "Say only: yes"}])
+    natural = driver().one(question, SamplingParams(temperature=0.0, max_tokens=200))
+    assert natural.finish_reason is FinishReason.STOP
+    assert natural.tokens[-1] in llm.engine.spec.eos_ids
+    longer = driver().one(
+        question, SamplingParams(temperature=0.0, max_tokens=200, min_tokens=len(natural.tokens) + 5)
+    )
+    assert len(longer.tokens) >= len(natural.tokens) + 5
+
+
+def test_a_request_whose_sampling_fails_ends_alone(driver, prompts):
+    broken = SamplingParams(temperature=0.0, max_tokens=8, logit_bias={10**6: 1.0})
+    healthy = SamplingParams(temperature=0.0, max_tokens=8)
+    outcomes = driver().run([(prompts[0], healthy), (prompts[1], broken), (prompts[2], healthy)])
+    assert [samples[0].finish_reason for samples in outcomes] == [
+        FinishReason.LENGTH,
+        FinishReason.ERROR,
+        FinishReason.LENGTH,
+    ]
+    assert "sampling failed" in outcomes[1][0].error
