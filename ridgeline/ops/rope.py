@@ -26,7 +26,7 @@ def scale_linear(frequencies: Tensor, factor: float) -> Tensor:
 def scale_llama3(
     frequencies: Tensor,
     factor: float,
-    original_context: int,
+    original_context: float,
     low_freq_factor: float,
     high_freq_factor: float,
 ) -> Tensor:
@@ -42,7 +42,7 @@ def scale_llama3(
 
 
 def scale_yarn(
-    theta: float, dim: int, factor: float, original_context: int, beta_fast: float, beta_slow: float
+    theta: float, dim: int, factor: float, original_context: float, beta_fast: float, beta_slow: float
 ) -> Tensor:
     """Keep dimensions that turn more than beta_fast times in the original context, stretch those that turn
     less than beta_slow times, ramp linearly between."""

@@ -87,20 +87,22 @@ def paged_attention(
     """As `reference.paged_attention`, within 1e-5 in float32."""
     heads, head_dim = q.shape[1:]
     kv_heads = kv.shape[3]
-    keys, values = kv.flatten(1, 2)
+    # Rows of one dimension: index_select over a matrix is several times faster than over heads × head size.
+    keys, values = kv.view(2, -1, kv_heads * head_dim)
     out = torch.empty_like(q)
     for group in plan.decodes:
         batch = len(group.queries)
         # The query heads of one KV head become that head's queries, so no key is copied per query head.
         grouped = q[group.queries].view(batch, kv_heads, heads // kv_heads, head_dim)
         shape = (batch, -1, kv_heads, head_dim)
-        k = keys.index_select(0, group.slots).view(shape).transpose(1, 2).to(q.dtype)
-        v = values.index_select(0, group.slots).view(shape).transpose(1, 2).to(q.dtype)
+        k = keys.index_select(0, group.slots).to(q.dtype).view(shape).transpose(1, 2)
+        v = values.index_select(0, group.slots).to(q.dtype).view(shape).transpose(1, 2)
         attended = _attend(grouped, k, v, group.mask, False, scale, softcap)
         out[group.queries] = attended.reshape(batch, heads, head_dim)
     for row in plan.prefills:
-        k = keys.index_select(0, row.slots).transpose(0, 1)[None].to(q.dtype)
-        v = values.index_select(0, row.slots).transpose(0, 1)[None].to(q.dtype)
+        shape = (1, -1, kv_heads, head_dim)
+        k = keys.index_select(0, row.slots).to(q.dtype).view(shape).transpose(1, 2)
+        v = values.index_select(0, row.slots).to(q.dtype).view(shape).transpose(1, 2)
         queries = q[row.begin : row.end].transpose(0, 1)[None]
         attended = _attend(queries, k, v, row.mask, row.mask is None, scale, softcap)
         out[row.begin : row.end] = attended[0].transpose(0, 1)

@@ -1,0 +1,146 @@
+"""Hugging Face checkpoints in safetensors: one file, or shards listed by an index. Memory-mapped.
+
+Knows the tensor names of the Llama-shaped families and what may be ignored; fills the tensors `weights`
+allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.spec import ModelSpec
+from ridgeline.models.weights_layout import Piece
+
+READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
+
+# Text decoders inside a multimodal checkpoint carry one of the longer prefixes.
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_TOP_NAMES = {"embed": "embed_tokens.weight", "final_norm": "norm.weight"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "o": "self_attn.o_proj.weight",
+    "o_bias": "self_attn.o_proj.bias",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "gate_bias": "mlp.gate_proj.bias",
+    "up_bias": "mlp.up_proj.bias",
+    "down_bias": "mlp.down_proj.bias",
+}
+# With four norms per layer, post_attention_layernorm is what its name says.
+_FOUR_NORM_NAMES = {
+    "post_attn_norm": "post_attention_layernorm.weight",
+    "ffn_norm": "pre_feedforward_layernorm.weight",
+    "post_ffn_norm": "post_feedforward_layernorm.weight",
+}
+# Rotary frequencies follow from the configuration; the vision half is not computed with.
+_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector)\.")
+
+
+class SafetensorsSource:
+    """A model.safetensors file, or a model.safetensors.index.json and its shards."""
+
+    def __init__(self, path: Path, spec: ModelSpec) -> None:
+        self.path = path
+        self.spec = spec
+        self._files = {file: _open(file) for file in _shard_paths(path)}
+        names = {file: list(handle.keys()) for file, handle in self._files.items()}
+        self._places = {name: file for file in names for name in names[file]}
+        self._prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in self._places), "model.")
+        self._head = next((name for name in _HEADS if name in self._places), _HEADS[0])
+        self._names = _LAYER_NAMES | (_FOUR_NORM_NAMES if spec.post_norms else {})
+        self._check_tied_head()
+
+    def name_of(self, piece: Piece) -> str:
+        if piece.role == "lm_head":
+            return self._head
+        if piece.layer is None:
+            return self._prefix + _TOP_NAMES[piece.role]
+        return f"{self._prefix}layers.{piece.layer}.{self._names[piece.role]}"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(self._slice(name).get_shape()) for name in self._places}
+
+    def where(self, name: str) -> Path:
+        return self._places[name]
+
+    def is_harmless(self, name: str) -> bool:
+        tied_head = name == self._head and self.spec.tied_embeddings
+        return tied_head or _HARMLESS.search(name) is not None
+
+    def read_into(self, name: str, piece: Piece, out: Tensor) -> None:
+        out.copy_(self._tensor(name))
+        if piece.is_norm and self.spec.norm_offset:
+            out += self.spec.norm_offset
+
+    def rope_divisors(self) -> Tensor | None:
+        return None
+
+    def _slice(self, name: str) -> Any:
+        return self._files[self._places[name]].get_slice(name)
+
+    def _tensor(self, name: str) -> Tensor:
+        dtype = self._slice(name).get_dtype()
+        if dtype not in READABLE_DTYPES:
+            raise UnsupportedModel(
+                f"{self.where(name)}: tensor {name} is stored as {dtype}; "
+                f"safetensors weights are read from {', '.join(READABLE_DTYPES)}"
+            )
+        tensor: Tensor = self._files[self._places[name]].get_tensor(name)
+        return tensor
+
+    def _check_tied_head(self) -> None:
+        """Some tied checkpoints store the head as well: fine when it is the same, else one of them lies."""
+        embed = f"{self._prefix}embed_tokens.weight"
+        if not (self.spec.tied_embeddings and self._head in self._places and embed in self._places):
+            return
+        if not torch.equal(self._tensor(self._head), self._tensor(embed)):
+            raise BrokenModel(
+                f"{self.where(self._head)}: {self._head} differs from {embed}, but config.json says "
+                "they are tied; set tie_word_embeddings to false if the head is its own"
+            )
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except FileNotFoundError as error:
+        raise BrokenModel(f"{path}: the file is missing; fetch the model again") from error
+    except (SafetensorError, OSError) as error:
+        raise BrokenModel(
+            f"{path}: is not a whole safetensors file ({error}); it is truncated or altered: fetch it again"
+        ) from error
+
+
+def _shard_paths(path: Path) -> list[Path]:
+    if path.suffix != ".json":
+        return [path]
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shards = sorted({str(shard) for shard in weight_map.values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise BrokenModel(f"{path}: is not a safetensors index: {error!r}") from error
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise BrokenModel(f"{path}: names the shard {shard!r}, which is not in the model's own directory")
+        if not (path.parent / shard).is_file():
+            raise BrokenModel(f"{path.parent / shard}: the index lists this shard, but the file is missing")
+    return [path.parent / shard for shard in shards]
