@@ -1,0 +1,287 @@
+"""Flags, configuration file, JSON schema and documentation tables, all made from one frozen dataclass.
+
+A config declares each field once, with a default and a `doc` in its metadata; the command line and the docs
+call the functions here. Stands outside the layers: knows dataclasses, but none of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import math
+import tomllib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Config = TypeVar("Config")
+
+_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
+_NOUNS = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path (a string)",
+    bool: "true or false",
+}
+_SCHEMA_TYPES = {int: "integer", float: "number", str: "string", Path: "string", bool: "boolean"}
+
+
+class OptionError(Exception):
+    """A configuration value or file is wrong; the message names the key, the value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of a config, with its type taken apart."""
+
+    name: str
+    base: type  # str, int, float, bool or Path
+    choices: tuple[str, ...]
+    optional: bool  # None is allowed, and means what the doc says
+    repeated: bool  # a tuple: the flag may be given several times, the file has a list
+    default: Any
+    doc: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def options_of(config: type) -> tuple[Option, ...]:
+    """Every option of a config class, in its order."""
+    if not is_dataclass(config):
+        raise TypeError(f"{config.__name__} is not a dataclass")
+    hints = get_type_hints(config)
+    return tuple(_option(f.name, hints[f.name], f.default, f.metadata.get("doc", "")) for f in fields(config))
+
+
+# ---- flags ----
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, section: str, config: type, *, title: str = "", skip: Iterable[str] = ()
+) -> None:
+    """A flag for every option but the skipped. Absent flags leave no trace, so that a file can set them."""
+    group = parser.add_argument_group(title or f"{section} options")
+    for option in options_of(config):
+        if option.name not in skip:
+            _add_flag(group, section, option)
+
+
+def given_flags(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
+    """The options of a section that were given as flags."""
+    prefix = section + "."
+    given = {key: value for key, value in vars(arguments).items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): tuple(v) if isinstance(v, list) else v for key, v in given.items()}
+
+
+# ---- file ----
+
+
+def read_file(path: Path, sections: Mapping[str, type]) -> dict[str, dict[str, Any]]:
+    """A TOML file's values by section, checked: an unknown key or a wrong type is an OptionError."""
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path}: not valid TOML: {error}") from error
+    values: dict[str, dict[str, Any]] = {}
+    for section, table in document.items():
+        if section not in sections:
+            raise OptionError(f"{path}: unknown section [{section}]{_nearest(section, sections)}")
+        if not isinstance(table, dict):
+            raise OptionError(f"{path}: {section} must be a section: write [{section}] above its keys")
+        values[section] = check_values(sections[section], table, where=f"{path}: [{section}] ")
+    return values
+
+
+def check_values(config: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The values with their types checked and converted to those of the config's fields."""
+    known = {option.name: option for option in options_of(config)}
+    checked = {}
+    for key, value in values.items():
+        if key not in known:
+            raise OptionError(f"{where}unknown key {key!r}{_nearest(key, known)}")
+        checked[key] = _checked(known[key], value, where)
+    return checked
+
+
+def build(config: type[Config], *layers: Mapping[str, Any]) -> Config:
+    """The config with its defaults, overlaid by each layer in turn: file first, then flags."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update(layer)
+    return config(**merged)
+
+
+# ---- documentation ----
+
+
+def markdown_table(config: type, skip: Iterable[str] = ()) -> str:
+    """The options as a Markdown table: flag, default, meaning."""
+    head = ["| flag | default | meaning |", "|---|---|---|"]
+    shown = [option for option in options_of(config) if option.name not in skip]
+    return "\n".join(head + [_table_row(option) for option in shown])
+
+
+def json_schema(sections: Mapping[str, type]) -> dict[str, Any]:
+    """A JSON schema of the configuration file, for editors that complete and check TOML."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ridgeline configuration",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {section: _section_schema(config) for section, config in sections.items()},
+    }
+
+
+def to_toml(sections: Mapping[str, Any]) -> str:
+    """Configs as a file that `read_file` reads back: each value under its doc; unset ones commented out."""
+    lines: list[str] = []
+    for section, config in sections.items():
+        lines += [f"[{section}]"]
+        for option in options_of(type(config)):
+            value = getattr(config, option.name)
+            lines += [
+                f"# {option.doc}",
+                f"# {option.name} =" if value is None else f"{option.name} = {_toml(value)}",
+            ]
+        lines += [""]
+    return "\n".join(lines)
+
+
+# ---- one option ----
+
+
+def _option(name: str, hint: Any, default: Any, doc: str) -> Option:
+    optional = repeated = False
+    if get_origin(hint) in (Union, types.UnionType):
+        members = [member for member in get_args(hint) if member is not types.NoneType]
+        if len(members) != 1:
+            raise TypeError(f"{name}: options are of one type, or of one type or None, not {hint}")
+        hint, optional = members[0], True
+    if get_origin(hint) is tuple:
+        hint, repeated = get_args(hint)[0], True
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    base = str if choices else hint
+    if base not in _NOUNS:
+        raise TypeError(f"{name}: options of type {hint} are not supported")
+    return Option(name, base, choices, optional, repeated, default, doc)
+
+
+def _add_flag(group: argparse._ArgumentGroup, section: str, option: Option) -> None:
+    settings: dict[str, Any] = {"dest": f"{section}.{option.name}", "default": argparse.SUPPRESS}
+    text = option.doc
+    if option.default not in (None, ()):
+        text += f" (default: {_plain_default(option)})"
+    settings["help"] = text.replace("%", "%%")
+    if option.base is bool:
+        group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
+        return
+    if option.repeated:
+        settings["action"] = "append"
+    if option.choices:
+        settings["choices"] = option.choices
+    else:
+        settings["type"] = _parser_of(option)
+        settings["metavar"] = _METAVARS[option.base]
+    group.add_argument(option.flag, **settings)
+
+
+def _parser_of(option: Option) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            value = option.base(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {_NOUNS[option.base]}") from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+        return value
+
+    return parse
+
+
+def _checked(option: Option, value: Any, where: str) -> Any:
+    if option.repeated:
+        if not isinstance(value, list):
+            raise OptionError(f"{where}{option.name} must be a list of strings, got {value!r}")
+        return tuple(_checked_one(option, item, where) for item in value)
+    return _checked_one(option, value, where)
+
+
+def _checked_one(option: Option, value: Any, where: str) -> Any:
+    allowed = {float: (int, float), Path: (str,)}.get(option.base, (option.base,))
+    # bool is an int to Python, but `port = true` is a mistake.
+    wrong_bool = isinstance(value, bool) and option.base is not bool
+    if wrong_bool or not isinstance(value, allowed):
+        raise OptionError(f"{where}{option.name} must be {_NOUNS[option.base]}, got {value!r}")
+    if option.choices and value not in option.choices:
+        near = _nearest(str(value), option.choices)
+        raise OptionError(
+            f"{where}{option.name} must be one of {', '.join(option.choices)}, got {value!r}{near}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OptionError(f"{where}{option.name} must be a finite number, got {value!r}")
+    return option.base(value)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+
+
+def _usage(option: Option) -> str:
+    if option.base is bool:
+        return f"{option.flag}, --no-{option.flag.removeprefix('--')}"
+    if option.choices:
+        return f"{option.flag} {{{','.join(option.choices)}}}"
+    return f"{option.flag} {_METAVARS[option.base]}" + (" …" if option.repeated else "")
+
+
+def _table_row(option: Option) -> str:
+    doc = option.doc.replace("|", "\\|")
+    return f"| `{_usage(option)}` | {_shown_default(option)} | {doc} |"
+
+
+def _plain_default(option: Option) -> str:
+    if isinstance(option.default, bool):
+        return "on" if option.default else "off"
+    if isinstance(option.default, tuple):
+        return ", ".join(map(str, option.default))
+    return str(option.default)
+
+
+def _shown_default(option: Option) -> str:
+    return "" if option.default in (None, ()) else f"`{_plain_default(option)}`"
+
+
+def _section_schema(config: type) -> dict[str, Any]:
+    properties = {}
+    for option in options_of(config):
+        schema: dict[str, Any] = {"type": _SCHEMA_TYPES[option.base]}
+        if option.choices:
+            schema["enum"] = list(option.choices)
+        if option.repeated:
+            schema = {"type": "array", "items": schema}
+        schema["description"] = option.doc
+        if option.default is not None:
+            schema["default"] = list(option.default) if option.repeated else option.default
+        properties[option.name] = schema
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False)  # TOML's basic strings escape as JSON's do
