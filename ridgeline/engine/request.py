@@ -116,6 +116,9 @@ class Sequence:
     num_computed: how many of `tokens` have their KV in the cache; the next step starts there
     block_table:  pool block ids; block i holds the KV of tokens [i*block_size, (i+1)*block_size)
     block_hashes: chained hashes of the full blocks of `tokens` known so far
+    order:        place among all sequences: (priority, arrival, serial number, sample)
+    furthest:     most tokens ever computed; what is computed below it again was lost to preemption
+    prompt_logprobs_sent: prompt tokens whose log-probabilities the owner already has
     """
 
     request: Request
@@ -128,6 +131,9 @@ class Sequence:
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    order: tuple[int, float, int, int] = (0, 0.0, 0, 0)
+    furthest: int = 0
+    prompt_logprobs_sent: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: TimingRecord = field(default_factory=TimingRecord)

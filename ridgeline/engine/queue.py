@@ -1,0 +1,44 @@
+"""ServiceOrder: sequences kept in the order they are served: priority, then arrival, then sample.
+
+The scheduler keeps its waiting and its running sequences in one each. A preempted sequence that is put back
+finds the place its arrival gives it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from ridgeline.engine.request import Sequence
+
+_order = attrgetter("order")
+
+
+class ServiceOrder:
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+
+    def add(self, seq: Sequence) -> None:
+        insort(self._sequences, seq, key=_order)
+
+    def remove(self, seq: Sequence) -> None:
+        place = bisect_left(self._sequences, seq.order, key=_order)
+        if place == len(self._sequences) or self._sequences[place] is not seq:
+            raise ValueError(f"sequence {seq.name} is not here")
+        del self._sequences[place]
+
+    @property
+    def first(self) -> Sequence:
+        return self._sequences[0]
+
+    @property
+    def last(self) -> Sequence:
+        """The one to give way: lowest priority, latest arrival."""
+        return self._sequences[-1]
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def __len__(self) -> int:
+        return len(self._sequences)

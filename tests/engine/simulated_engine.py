@@ -1,0 +1,213 @@
+"""A scheduler driven by a model made of arithmetic, whose KV can be read back and checked.
+
+Every written slot remembers the whole prefix it was computed from. Before a row's token is sampled, all its
+slots are read again: a block that is shared wrongly, not copied, reused too early or found under the wrong
+hash holds another prefix, and the run stops there.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import defaultdict, deque
+
+from ridgeline.engine.forecast import OutputLengths
+from ridgeline.engine.intake import sample_seed
+from ridgeline.engine.request import FinishReason, Request, SamplingParams, Sequence
+from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepRow, TokenLogprob
+
+VOCAB = 13
+EOS = 0
+MASK = (1 << 64) - 1
+
+
+def limits(**changes: object) -> SchedulerLimits:
+    """Small round figures, so that a test can be followed with a pencil."""
+    figures: dict[str, object] = {
+        "step_tokens": 64,
+        "prefill_chunk": 64,
+        "max_running": 8,
+        "max_waiting": 16,
+        "block_size": 4,
+        "num_blocks": 64,
+        "max_context": 128,
+        "eos_ids": (EOS,),
+    }
+    return SchedulerLimits(**(figures | changes))  # type: ignore[arg-type]
+
+
+def request(name: str, prompt: list[int] | int, arrival: float = 0.0, **params: object) -> Request:
+    """`prompt` as a number: that many tokens that no other name has. Ignores EOS unless told otherwise."""
+    outer = {key: params.pop(key) for key in ("priority", "adapter", "cache_namespace") if key in params}
+    if isinstance(prompt, int):
+        prompt = [1 + zlib.crc32(f"{name}{i}".encode()) % (VOCAB - 1) for i in range(prompt)]
+    sampling = SamplingParams(**({"ignore_eos": True, "seed": 7} | params))  # type: ignore[arg-type]
+    return Request(name, prompt, sampling, arrival=arrival, **outer)  # type: ignore[arg-type]
+
+
+def _prefixes(req: Request, tokens: list[int]) -> list[int]:
+    """For each token, one number that stands for it and all before it."""
+    digest = zlib.crc32(f"{req.adapter}|{req.cache_namespace}".encode())
+    digests = []
+    for token in tokens:
+        digest = ((digest ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & MASK
+        digests.append(digest)
+    return digests
+
+
+def _next_token(digest: int, seed: int) -> int:
+    return (((digest ^ (seed & MASK)) * 0xD1342543DE82EF95 & MASK) >> 35) % VOCAB
+
+
+def answer_alone(req: Request, index: int, context: int) -> tuple[list[int], FinishReason]:
+    """What a sample says when nothing else exists: no scheduler, no blocks, no batch."""
+    params, tokens = req.params, list(req.prompt_ids)
+    most = context if params.max_tokens is None else len(tokens) + params.max_tokens
+    while True:
+        tokens.append(_next_token(_prefixes(req, tokens)[-1], sample_seed(params.seed or 0, index)))
+        output = tokens[len(req.prompt_ids) :]
+        ends = (output[-1] == EOS and not params.ignore_eos) or output[-1] in params.stop_token_ids
+        if ends and len(output) > params.min_tokens:
+            return output, FinishReason.STOP
+        if len(tokens) >= min(most, context):
+            return output, FinishReason.LENGTH
+
+
+class SimulatedEngine:
+    """Steps a scheduler and holds it to its promises at every step."""
+
+    def __init__(self, limits: SchedulerLimits, output_lengths: OutputLengths | None = None) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits, rng=random.Random(1), output_lengths=output_lengths)
+        self.now = 0.0
+        self.kv: dict[int, int] = {}
+        self.in_flight: deque[tuple[StepPlan, list[list[int]]]] = deque()
+        self.plans: list[StepPlan] = []
+        self.output: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.final: dict[tuple[str, int], SeqDelta] = {}
+        self.prompt_logprobs: dict[str, list[int]] = defaultdict(list)
+        self.failing_samples: dict[tuple[str, int], int] = {}  # (request, sample) → output that fails
+        self.failing_prompts: set[str] = set()  # requests whose last prompt token cannot be computed
+
+    # ── driving ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> StepPlan:
+        plan = self.launch()
+        if plan:
+            self.land()
+        return plan
+
+    def launch(self) -> StepPlan:
+        self.now += 1.0
+        waited = {seq.order for seq in self.scheduler.waiting}
+        plan = self.scheduler.schedule(self.now)
+        self._check_plan(plan, waited)
+        self.plans.append(plan)
+        if plan:
+            # A device reads the block tables it was given, whatever the scheduler does afterwards.
+            self.in_flight.append((plan, [list(row.seq.block_table) for row in plan.rows]))
+        self._check_books()
+        return plan
+
+    def land(self) -> list[SeqDelta]:
+        plan, tables = self.in_flight.popleft()
+        result = self._execute(plan, tables)
+        self.now += 0.25
+        deltas = self.scheduler.apply(result, self.now)
+        self._record(deltas)
+        self._check_books()
+        return deltas
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SeqDelta]:
+        deltas = self.scheduler.abort(request_id, self.now, index)
+        self._record(deltas)
+        self._check_books()
+        return deltas
+
+    def drain(self, most_steps: int = 1000) -> int:
+        """Step until nothing is left to do; a plan that does nothing while there is work is a failure."""
+        while self.in_flight:
+            self.land()
+        steps = 0
+        while self.scheduler.has_work:
+            plan = self.step()
+            steps += 1
+            assert plan or plan.preempted, "there is work, and nothing was planned"
+            assert steps <= most_steps, f"not done after {steps} steps"
+        assert self.scheduler.pool.num_held == 0
+        return steps
+
+    # ── the model ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _execute(self, plan: StepPlan, tables: list[list[int]]) -> StepResult:
+        size = self.limits.block_size
+        for copy in plan.copies:
+            for offset in range(size):
+                self.kv[copy.target * size + offset] = self.kv.get(copy.source * size + offset, -1)
+        written: set[int] = set()
+        prefixes = [_prefixes(row.seq.request, row.seq.tokens) for row in plan.rows]
+        for row, table, digests in zip(plan.rows, tables, prefixes, strict=True):
+            for place in range(row.start, row.start + row.count):
+                slot = table[place // size] * size + place % size
+                assert slot not in written, f"two rows write slot {slot} in one step"
+                written.add(slot)
+                self.kv[slot] = digests[place]
+        for row, table, digests in zip(plan.rows, tables, prefixes, strict=True):
+            for place in range(row.start + row.count):
+                slot = table[place // size] * size + place % size
+                assert self.kv[slot] == digests[place], f"{row.seq.name} reads a foreign token at {place}"
+        return StepResult([self._row_result(*pair) for pair in zip(plan.rows, prefixes, strict=True)])
+
+    def _row_result(self, row: StepRow, digests: list[int]) -> RowResult:
+        seq, end = row.seq, row.start + row.count
+        first_token_due = not seq.num_output and end >= seq.prompt_len
+        if first_token_due and seq.request.request_id in self.failing_prompts:
+            return RowResult(error="the prompt could not be computed")
+        prompt: list[TokenLogprob] = []
+        if row.prompt_logprobs:
+            places = range(row.start + 1, min(end + 1, seq.prompt_len))
+            prompt = [TokenLogprob(seq.tokens[place], -1.0, 1) for place in places]
+        return RowResult([self._sample(sampler, digests[end - 1]) for sampler in row.samplers], prompt)
+
+    def _sample(self, seq: Sequence, digest: int) -> Sampled:
+        if self.failing_samples.get((seq.request.request_id, seq.index)) == seq.num_output:
+            return Sampled(-1, error="sampling failed")
+        return Sampled(_next_token(digest, seq.seed))
+
+    # ── the promises ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_plan(self, plan: StepPlan, waited: set[tuple[int, float, int, int]]) -> None:
+        assert plan.num_tokens <= plan.budget == self.limits.step_tokens
+        assert len(self.scheduler.running) <= self.limits.max_running
+        assert len({row.seq for row in plan.rows}) == len(plan.rows), "a sequence is in the plan twice"
+        for row in plan.rows:
+            assert 1 <= row.count <= self.limits.prefill_chunk
+            assert row.start == row.seq.num_computed
+            assert bool(row.samplers) == (row.start + row.count == len(row.seq.tokens))
+        sources = {copy.source for copy in plan.copies}
+        targets = [copy.target for copy in plan.copies]
+        assert len(set(targets)) == len(targets), "two copies into one block"
+        assert not sources & set(targets), "the order of copies would matter"
+        for victim in plan.preempted:
+            assert all(row.seq.order < victim.order for row in plan.rows), "an older one gave way to a newer"
+        admitted = waited - {seq.order for seq in self.scheduler.waiting}
+        if admitted and self.scheduler.waiting:
+            assert max(admitted) < self.scheduler.waiting.first.order, "someone was overtaken in the queue"
+
+    def _check_books(self) -> None:
+        self.scheduler.check_integrity()
+        for _, tables in self.in_flight:
+            for block in {block for table in tables for block in table}:
+                assert self.scheduler.pool.references(block), f"block {block} was freed with a step in flight"
+
+    def _record(self, deltas: list[SeqDelta]) -> None:
+        for delta in deltas:
+            key = (delta.request_id, delta.index)
+            assert key not in self.final, f"{key} speaks after its end"
+            self.output[key] += delta.tokens
+            self.prompt_logprobs[delta.request_id] += [entry.token for entry in delta.prompt_logprobs]
+            if delta.finish_reason is not None:
+                assert delta.timing is not None
+                assert delta.timing.output_tokens == len(self.output[key])
+                self.final[key] = delta
