@@ -30,7 +30,7 @@ class ConfigValues:
     ) -> None:
         self.where = where
         self._values = values
-        self._prefix = prefix
+        self.prefix = prefix
         self._defaults = defaults or {}
         self._read: set[str] = set()
 
@@ -47,7 +47,7 @@ class ConfigValues:
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong(key, "an integer")
         if value < minimum:
-            raise BrokenModel(f"{self.where}: {self._prefix}{key} is {value}; it must be at least {minimum}")
+            raise BrokenModel(f"{self.where}: {self.prefix}{key} is {value}; it must be at least {minimum}")
         return value
 
     def number(self, key: str) -> float:
@@ -64,7 +64,7 @@ class ConfigValues:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(key, "a number")
         if not (math.isfinite(value) and value > 0):
-            raise BrokenModel(f"{self.where}: {self._prefix}{key} is {value}; it must be a number above 0")
+            raise BrokenModel(f"{self.where}: {self.prefix}{key} is {value}; it must be a number above 0")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -132,7 +132,7 @@ class ConfigValues:
     def _wrong(self, key: str, expected: str) -> BrokenModel:
         value = self._get(key)
         found = "is missing" if value is _MISSING else f"is {shown(value)}"
-        return BrokenModel(f"{self.where}: {self._prefix}{key} {found}; {expected} was expected")
+        return BrokenModel(f"{self.where}: {self.prefix}{key} {found}; {expected} was expected")
 
 
 def is_set(value: Any) -> bool:

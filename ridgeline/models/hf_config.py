@@ -16,7 +16,7 @@ from ridgeline.models.families import BY_MODEL_TYPE, FAMILIES, Family
 from ridgeline.models.hf_features import SILENT_KEYS, routed_experts, unreadable_features
 from ridgeline.models.hf_quantization import read_weight_format
 from ridgeline.models.hf_rope import read_ropes
-from ridgeline.models.spec import Activation, LayerSpec, ModelSpec, MoESpec
+from ridgeline.models.spec import Activation, LayerSpec, ModelSpec, MoESpec, longest_context
 
 MAX_LAYERS = 10_000  # a layer is an object here: a corrupt count must not fill the memory
 ACTIVATIONS: dict[str, Activation] = {
@@ -68,7 +68,7 @@ def spec_from_hf(
         head_dim=head_dim,
         ffn_size=values.integer("intermediate_size"),
         vocab_size=vocab_size,
-        max_context=_max_context(values, layers),
+        max_context=longest_context(values.integer("max_position_embeddings"), layers),
         norm_eps=values.number("rms_norm_eps"),
         layers=layers,
         activation=_activation(values, family),
@@ -217,16 +217,6 @@ def _windows_by_rule(values: ConfigValues, family: Family, count: int, size: int
     if family.window_rule == "pattern":
         return [(index + 1) % pattern != 0 for index in range(count)]
     return [True] * count
-
-
-def _max_context(values: ConfigValues, layers: tuple[LayerSpec, ...]) -> int:
-    """max_position_embeddings; yarn configs often keep the trained length there; the factor extends it."""
-    stated = values.integer("max_position_embeddings")
-    for layer in layers:
-        scaling = layer.rope.scaling
-        if scaling is not None and scaling.kind == "yarn" and scaling.original_context is not None:
-            return max(stated, int(scaling.original_context * scaling.factor))
-    return stated
 
 
 def _activation(values: ConfigValues, family: Family) -> Activation:

@@ -248,6 +248,16 @@ class ModelSpec:
         return self.prefill_flops(tokens) / tokens
 
 
+def longest_context(stated: int, layers: tuple[LayerSpec, ...]) -> int:
+    """`stated`, or further where yarn stretches further: such configs often keep the trained length."""
+    stretched = (
+        int(scaling.original_context * scaling.factor)
+        for scaling in (layer.rope.scaling for layer in layers)
+        if scaling is not None and scaling.kind == "yarn" and scaling.original_context is not None
+    )
+    return max(stated, *stretched, 0)
+
+
 def _attended_pairs(tokens: int, context: int, window: int | None) -> int:
     """Σ i=1…tokens min(context + i, window), in closed form."""
     growing = tokens if window is None else max(0, min(tokens, window - context))
