@@ -285,7 +285,7 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
             stop_token=sampled.token if stops else None,
-            timing=seq.timing if reason else None,
+            timing=seq.timing if reason or seq.num_output == 1 else None,
         )
 
     def _stops_at(self, seq: Sequence, token: int) -> bool:
@@ -349,10 +349,11 @@ class Scheduler:
         for seq in self.waiting:
             if seq.state is not SeqState.WAITING or seq.block_table or seq.num_computed:
                 raise PoolCorrupted(f"{seq.name} waits as {seq.state} with blocks {seq.block_table}")
+        placed = {*self.running, *self.waiting}
         for samples in self._samples.values():
             for seq in samples:
-                is_known = seq in self.running or seq in self.waiting or seq.state is SeqState.FINISHED
-                if not is_known and samples[0].num_output:
+                awaits_prompt = seq.index > 0 and not samples[0].num_output
+                if seq not in placed and seq.state is not SeqState.FINISHED and not awaits_prompt:
                     raise PoolCorrupted(f"{seq.name} was accepted and is nowhere")
 
     def _retry_after_s(self) -> float:
