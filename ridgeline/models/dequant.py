@@ -31,7 +31,11 @@ def dequantize_chunks(raw: Bytes, type_name: str) -> Iterator[tuple[int, Floats]
     blocks = raw.reshape(-1, block_bytes)
     step = max(1, CHUNK_ELEMENTS // block_elements)
     for first in range(0, len(blocks), step):
-        yield first * block_elements, decode(blocks[first : first + step]).reshape(-1)
+        with np.errstate(
+            invalid="ignore"
+        ):  # what is not finite is refused by the loader, which knows its name
+            values = decode(blocks[first : first + step])
+        yield first * block_elements, values.reshape(-1)
 
 
 # ---- one decoder per type: [blocks, bytes per block] → [blocks, elements per block] ----
