@@ -1,0 +1,137 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.request import SamplingParams
+from ridgeline.server.choices import Piece, Prompt
+from ridgeline.server.course import Course, Job
+from ridgeline.server.decoding import decode
+from ridgeline.server.errors import BadRequest
+from ridgeline.server.exchange import Exchange, read_body
+from ridgeline.server.front import Front
+from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from ridgeline.server.prompts import chat_ids, check_prompts
+from ridgeline.server.protocol import ChatRequest
+from ridgeline.server.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatMessage,
+    Delta,
+    PromptLogprobs,
+    Usage,
+)
+from ridgeline.server.sse import EventStream, WholeAnswer
+from ridgeline.server.validation import check_stream_options, sampling_params
+
+
+async def chat_completions(request: Request) -> ASGIApp:
+    front, exchange = Front.of(request), Exchange.of(request)
+    body = decode(await read_body(request, front.config.max_body_bytes), ChatRequest)
+    model = front.served_name(body.model)
+    check_stream_options(body)
+    client = front.ready_client()
+    params = _params(body, client.hello.vocab_size)
+    prompts = [Prompt(await chat_ids(client.tokenizer, body.messages, body))]
+    check_prompts(client, prompts, params, "messages")
+    job = Job(
+        prompts,
+        params,
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_timing=bool(body.include_timing),
+        priority=body.priority or 0,
+        cache_namespace=body.cache_salt or "",
+    )
+    course = Course(front, exchange, client, job)
+    shape = ChatShape(client, exchange, model, front.fingerprint(client), job)
+    return EventStream(front, course, shape) if job.stream else WholeAnswer(course, shape)
+
+
+def _params(body: ChatRequest, vocab_size: int) -> SamplingParams:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest("top_logprobs", "only allowed together with logprobs: true")
+    newer = body.max_completion_tokens
+    return sampling_params(
+        body,
+        max_tokens=body.max_tokens if newer is None else newer,
+        max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs_field="top_logprobs",
+        prompt_logprobs=body.prompt_logprobs,
+        vocab_size=vocab_size,
+    )
+
+
+class ChatShape:
+    """Pieces as chat events, or as one chat completion."""
+
+    def __init__(
+        self, client: AsyncClient, exchange: Exchange, model: str, fingerprint: str, job: Job
+    ) -> None:
+        self._head = (f"chatcmpl-{exchange.request_id}", exchange.created, model, fingerprint)
+        self._names = TokenNames(client.tokenizer)
+        self._params = job.params
+        # With include_usage every event has the field, null but on the last.
+        self._usage_so_far = {"usage": None} if job.include_usage else {}
+        self._prompt_told = False
+
+    def events(self, piece: Piece) -> list[ChatChunk]:
+        chunks = []
+        if piece.prompt is not None:
+            opening = ChatChunkChoice(piece.index, Delta(role="assistant", content=""))
+            chunks.append(self._chunk(opening, self._prompt_logprobs(piece)))
+        if piece.text or piece.logprobs or piece.finish_reason:
+            choice = ChatChunkChoice(
+                piece.index,
+                Delta(content=piece.text) if piece.text else Delta(),
+                self._logprobs(chat_logprobs(self._names, piece.logprobs)),
+                piece.finish_reason,
+                **({"stop_reason": piece.stop_reason} if piece.finish_reason else {}),
+            )
+            chunks.append(self._chunk(choice))
+        return chunks
+
+    def usage_event(self, usage: Usage) -> ChatChunk:
+        return ChatChunk(*self._head, choices=[], usage=usage)
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
+        prompt = next((told for piece in pieces if (told := self._prompt_logprobs(piece)) is not None), None)
+        choices = [
+            self._choice(index, [piece for piece in pieces if piece.index == index])
+            for index in range(self._params.n)
+        ]
+        extra = {} if prompt is None else {"prompt_logprobs": prompt}
+        return ChatCompletion(*self._head, choices=choices, usage=usage, **extra)
+
+    def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
+        tokens = [token for piece in pieces for token in piece.logprobs]
+        return ChatChoice(
+            index,
+            ChatMessage("".join(piece.text for piece in pieces)),
+            self._logprobs(chat_logprobs(self._names, tokens)),
+            pieces[-1].finish_reason or "",
+            pieces[-1].stop_reason,
+        )
+
+    def _chunk(self, choice: ChatChunkChoice, prompt: PromptLogprobs | None = None) -> ChatChunk:
+        extra = {} if prompt is None else {"prompt_logprobs": prompt}
+        return ChatChunk(*self._head, choices=[choice], **self._usage_so_far, **extra)
+
+    def _logprobs(self, content: list[ChatLogprob]) -> ChatLogprobs | None:
+        return None if self._params.logprobs is None else ChatLogprobs(content)
+
+    def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | None:
+        """The prompt is the same for all choices, so it is told once, with the first piece of any."""
+        asked = self._params.prompt_logprobs
+        if asked is None or piece.prompt is None or self._prompt_told:
+            return None
+        self._prompt_told = True
+        return prompt_logprobs(self._names, piece.prompt, piece.prompt_logprobs, asked)

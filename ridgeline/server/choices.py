@@ -1,0 +1,137 @@
+"""Choices: the engine's chunks of one HTTP request become pieces of its numbered choices.
+
+Streamed or not, an answer is made of the same pieces in the same order; the endpoints only differ in the
+shape they give them. Counts tokens and keeps the timing records while it goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ridgeline.engine.errors import RequestFailed
+from ridgeline.engine.output import OutputChunk
+from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.engine.step import TokenLogprob
+from ridgeline.server.responses import PromptTokensDetails, Timing, Usage
+from ridgeline.telemetry.timing import TimingRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one generator was asked to continue. `text` is what an echo shows."""
+
+    ids: list[int]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one choice. `prompt` is set on the choice's first piece alone."""
+
+    index: int
+    text: str
+    logprobs: list[TokenLogprob]
+    prompt: Prompt | None
+    prompt_logprobs: list[TokenLogprob]  # with `prompt`: of its tokens from the second on, if asked for
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclass(slots=True)
+class _Source:
+    """One prompt's state: log-probabilities may come in several chunks, and every choice opens with all."""
+
+    prompt: Prompt
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    held: list[OutputChunk] = field(default_factory=list)
+    cached_tokens: int = 0
+
+
+class Choices:
+    def __init__(self, prompts: list[Prompt], params: SamplingParams) -> None:
+        self._sources = [_Source(prompt) for prompt in prompts]
+        self._params = params
+        self._begun: set[int] = set()
+        self._completion_tokens = 0
+        self.timings: dict[int, TimingRecord] = {}
+        self.finish_reasons: dict[int, str] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._sources) * self._params.n
+
+    def pieces(self, source_number: int, chunk: OutputChunk) -> list[Piece]:
+        """What the client is to see now. Prompt log-probabilities are waited for until they are complete."""
+        source = self._sources[source_number]
+        source.prompt_logprobs.extend(chunk.prompt_logprobs)
+        source.held.append(chunk)
+        if (
+            self._params.prompt_logprobs is not None
+            and len(source.prompt_logprobs) < len(source.prompt.ids) - 1
+        ):
+            return []
+        released, source.held = source.held, []
+        pieces = [self._piece(source_number, held) for held in released]
+        return [piece for piece in pieces if piece is not None]
+
+    def check_complete(self) -> None:
+        """Called when the engine says no more: every choice must have ended, in a way a client may see."""
+        missing = self.count - len(self.finish_reasons)
+        if missing:
+            raise RequestFailed(f"the engine ended without finishing {missing} of {self.count} choices")
+
+    def usage(self, with_timing: bool) -> Usage:
+        prompt_tokens = sum(len(source.prompt.ids) for source in self._sources)
+        usage = Usage(
+            prompt_tokens,
+            self._completion_tokens,
+            prompt_tokens + self._completion_tokens,
+            PromptTokensDetails(sum(source.cached_tokens for source in self._sources)),
+        )
+        if not with_timing:
+            return usage
+        timings = [_timing(index, record) for index, record in sorted(self.timings.items())]
+        return Usage(**{name: getattr(usage, name) for name in usage.__struct_fields__} | {"timing": timings})
+
+    def _piece(self, source_number: int, chunk: OutputChunk) -> Piece | None:
+        source = self._sources[source_number]
+        index = source_number * self._params.n + chunk.index
+        self._completion_tokens += len(chunk.tokens)
+        if chunk.finish_reason is not None:
+            self._finish(index, source, chunk)
+        first = index not in self._begun
+        self._begun.add(index)
+        if not (first or chunk.text or chunk.logprobs or chunk.finish_reason):
+            return None  # a token that is half a character: counted, nothing to show yet
+        return Piece(
+            index,
+            chunk.text,
+            chunk.logprobs,
+            source.prompt if first else None,
+            source.prompt_logprobs if first else [],
+            chunk.finish_reason.value if chunk.finish_reason else None,
+            chunk.stop_reason,
+        )
+
+    def _finish(self, index: int, source: _Source, chunk: OutputChunk) -> None:
+        if chunk.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise RequestFailed(f"the engine ended choice {index} early ({chunk.finish_reason})")
+        self.finish_reasons[index] = chunk.finish_reason.value
+        if chunk.timing is not None:
+            self.timings[index] = chunk.timing
+            source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
+
+
+def _timing(index: int, record: TimingRecord) -> Timing:
+    return Timing(
+        index,
+        _ms(record.queue_s),
+        _ms(record.ttft_s),
+        _ms(record.tpot_s),
+        _ms(record.inference_s),
+        record.preemptions,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

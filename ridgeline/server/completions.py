@@ -1,0 +1,148 @@
+"""POST /v1/completions: the older endpoint; text or token ids in, several prompts at once, echo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.request import SamplingParams
+from ridgeline.server.choices import Piece
+from ridgeline.server.course import Course, Job
+from ridgeline.server.decoding import decode
+from ridgeline.server.exchange import Exchange, read_body
+from ridgeline.server.front import Front
+from ridgeline.server.logprobs import (
+    TextOffsets,
+    TokenNames,
+    completion_logprobs,
+    echoed_logprobs,
+    extend,
+    prompt_logprobs,
+)
+from ridgeline.server.prompts import check_prompts, completion_prompts
+from ridgeline.server.protocol import CompletionRequest
+from ridgeline.server.responses import CompletionChoice, CompletionLogprobs, TextCompletion, Usage
+from ridgeline.server.sse import EventStream, WholeAnswer
+from ridgeline.server.validation import check_stream_options, sampling_params
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
+
+
+async def completions(request: Request) -> ASGIApp:
+    front, exchange = Front.of(request), Exchange.of(request)
+    body = decode(await read_body(request, front.config.max_body_bytes), CompletionRequest)
+    model = front.served_name(body.model)
+    check_stream_options(body)
+    client = front.ready_client()
+    params = _params(body, client.hello.vocab_size)
+    prompts = await completion_prompts(client, body)
+    check_prompts(client, prompts, params, "prompt")
+    job = Job(
+        prompts,
+        params,
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_timing=bool(body.include_timing),
+        priority=body.priority or 0,
+        cache_namespace=body.cache_salt or "",
+    )
+    course = Course(front, exchange, client, job)
+    shape = CompletionShape(client, exchange, model, front.fingerprint(client), job, body)
+    return EventStream(front, course, shape) if job.stream else WholeAnswer(course, shape)
+
+
+def _params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
+    echoed = body.logprobs if body.echo else None  # an echoed prompt has its log-probabilities too
+    asked = [count for count in (echoed, body.prompt_logprobs) if count is not None]
+    return sampling_params(
+        body,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens_field="max_tokens",
+        logprobs=body.logprobs,
+        logprobs_field="logprobs",
+        prompt_logprobs=max(asked, default=None),
+        vocab_size=vocab_size,
+    )
+
+
+class CompletionShape:
+    """Pieces as completion events, or as one completion."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        exchange: Exchange,
+        model: str,
+        fingerprint: str,
+        job: Job,
+        body: CompletionRequest,
+    ) -> None:
+        self._head = (f"cmpl-{exchange.request_id}", exchange.created, model, fingerprint)
+        self._names = TokenNames(client.tokenizer)
+        self._job = job
+        self._body = body
+        self._usage_so_far = {"usage": None} if job.include_usage else {}
+        self._offsets: dict[int, TextOffsets] = {}
+
+    def events(self, piece: Piece) -> list[TextCompletion]:
+        choice = self._choice(piece)
+        return [TextCompletion(*self._head, choices=[choice], **self._usage_so_far)]
+
+    def usage_event(self, usage: Usage) -> TextCompletion:
+        return TextCompletion(*self._head, choices=[], usage=usage)
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> TextCompletion:
+        """The stream's choices, joined: whole and streamed cannot differ."""
+        parts: dict[int, list[CompletionChoice]] = {}
+        for piece in pieces:
+            parts.setdefault(piece.index, []).append(self._choice(piece))
+        choices = [_joined(parts[index]) for index in sorted(parts)]
+        return TextCompletion(*self._head, choices=choices, usage=usage)
+
+    def _choice(self, piece: Piece) -> CompletionChoice:
+        extra: dict[str, Any] = {}
+        if piece.finish_reason:
+            extra["stop_reason"] = piece.stop_reason
+        if piece.prompt is not None and self._body.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(
+                self._names, piece.prompt, piece.prompt_logprobs, self._body.prompt_logprobs
+            )
+        echo = piece.prompt.text if piece.prompt is not None and self._body.echo else ""
+        return CompletionChoice(
+            piece.index, echo + piece.text, self._logprobs(piece), piece.finish_reason, **extra
+        )
+
+    def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        echoed = piece.prompt if self._body.echo else None
+        if piece.prompt is not None:
+            start = len(piece.prompt.text) if self._body.echo else 0
+            self._offsets[piece.index] = TextOffsets(self._names, start)
+        made = completion_logprobs(self._names, piece.logprobs, self._offsets[piece.index])
+        if echoed is None:
+            return made
+        shaped = echoed_logprobs(self._names, echoed, piece.prompt_logprobs, self._body.logprobs)
+        extend(shaped, made)
+        return shaped
+
+
+def _joined(parts: list[CompletionChoice]) -> CompletionChoice:
+    first, last = parts[0], parts[-1]
+    logprobs = None
+    if first.logprobs is not None:
+        logprobs = CompletionLogprobs()
+        for part in parts:
+            if part.logprobs is not None:
+                extend(logprobs, part.logprobs)
+    return CompletionChoice(
+        first.index,
+        "".join(part.text for part in parts),
+        logprobs,
+        last.finish_reason,
+        last.stop_reason,
+        first.prompt_logprobs,
+    )

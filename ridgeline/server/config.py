@@ -1,0 +1,44 @@
+"""ServerConfig: every setting of the HTTP face, declared once. Flags, file and docs come from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.engine.config import option
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = option(8000, "port to listen on; 0 picks a free one")
+    served_model_name: tuple[str, ...] = option((), "names clients may ask for; default: the model's own")
+    api_keys: tuple[str, ...] = option((), "accepted bearer keys; none means everybody may ask")
+    api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
+    cors_origins: tuple[str, ...] = option((), "web origins whose pages may call this server; * for all")
+    max_body_bytes: int = option(8 << 20, "largest request body; a larger one is answered 413")
+    request_timeout_s: float | None = option(None, "longest time for a whole answer; default: no limit")
+    stream_buffer_chunks: int = option(256, "chunks that may wait for one slow reader")
+    stream_stall_s: float = option(10.0, "a stream whose reader takes nothing for so long is cut")
+    stream_headers_s: float = option(
+        5.0, "a stream's headers wait so long for its first token, so that errors have their own status"
+    )
+    stream_keepalive_s: float = option(15.0, "silence on a stream after which a comment line is sent")
+    drain_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish")
+    stall_s: float = option(15.0, "an engine that makes no progress for so long is not ready; 8 times: killed")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "least severe line that is logged"
+    )
+    log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
+
+    def accepted_keys(self) -> tuple[str, ...]:
+        """The keys given directly and those of the key file; an unreadable or empty file is an error."""
+        if self.api_key_file is None:
+            return self.api_keys
+        lines = [line.strip() for line in self.api_key_file.read_text("utf-8").splitlines()]
+        keys = tuple(line for line in lines if line and not line.startswith("#"))
+        if not keys:
+            # An empty file must not silently open the server to everybody.
+            raise ValueError(f"{self.api_key_file} holds no key: write one per line, or drop the option")
+        return self.api_keys + keys

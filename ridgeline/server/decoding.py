@@ -1,0 +1,119 @@
+"""Bytes of a request body become a typed struct, or a 400 that names the JSON path and what to do.
+
+Nothing is guessed or coerced: a number in quotes is a wrong type, an unknown field is named together with
+the nearest known one. Only what decodes here reaches validation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import re
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from ridgeline.server.errors import BadRequest
+from ridgeline.server.protocol import Body, ContentPart, Message, StreamOptions, fields_of
+
+B = TypeVar("B", bound=Body)
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_QUOTED = re.compile(r"`([^`]*)`")
+_NESTED: dict[str, type[Body]] = {
+    "messages[]": Message,
+    "messages[].content[]": ContentPart,
+    "stream_options": StreamOptions,
+}
+
+
+def decode(raw: bytes, body: type[B]) -> B:
+    """The body as its struct; every way it can be wrong is a BadRequest. Refused fields are refused here."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(
+            None, f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}"
+        ) from None
+    try:
+        decoded = _decoder(body).decode(raw)
+    except msgspec.ValidationError as error:
+        _refuse_shape(str(error), body)
+    except msgspec.DecodeError as error:
+        _refuse_constants(raw)
+        raise BadRequest(None, f"the body is not valid JSON: {error}", "invalid_json") from None
+    except RecursionError:
+        raise BadRequest(None, "the body is nested too deeply", "invalid_json") from None
+    _refuse_unsupported(decoded, "")
+    return decoded
+
+
+@functools.cache
+def _decoder(body: type[B]) -> msgspec.json.Decoder[B]:
+    return msgspec.json.Decoder(body)
+
+
+def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
+    """msgspec says what and where in one line; take it apart into the path and a sentence."""
+    match = _AT.match(message)
+    assert match is not None  # the pattern matches any text
+    what, path = match["what"], (match["path"] or "").removeprefix(".")
+    name = _QUOTED.search(what)
+    if what.startswith("Object contains unknown field") and name:
+        known = fields_of(_NESTED.get(re.sub(r"\[\d+\]", "[]", path), body))
+        nearest = difflib.get_close_matches(name[1], known, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else "; see docs/http-api.md for the known ones"
+        raise BadRequest(_join(path, name[1]), f"unknown field{hint}", "unknown_field")
+    if what.startswith("Object missing required field") and name:
+        raise BadRequest(_join(path, name[1]), "this field is required", "missing_field")
+    sentence = (what[:1].lower() + what[1:]).replace("`", "")
+    raise BadRequest(path or None, sentence if path else f"the body is wrong: {sentence}", "invalid_type")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _refuse_constants(raw: bytes) -> None:
+    """Python clients write NaN and Infinity, which are not JSON: name the field instead of a byte."""
+    try:
+        tree = json.loads(raw, parse_constant=_Constant)
+    except (ValueError, RecursionError):
+        return
+    found = _path_of_constant(tree, "")
+    if found is not None:
+        path, constant = found
+        raise BadRequest(path, f"{constant.name} is not a JSON number", "invalid_json")
+
+
+class _Constant:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _path_of_constant(node: Any, path: str) -> tuple[str, _Constant] | None:
+    if isinstance(node, _Constant):
+        return path, node
+    children: list[tuple[str, Any]] = []
+    if isinstance(node, dict):
+        children = [(_join(path, key), child) for key, child in node.items()]
+    elif isinstance(node, list):
+        children = [(f"{path}[{i}]", child) for i, child in enumerate(node)]
+    return next((found for where, child in children if (found := _path_of_constant(child, where))), None)
+
+
+def _refuse_unsupported(body: Body, path: str) -> None:
+    """Fields that are known but not served: null and their harmless values pass, all else is refused."""
+    for name, about in fields_of(type(body)).items():
+        value = getattr(body, name)
+        if value is None:
+            continue
+        if about.status == "refused" and value not in about.harmless:
+            raise BadRequest(_join(path, name), about.doc, "unsupported_field")
+        if isinstance(value, Body):
+            _refuse_unsupported(value, _join(path, name))
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                if isinstance(item, Body):
+                    _refuse_unsupported(item, f"{_join(path, name)}[{i}]")

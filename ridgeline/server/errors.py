@@ -1,0 +1,117 @@
+"""What can go wrong with an HTTP request, and the one table that maps every exception to its answer.
+
+Answers have OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Raised by validation and the
+handlers, turned into responses by the gate, or into a last event by a stream that has already begun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from ridgeline.engine.errors import EngineDied, InvalidRequest, QueueFull, RequestFailed
+from ridgeline.models.errors import TemplateError
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+UNAVAILABLE = "service_unavailable_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An exception as the client sees it."""
+
+    status: int
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class ApiError(Exception):
+    """An error found by the HTTP layer itself; it knows its own answer."""
+
+    def __init__(self, status: int, message: str, **parts: Any) -> None:
+        super().__init__(message)
+        self.reply = ErrorReply(status, message, **parts)
+
+
+class BadRequest(ApiError):
+    """400: `param` is the JSON path of the part the client must change; None for the body as a whole."""
+
+    def __init__(self, param: str | None, message: str, code: str | None = None) -> None:
+        super().__init__(400, f"{param}: {message}" if param else message, param=param, code=code)
+
+
+class NotReady(ApiError):
+    """503: no request can be taken now; the client should come back."""
+
+    def __init__(self, reason: str, code: str = "not_ready", retry_after_s: int = 2) -> None:
+        headers = {"retry-after": str(retry_after_s)}
+        super().__init__(503, reason, type=UNAVAILABLE, code=code, headers=headers)
+
+
+class DeadlineExceeded(ApiError):
+    """504: the answer was not complete within the server's limit; what came so far is not all."""
+
+    def __init__(self, limit_s: float) -> None:
+        message = (
+            f"the answer was not complete after {limit_s:g} s, this server's limit; ask for fewer tokens"
+        )
+        super().__init__(504, message, type=SERVER, code="timeout")
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody is there to answer."""
+
+
+class SlowReader(Exception):
+    """The client left its stream unread for too long: the connection is cut, nothing more can be said."""
+
+
+def _http(error: HTTPException) -> ErrorReply:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return ErrorReply(error.status_code, error.detail, code=code, headers=dict(error.headers or {}))
+
+
+def _queue_full(error: QueueFull) -> ErrorReply:
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    return ErrorReply(429, str(error), "rate_limit_error", code="queue_full", headers=headers)
+
+
+_TABLE: dict[type[BaseException], Callable[[Any], ErrorReply]] = {
+    ApiError: lambda e: e.reply,
+    HTTPException: _http,
+    InvalidRequest: lambda e: ErrorReply(400, str(e), param=e.field),
+    TemplateError: lambda e: ErrorReply(400, str(e), param="messages", code="template_error"),
+    QueueFull: _queue_full,
+    EngineDied: lambda e: ErrorReply(
+        503, str(e) or "the engine died", UNAVAILABLE, code="engine_died", headers={"retry-after": "2"}
+    ),
+    RequestFailed: lambda e: ErrorReply(500, str(e) or "the request failed", SERVER, code="request_failed"),
+}
+
+
+def reply_to(error: BaseException) -> ErrorReply | None:
+    """The table's answer, by the most specific class; None for what nobody foresaw."""
+    for kind in type(error).__mro__:
+        if kind in _TABLE:
+            return _TABLE[kind](error)
+    return None
+
+
+def unexpected(request_id: str) -> ErrorReply:
+    """The answer to a bug: says nothing of its inside, but how to find it in the log."""
+    return ErrorReply(
+        500, f"internal error; the log has it under request id {request_id}", SERVER, code="internal_error"
+    )

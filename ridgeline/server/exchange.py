@@ -1,0 +1,95 @@
+"""One HTTP request as every handler sees it: its id, its arrival, its body within bounds, its connection.
+
+Made by the gate, read by the handlers. Knows nothing of models or endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
+
+from ridgeline.server.errors import ApiError, ClientGone
+
+T = TypeVar("T")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_STATE_KEY = "ridgeline.exchange"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    request_id: str
+    path: str
+    arrival: float = field(default_factory=time.monotonic)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def begin(cls, scope: Scope, asked_id: str | None) -> Exchange:
+        """The client's own id is kept if it is short and plain; it will stand in headers and log lines."""
+        sane = asked_id is not None and _SANE_ID.fullmatch(asked_id) is not None
+        exchange = cls(asked_id if asked_id and sane else uuid.uuid4().hex, scope["path"])
+        scope[_STATE_KEY] = exchange
+        return exchange
+
+    @classmethod
+    def of(cls, request: Request) -> Exchange:
+        exchange: Exchange = request.scope[_STATE_KEY]
+        return exchange
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body, refused as soon as it is known to be too large: by its header, or while it comes."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A web page may send text/plain anywhere without asking; JSON it may not.
+        message = f"the content type is {kind or 'missing'}; send the header Content-Type: application/json"
+        raise ApiError(415, message, code="unsupported_media_type")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than {max_bytes} bytes, this server's limit", code="body_too_large"
+    )
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`; when the client disconnects first, cancel it and raise ClientGone.
+
+    Only for a request whose body has been read: then the next thing to receive is the disconnect.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

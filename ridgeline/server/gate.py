@@ -1,0 +1,73 @@
+"""Gate: every HTTP request passes here first and last. It gets its id, is checked for a key, and whatever
+is raised for it becomes an answer of the right shape. Nothing that happens to one request leaves here.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.server.auth import KeyRing
+from ridgeline.server.errors import ClientGone, ErrorReply, SlowReader, reply_to, unexpected
+from ridgeline.server.exchange import Exchange
+from ridgeline.server.front import Front
+from ridgeline.telemetry.logs import log_request
+
+log = logging.getLogger("ridgeline.server")
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, front: Front) -> None:
+        self._app = app
+        self._front = front
+        self._keys = KeyRing(front.config.accepted_keys())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["app"] = self._front  # handlers find it there; with it, Starlette raises 404 and 405 to us
+        headers = Headers(scope=scope)
+        exchange = Exchange.begin(scope, headers.get("x-request-id"))
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = exchange.request_id
+            await send(message)
+
+        try:
+            self._keys.check(scope["path"], headers)
+            await self._app(scope, receive, send_with_id)
+        except (ClientGone, SlowReader):
+            pass  # nobody is there; the course has booked it
+        except Exception as error:
+            reply = self._reply(error, exchange)
+            if not started:
+                self._refuse(reply, exchange)
+                await _response(reply)(scope, receive, send_with_id)
+            # A body that has begun stays unfinished: the server closes the connection, and the client sees
+            # that the answer is not whole.
+
+    def _reply(self, error: Exception, exchange: Exchange) -> ErrorReply:
+        reply = reply_to(error)
+        if reply is None:
+            log.exception(
+                "unexpected error", extra={"request_id": exchange.request_id, "path": exchange.path}
+            )
+            return unexpected(exchange.request_id)
+        return reply
+
+    def _refuse(self, reply: ErrorReply, exchange: Exchange) -> None:
+        reason = reply.code or reply.type
+        self._front.metrics.request_refused(reason, reply.status)
+        log_request(exchange.request_id, exchange.path, reply.status, error=reason)
+
+
+def _response(reply: ErrorReply) -> Response:
+    return Response(reply.body(), reply.status, reply.headers, "application/json")

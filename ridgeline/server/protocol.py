@@ -1,0 +1,176 @@
+"""The bodies clients may send, as typed structs: each field with what it means and how far it is served.
+
+`decoding` turns bytes into these, `validation` turns these into what the engine takes, and the tables of
+docs/http-api.md are generated from them. A field is supported, ignored (harmless, documented) or refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a field means. A refused field is still accepted where its value is null or in `harmless`."""
+
+    doc: str
+    status: Literal["supported", "ignored", "refused"] = "supported"
+    harmless: tuple[Any, ...] = ()
+
+
+def ignored(doc: str) -> About:
+    return About(doc, "ignored")
+
+
+def refused(doc: str, *harmless: Any) -> About:
+    return About(doc, "refused", harmless)
+
+
+@functools.cache
+def fields_of(body: type[msgspec.Struct]) -> dict[str, About]:
+    """Every field of a body with what is said about it, in the order of declaration."""
+    hints = typing.get_type_hints(body, include_extras=True)
+    return {
+        name: next(part for part in hints[name].__metadata__ if isinstance(part, About))
+        for name in body.__struct_fields__
+    }
+
+
+# Every count has a bound, so that no absurd number reaches the engine's wire format.
+Int = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON object with a closed set of fields."""
+
+
+class StreamOptions(Body, kw_only=True):
+    include_usage: Annotated[bool | None, About("send a last chunk with the usage")] = None
+    include_obfuscation: Annotated[bool | None, ignored("no padding is ever added")] = None
+
+
+class ContentPart(Body, kw_only=True):
+    type: Annotated[str, About("`text`; every other kind is refused")]
+    text: Annotated[str | None, About("the text of a `text` part")] = None
+    image_url: Annotated[Any, refused("images are not supported yet")] = None
+    video_url: Annotated[Any, refused("video is not supported yet")] = None
+    input_audio: Annotated[Any, refused("audio is not supported yet")] = None
+    file: Annotated[Any, refused("files are not supported yet")] = None
+    refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
+
+
+class Message(Body, kw_only=True):
+    role: Annotated[str, About("`system`, `developer` (rendered as `system`), `user` or `assistant`")]
+    content: Annotated[
+        str | list[ContentPart] | None, About("text, or text parts, which are joined with a newline")
+    ] = None
+    name: Annotated[str | None, About("given to the template, which may use it")] = None
+    refusal: Annotated[Any, refused("refusals are not supported yet")] = None
+    audio: Annotated[Any, refused("audio is not supported yet")] = None
+    tool_calls: Annotated[Any, refused("tool calls are not supported yet", [])] = None
+    tool_call_id: Annotated[Any, refused("tool calls are not supported yet")] = None
+    function_call: Annotated[Any, refused("function calls are not supported yet")] = None
+
+
+class GenerationRequest(Body, kw_only=True):
+    """What chat and completions have in common."""
+
+    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    stream: Annotated[bool | None, About("answer with server-sent events as the text is made")] = None
+    stream_options: Annotated[StreamOptions | None, About("only with `stream`; see below")] = None
+    n: Annotated[Int | None, About("samples per prompt, 1 to 128")] = None
+    max_tokens: Annotated[
+        Int | None, About("most tokens to make; with the prompt it must fit the context, else 400")
+    ] = None
+    min_tokens: Annotated[Int | None, About("tokens before which nothing stops it")] = None
+    temperature: Annotated[float | None, About("0 is greedy; default 1")] = None
+    top_p: Annotated[float | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
+    top_k: Annotated[Int | None, About("most likely tokens kept; 0 or -1: all")] = None
+    min_p: Annotated[float | None, About("least probability kept, relative to the best token's")] = None
+    presence_penalty: Annotated[float | None, About("-2 to 2")] = None
+    frequency_penalty: Annotated[float | None, About("-2 to 2")] = None
+    repetition_penalty: Annotated[float | None, About("0.01 to 10; 1 is off")] = None
+    logit_bias: Annotated[dict[str, float] | None, About("token id (as a string) to -100 … 100")] = None
+    seed: Annotated[int | None, About("same seed, same text, whatever else the server computes")] = None
+    stop: Annotated[str | list[str] | None, About("one string or up to 16; the text ends before it")] = None
+    stop_token_ids: Annotated[list[Int] | None, About("token ids that end the text")] = None
+    include_stop_str_in_output: Annotated[bool | None, About("keep the matched stop in the text")] = None
+    ignore_eos: Annotated[bool | None, About("do not stop at the end-of-sequence token")] = None
+    prompt_logprobs: Annotated[
+        Int | None, About("0 to 20 alternatives for every prompt token, as `prompt_logprobs` in the answer")
+    ] = None
+    priority: Annotated[Int | None, About("lower is served first; default 0")] = None
+    cache_salt: Annotated[str | None, About("requests share cached prefixes only with the same salt")] = None
+    include_timing: Annotated[bool | None, About("add `usage.timing`: one record per choice, in ms")] = None
+    skip_special_tokens: Annotated[bool | None, refused("only true is supported yet", True)] = None
+    user: Annotated[Any, ignored("an end user's name")] = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    messages: Annotated[list[Message], About("the conversation; at least one message")]
+    max_completion_tokens: Annotated[
+        Int | None, About("the newer name of `max_tokens`; default: what the context leaves")
+    ] = None
+    logprobs: Annotated[bool | None, About("log-probability of every token made")] = None
+    top_logprobs: Annotated[Int | None, About("0 to 20 alternatives per token; needs `logprobs`")] = None
+    add_generation_prompt: Annotated[
+        bool | None, About("end the rendered prompt with the assistant's opening; default true")
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, About("variables for the chat template")] = None
+    response_format: Annotated[Any, refused("structured output is not supported yet", {"type": "text"})] = (
+        None
+    )
+    tools: Annotated[Any, refused("tool calling is not supported yet", [])] = None
+    tool_choice: Annotated[Any, refused("tool calling is not supported yet", "none", "auto")] = None
+    functions: Annotated[Any, refused("function calling is not supported yet", [])] = None
+    function_call: Annotated[Any, refused("function calling is not supported yet", "none", "auto")] = None
+    modalities: Annotated[Any, refused("only text is made", ["text"])] = None
+    audio: Annotated[Any, refused("audio is not supported yet")] = None
+    prediction: Annotated[Any, refused("predicted outputs are not supported yet")] = None
+    reasoning_effort: Annotated[Any, refused("reasoning control is not supported yet")] = None
+    verbosity: Annotated[Any, refused("verbosity control is not supported yet", "medium")] = None
+    web_search_options: Annotated[Any, refused("web search is not supported yet")] = None
+    continue_final_message: Annotated[Any, refused("continuing a message is not supported yet", False)] = None
+    chat_template: Annotated[Any, refused("a client's own template is not accepted")] = None
+    documents: Annotated[Any, refused("documents are not supported yet", [])] = None
+    store: Annotated[Any, refused("nothing is stored", False)] = None
+    metadata: Annotated[Any, ignored("nothing is stored")] = None
+    parallel_tool_calls: Annotated[Any, ignored("there are no tool calls")] = None
+    service_tier: Annotated[Any, ignored("there is one tier")] = None
+    prompt_cache_key: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    safety_identifier: Annotated[Any, ignored("an end user's name")] = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: Annotated[
+        str | list[int | str | list[int]],
+        About("text, token ids, or a list of either: choice `i·n + j` is sample `j` of prompt `i`"),
+    ]
+    logprobs: Annotated[Int | None, About("0 to 20 alternatives per token, in the older shape")] = None
+    echo: Annotated[bool | None, About("begin with the prompt, with its log-probabilities if asked")] = None
+    add_special_tokens: Annotated[
+        bool | None, About("begin a text prompt with the model's own special tokens; default true")
+    ] = None
+    suffix: Annotated[Any, refused("infilling is not supported yet", "")] = None
+    best_of: Annotated[Any, refused("best_of is not supported; ask for n and choose", 1)] = None
+
+
+class TokenizeRequest(Body, kw_only=True):
+    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    prompt: Annotated[str | None, About("text; either this or `messages`")] = None
+    messages: Annotated[list[Message] | None, About("a conversation, rendered as chat renders it")] = None
+    add_special_tokens: Annotated[bool | None, About("for `prompt`; default true")] = None
+    add_generation_prompt: Annotated[bool | None, About("for `messages`; default true")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, About("for `messages`")] = None
+    return_token_strs: Annotated[bool | None, About("also the text of every token")] = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    tokens: Annotated[list[Int], About("token ids")]
+    skip_special_tokens: Annotated[bool | None, About("leave special tokens out; default false")] = None

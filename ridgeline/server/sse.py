@@ -1,0 +1,127 @@
+"""The two kinds of answer to a request for text: whole, or as server-sent events while it is made.
+
+Both are ASGI apps that run one Course. A stream that fails after its first byte ends with an error event
+and a broken body, never with [DONE] or a clean end; a reader that stalls is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.server.choices import Piece
+from ridgeline.server.course import Course
+from ridgeline.server.errors import ClientGone, SlowReader, reply_to, unexpected
+from ridgeline.server.exchange import while_connected
+from ridgeline.server.front import Front
+from ridgeline.server.responses import Event, Usage, Whole, encode
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+]
+
+
+class Shape(Protocol):
+    """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said."""
+
+    def events(self, piece: Piece) -> list[Event]: ...
+
+    def usage_event(self, usage: Usage) -> Event: ...
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Whole: ...
+
+
+def event(body: Event) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"
+
+
+class WholeAnswer:
+    """Everything at once, when all choices have ended."""
+
+    def __init__(self, course: Course, shape: Shape) -> None:
+        self._course = course
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._course:
+            pieces = await while_connected(receive, self._collect())
+            usage = self._course.choices.usage(self._course.job.include_timing)
+            body = encode(self._shape.whole(pieces, usage))
+            response = Response(body, media_type="application/json", headers=self._timing_headers())
+            await response(scope, receive, send)
+
+    async def _collect(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        while (more := await self._course.next_pieces()) is not None:
+            pieces += more
+        return pieces
+
+    def _timing_headers(self) -> dict[str, str]:
+        """The first choice's figures, for a glance without a parser."""
+        timing = self._course.choices.timings.get(0)
+        if timing is None:
+            return {}
+        named = {"queue": timing.queue_s, "ttft": timing.ttft_s, "inference": timing.inference_s}
+        return {f"x-ridgeline-{name}-ms": f"{s * 1000:.1f}" for name, s in named.items() if s is not None}
+
+
+class EventStream:
+    """Events as the text is made; all that is waiting goes out in one send."""
+
+    def __init__(self, front: Front, course: Course, shape: Shape) -> None:
+        self._config = front.config
+        self._course = course
+        self._shape = shape
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._course:
+            try:
+                tail = await while_connected(receive, self._stream(send))
+            except (ClientGone, SlowReader):
+                raise  # nobody reads any more
+            except Exception as error:
+                if self._started:
+                    reply = reply_to(error) or unexpected(self._course.exchange.request_id)
+                    await self._write(send, b"data: " + reply.body() + b"\n\n")
+                raise
+            await self._write(send, tail, more_body=False)
+
+    async def _stream(self, send: Send) -> bytes:
+        """Send all pieces; return what remains to be said once all is well."""
+        # Until headers are sent an error can still have its own status, so they wait a little.
+        pieces = await self._course.next_pieces(self._config.stream_headers_s)
+        await self._start(send, first_token=bool(pieces))
+        while pieces is not None:
+            events = [event(body) for piece in pieces for body in self._shape.events(piece)]
+            await self._write(send, b"".join(events) or KEEPALIVE)
+            pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
+        if not self._course.job.include_usage:
+            return DONE
+        usage = self._course.choices.usage(self._course.job.include_timing)
+        return event(self._shape.usage_event(usage)) + DONE
+
+    async def _start(self, send: Send, first_token: bool) -> None:
+        headers = list(_HEADERS)
+        if first_token:
+            ttft_ms = (time.monotonic() - self._course.exchange.arrival) * 1000
+            headers.append((b"x-ridgeline-ttft-ms", f"{ttft_ms:.1f}".encode()))
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _write(self, send: Send, body: bytes, more_body: bool = True) -> None:
+        """Hand bytes to the socket; a reader that leaves it full for too long is given up."""
+        try:
+            async with asyncio.timeout(self._config.stream_stall_s):
+                await send({"type": "http.response.body", "body": body, "more_body": more_body})
+        except TimeoutError:
+            raise SlowReader from None

@@ -1,0 +1,43 @@
+"""POST /tokenize and /detokenize: the model's tokenizer, with chat rendered exactly as chat renders it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.server.decoding import decode
+from ridgeline.server.errors import BadRequest
+from ridgeline.server.exchange import read_body
+from ridgeline.server.front import Front
+from ridgeline.server.logprobs import TokenNames
+from ridgeline.server.prompts import chat_ids, text_ids
+from ridgeline.server.protocol import DetokenizeRequest, TokenizeRequest
+from ridgeline.server.responses import Text, Tokens, encode
+from ridgeline.server.validation import check_token_ids
+
+
+async def tokenize(request: Request) -> Response:
+    front = Front.of(request)
+    body = decode(await read_body(request, front.config.max_body_bytes), TokenizeRequest)
+    front.served_name(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("prompt", "give either prompt or messages")
+    client = front.ready_client()
+    if body.messages is not None:
+        ids = await chat_ids(client.tokenizer, body.messages, body)
+    else:
+        ids = await text_ids(client.tokenizer, body.prompt or "", body.add_special_tokens is not False)
+    names = TokenNames(client.tokenizer)
+    extra = {"token_strs": [names.name(id) for id in ids]} if body.return_token_strs else {}
+    answer = Tokens(len(ids), client.hello.max_context, ids, **extra)
+    return Response(encode(answer), media_type="application/json")
+
+
+async def detokenize(request: Request) -> Response:
+    front = Front.of(request)
+    body = decode(await read_body(request, front.config.max_body_bytes), DetokenizeRequest)
+    front.served_name(body.model)
+    client = front.ready_client()
+    check_token_ids(body.tokens, "tokens", client.hello.vocab_size)
+    text = client.tokenizer.decode(body.tokens, skip_special=bool(body.skip_special_tokens))
+    return Response(encode(Text(text)), media_type="application/json")

@@ -1,0 +1,159 @@
+"""A decoded body becomes what the engine takes: messages, sampling parameters, lengths that fit.
+
+Everything the engine would refuse is refused here first, under the name the client used for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.request import MAX_TOP_LOGPROBS, SamplingParams
+from ridgeline.server.errors import BadRequest
+from ridgeline.server.protocol import GenerationRequest, Message
+
+MAX_STOPS = 16
+MAX_BIASES = 1024
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+UNSUPPORTED_ROLES = ("tool", "function")
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """The conversation as the chat template takes it: plain roles, plain text."""
+    if not messages:
+        raise BadRequest("messages", "at least one message is needed")
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: Message, path: str) -> dict[str, Any]:
+    if message.role in UNSUPPORTED_ROLES:
+        raise BadRequest(
+            f"{path}.role", f"{message.role!r} messages are not supported yet", "unsupported_field"
+        )
+    if message.role not in ROLES:
+        raise BadRequest(f"{path}.role", f"unknown role {message.role!r}; known are {', '.join(ROLES)}")
+    rendered = {"role": ROLES[message.role], "content": _text(message, path)}
+    return rendered if message.name is None else {**rendered, "name": message.name}
+
+
+def _text(message: Message, path: str) -> str:
+    if message.content is None:
+        raise BadRequest(f"{path}.content", "this field is required", "missing_field")
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            where = f"{path}.content[{i}].type"
+            raise BadRequest(
+                where, f"{part.type!r} parts are not supported yet; only text is", "unsupported_field"
+            )
+        if part.text is None:
+            raise BadRequest(f"{path}.content[{i}].text", "this field is required", "missing_field")
+        texts.append(part.text)
+    if not texts:
+        raise BadRequest(f"{path}.content", "at least one part is needed")
+    return "\n".join(texts)
+
+
+def sampling_params(
+    body: GenerationRequest,
+    *,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    logprobs: int | None,
+    logprobs_field: str,
+    prompt_logprobs: int | None,
+    vocab_size: int,
+) -> SamplingParams:
+    """The body's options; absent and null mean the default. The named fields differ between endpoints."""
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stops) > MAX_STOPS:
+        raise BadRequest("stop", f"at most {MAX_STOPS} stop strings, got {len(stops)}")
+    stop_ids = tuple(body.stop_token_ids or ())
+    check_token_ids(stop_ids, "stop_token_ids", vocab_size)
+    if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
+        raise BadRequest(logprobs_field, f"must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}")
+    given = {
+        name: value
+        for name in _SAME_NAME
+        if (value := getattr(body, name)) is not None  # null is OpenAI's way to say "default"
+    }
+    try:
+        return SamplingParams(
+            **given,
+            max_tokens=max_tokens,
+            top_k=0 if body.top_k in (None, -1) else body.top_k,
+            logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+            stop=stops,
+            stop_token_ids=stop_ids,
+            include_stop=bool(body.include_stop_str_in_output),
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+    except InvalidRequest as error:
+        field = max_tokens_field if error.field == "max_tokens" else error.field
+        raise BadRequest(field, error.message) from None
+
+
+_SAME_NAME = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+)
+
+
+def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
+    if len(biases) > MAX_BIASES:
+        raise BadRequest("logit_bias", f"at most {MAX_BIASES} tokens, got {len(biases)}")
+    by_id = {}
+    for key, bias in biases.items():
+        # str.isdecimal alone would let other scripts' digits through.
+        if not (key.isascii() and key.isdecimal()) or len(key) > 10:
+            raise BadRequest(f"logit_bias.{key}", f"{key!r} is not a token id")
+        check_token_ids([int(key)], f"logit_bias.{key}", vocab_size)
+        by_id[int(key)] = bias
+    return by_id
+
+
+def check_token_ids(ids: Iterable[int], param: str, vocab_size: int) -> None:
+    for id in ids:
+        if not 0 <= id < vocab_size:
+            raise BadRequest(param, f"token id {id} is not in the vocabulary (0 to {vocab_size - 1})")
+
+
+def check_context(prompt_tokens: int, params: SamplingParams, max_context: int, prompt_field: str) -> None:
+    """The prompt and all tokens asked for must fit: an answer cut short without being told is worse."""
+    code = "context_length_exceeded"
+    if prompt_tokens == 0:
+        raise BadRequest(prompt_field, "the prompt has no tokens")
+    if prompt_tokens >= max_context:
+        message = f"the prompt has {prompt_tokens} tokens, the context {max_context}; shorten the prompt"
+        raise BadRequest(prompt_field, message, code)
+    asked = params.max_tokens or 0
+    if prompt_tokens + asked > max_context:
+        message = (
+            f"{prompt_tokens} prompt tokens and {asked} asked for exceed the context of {max_context}; "
+            f"ask for at most {max_context - prompt_tokens}"
+        )
+        raise BadRequest(prompt_field, message, code)
+    if prompt_tokens + params.min_tokens > max_context:
+        message = (
+            f"{params.min_tokens} tokens cannot be made: the context leaves {max_context - prompt_tokens}"
+        )
+        raise BadRequest("min_tokens", message, code)
+
+
+def check_stream_options(body: GenerationRequest) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options", "only allowed together with stream: true")
+    if body.cache_salt == "":
+        raise BadRequest("cache_salt", "must not be empty; leave it out to share the common cache")
