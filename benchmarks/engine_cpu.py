@@ -116,7 +116,7 @@ def decode_limit(llm: LLM, batch: int) -> float:
 
 
 def prefill_limit(llm: LLM) -> float:
-    flops = llm.engine.spec.prefill_flops(PROMPT_TOKENS, PROMPT_TOKENS)
+    flops = llm.engine.spec.prefill_flops(PROMPT_TOKENS)
     return PROMPT_TOKENS / (flops / llm.engine.limits["flops_per_s"])
 
 

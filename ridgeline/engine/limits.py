@@ -17,6 +17,7 @@ from ridgeline.models.spec import ModelSpec
 READ_BYTES = 128 << 20  # larger than most caches; a smaller model may read faster than this from L3
 MATMUL_SIZE = 1024
 REPEATS = 3
+PREFILL_TOKENS = 512  # the prompt length the prefill limit is stated for
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def measure_limits(spec: ModelSpec, dtype: torch.dtype) -> MeasuredLimits:
         read_bytes_per_s=read,
         flops_per_s=flops,
         decode_tokens_per_s=read / spec.weight_bytes(dtype.itemsize),
-        prefill_tokens_per_s=flops / spec.flops_per_token_prefill,
+        prefill_tokens_per_s=flops / spec.prefill_flops_per_token(PREFILL_TOKENS),
     )
 
 

@@ -47,7 +47,6 @@ class Completion:
 class Generation:
     """A request's answer: its prompt as the model saw it, and n completions."""
 
-    request_id: str
     prompt_ids: list[int]
     completions: list[Completion]
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

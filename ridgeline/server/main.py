@@ -49,7 +49,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
 
 async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listener: socket.socket) -> int:
     metrics = ServerMetrics()
-    supervisor = Supervisor(engine, path, server.log_level)
+    supervisor = Supervisor(engine, path, server.stall_s, server.log_level)
     supervisor.on_restart = metrics.engine_restarted
     supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
     http = _Http(

@@ -29,8 +29,7 @@ from ridgeline.models.tokenizer import Tokenizer
 log = logging.getLogger("ridgeline.supervisor")
 
 PING_EVERY_S = 1.0
-STALLED_AFTER_S = 15.0  # no sign of the loop for so long: not ready, and its stacks are dumped to the log
-HUNG_AFTER_S = 120.0  # then it is killed and started again
+HUNG_AFTER_STALLS = 8  # an engine silent for so many stall times is killed and started again
 RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after each death in a row; the last one repeats
 STABLE_AFTER_S = 60.0  # an engine that lived so long starts the row afresh
 
@@ -40,7 +39,9 @@ class EngineCannotStart(Exception):
 
 
 class Supervisor:
-    def __init__(self, config: EngineConfig, path: Path, log_level: str = "info") -> None:
+    def __init__(
+        self, config: EngineConfig, path: Path, stall_s: float = 15.0, log_level: str = "info"
+    ) -> None:
         self.client: AsyncClient | None = None
         self.draining = False
         self.restarts = 0
@@ -49,6 +50,7 @@ class Supervisor:
         self._config = config
         self._path = path
         self._tokenizer: Tokenizer | None = None
+        self._stall_s = stall_s
         self._log_level = log_level
         self._process: asyncio.subprocess.Process | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))
@@ -67,7 +69,7 @@ class Supervisor:
         if self.client is None or self.client.closed.is_set():
             return False, "the engine is not running; it is being started"
         silent_s = time.monotonic() - self.client.heard_at
-        if silent_s > STALLED_AFTER_S:
+        if silent_s > self._stall_s:
             return False, f"the engine's loop has made no progress for {silent_s:.0f} s"
         return True, "ready"
 
@@ -163,7 +165,7 @@ class Supervisor:
 
     def _check_progress(self, client: AsyncClient) -> None:
         silent_s = time.monotonic() - client.heard_at
-        if silent_s < STALLED_AFTER_S:
+        if silent_s < self._stall_s:
             self._stalled = False
             return
         assert self._process is not None
@@ -171,7 +173,7 @@ class Supervisor:
             self._stalled = True
             log.error("no progress for %.0f s; asking the engine where it is", silent_s)
             self._signal(signal.SIGUSR1)
-        elif silent_s > HUNG_AFTER_S:
+        elif silent_s > HUNG_AFTER_STALLS * self._stall_s:
             log.error("no progress for %.0f s; killing the engine", silent_s)
             self._signal(signal.SIGKILL)
 

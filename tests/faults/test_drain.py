@@ -1,0 +1,75 @@
+"""SIGTERM: nothing new, what runs finishes up to a deadline, exit 0."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import httpx
+
+from tests.faults.conftest import chat_body, events_of, is_clean_end
+
+
+def stream_in_background(server, body) -> tuple[threading.Thread, list[str], threading.Event]:
+    lines: list[str] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        try:
+            with httpx.stream(
+                "POST", f"{server.base_url}/v1/chat/completions", json=body, timeout=120
+            ) as stream:
+                for line in stream.iter_lines():
+                    lines.append(line)
+                    if '"content":"' in line:
+                        begun.set()
+        except httpx.TransportError as error:
+            lines.append(f"transport error: {error}")
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(60)
+    return thread, lines, begun
+
+
+def test_sigterm_finishes_running_streams_and_takes_nothing_new(serve):
+    server = serve()
+    thread, lines, _ = stream_in_background(server, chat_body(max_tokens=60))
+    server.process.send_signal(signal.SIGTERM)
+    refused = _wait_for_refusal(server)
+    thread.join(60)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert is_clean_end(lines)
+    assert events_of(lines)[-1]["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(30) == 0
+
+
+def _wait_for_refusal(server) -> httpx.Response:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        answer = httpx.post(
+            f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=1), timeout=30
+        )
+        if answer.status_code != 200:
+            return answer
+    raise AssertionError("new requests were still taken while draining")
+
+
+def test_a_stream_longer_than_the_deadline_is_told(serve):
+    server = serve("--drain-s", "1")
+    thread, lines, _ = stream_in_background(server, chat_body(max_tokens=4000))
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    thread.join(30)
+    assert "error" in events_of(lines)[-1]
+    assert not is_clean_end(lines)
+
+
+def test_an_idle_server_stops_at_once(serve):
+    server = serve()
+    started = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    assert time.monotonic() - started < 8

@@ -1,0 +1,94 @@
+"""The engine process dies, hangs or loses its front: everybody is told, and the service comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import await_ready
+from tests.faults.conftest import chat_body, engine_pid, events_of, is_clean_end, metric
+
+
+def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(serve):
+    server = serve()
+    killed = engine_pid(server)
+    lines: list[str] = []
+    with httpx.stream(
+        "POST", f"{server.base_url}/v1/chat/completions", json=chat_body(), timeout=60
+    ) as stream:
+        for line in stream.iter_lines():
+            lines.append(line)
+            if sum('"content":"' in one for one in lines) == 3:
+                os.kill(killed, signal.SIGKILL)
+                break
+        ready_after = _first_not_ready(server)
+        lines += list(stream.iter_lines())
+    assert ready_after < 1.0, "/ready must turn red at once"
+    assert "error" in events_of(lines)[-1]
+    assert events_of(lines)[-1]["error"]["message"]
+    assert not is_clean_end(lines)
+    await_ready(server)
+    assert engine_pid(server) != killed
+    again = httpx.post(
+        f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=4), timeout=60
+    )
+    assert again.status_code == 200
+    assert again.json()["usage"]["completion_tokens"] == 4
+    assert metric(server, "ridgeline:engine_restarts_total") == 1
+
+
+def _first_not_ready(server) -> float:
+    started = time.monotonic()
+    while time.monotonic() - started < 10:
+        if httpx.get(f"{server.base_url}/ready").status_code == 503:
+            return time.monotonic() - started
+        time.sleep(0.01)
+    raise AssertionError("/ready stayed green though the engine is dead")
+
+
+def test_a_waiting_answer_of_a_killed_engine_is_an_error_not_a_short_answer(serve):
+    server = serve()
+    with httpx.Client(base_url=server.base_url, timeout=60) as client:
+        import threading
+
+        threading.Timer(1.0, lambda: os.kill(engine_pid(server), signal.SIGKILL)).start()
+        answer = client.post("/v1/chat/completions", json=chat_body(stream=False, max_tokens=2000))
+    assert answer.status_code >= 500
+    assert answer.json()["error"]["message"]
+
+
+def test_a_stopped_engine_is_not_ready_until_it_goes_on(serve):
+    """Alive is not enough: readiness is progress."""
+    server = serve("--stall-s", "2")
+    pid = engine_pid(server)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 15
+        while httpx.get(f"{server.base_url}/ready").status_code == 200:
+            assert time.monotonic() < deadline, "/ready stayed green though the engine's loop stands still"
+            time.sleep(0.1)
+        assert "progress" in httpx.get(f"{server.base_url}/ready").text
+        assert httpx.get(f"{server.base_url}/health").status_code == 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await_ready(server, 15)
+    assert engine_pid(server) == pid
+
+
+def test_an_engine_without_its_front_leaves(serve):
+    server = serve()
+    pid = engine_pid(server)
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+        assert time.monotonic() < deadline, "the engine outlived its front"
+        time.sleep(0.1)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
