@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -190,6 +191,22 @@ def test_dynamic_scaling_changes_nothing_up_to_the_trained_context_and_is_refuse
     assert torch.equal(*results)
     with pytest.raises(UnsupportedModel, match="trained context of 64 tokens, not up to 65"):
         Decoder(scaled, weights, select_backend("torch"), max_context=65)
+
+
+def test_yarn_multiplies_by_its_usual_factor_where_the_spec_states_none() -> None:
+    """Cosine and sine both grow by 0.1 · ln(4) + 1, so q · k grows by its square."""
+    stated, unstated = (
+        RopeSpec(10000.0, 8, RopeScaling("yarn", 4.0, original_context=16, attention_factor=factor))
+        for factor in (0.1 * math.log(4.0) + 1, None)
+    )
+    weights = random_weights(small_spec(), torch.float32)
+    inputs = StepInputs.from_rows([InputRow(random_tokens(30), 0, [1, 2], 0)], BLOCK_SIZE)
+    results = []
+    for rope in (stated, unstated):
+        decoder = Decoder(small_spec(rope), weights, select_backend("torch"))
+        with torch.inference_mode():
+            results.append(decoder.forward(inputs, allocate_kv(decoder.spec, 3, BLOCK_SIZE, torch.float32)))
+    torch.testing.assert_close(*results)
 
 
 def test_a_scaling_that_lacks_a_number_is_refused_by_its_name() -> None:
