@@ -1,0 +1,80 @@
+"""The app over a scripted client: called in-process, or served by a real uvicorn on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+
+from ridgeline.server.app import build_app
+from ridgeline.server.config import ServerConfig
+from ridgeline.telemetry.metrics import ServerMetrics
+from tests.server.scripted_client import Script, ScriptedClient, ScriptedSupervisor, say
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@dataclass
+class Stage:
+    """One app with its scripted engine."""
+
+    script: Script = field(default_factory=lambda: say("hé!"))
+    config: ServerConfig = field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        self.client = ScriptedClient(self.script)
+        self.supervisor = ScriptedSupervisor(self.client)
+        self.metrics = ServerMetrics("m")
+        self.app = build_app(self.config, self.supervisor, self.metrics, ["m", "alias"])
+
+    def metrics_text(self) -> str:
+        return self.metrics.render(self.client.stats)[0].decode()
+
+    def http(self, **options: Any) -> httpx.AsyncClient:
+        """A client that calls the app in-process."""
+        transport = httpx.ASGITransport(self.app)
+        return httpx.AsyncClient(transport=transport, base_url="http://ridgeline", **options)
+
+    async def post(self, path: str = CHAT, body: Any = None, **options: Any) -> httpx.Response:
+        async with self.http() as http:
+            if body is not None:
+                options["json"] = body
+            return await http.post(path, **options)
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[httpx.AsyncClient]:
+        """The same app behind a real server and real sockets."""
+        with contextlib.closing(socket.socket()) as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()  # connections wait until the server takes them
+            port = listener.getsockname()[1]
+            server = _Uvicorn(uvicorn.Config(self.app, log_level="critical", lifespan="off"))
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+                    yield http
+            finally:
+                server.should_exit = server.force_exit = True
+                await task
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to pytest."""
+        yield
+
+
+async def until(condition: Any, limit_s: float = 5.0) -> None:
+    """Wait for something that happens soon; say so if it does not."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.005)

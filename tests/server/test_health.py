@@ -1,0 +1,67 @@
+"""What operators ask: /health, /ready, /metrics, /version, /v1/models, /debug/steps, and CORS."""
+
+from __future__ import annotations
+
+import json
+
+import ridgeline
+from ridgeline.server.config import ServerConfig
+from tests.server.scripted_client import MAX_CONTEXT
+from tests.server.stage import CHAT, Stage
+
+
+async def test_health_is_green_while_ready_is_red_with_the_reason(stage: Stage) -> None:
+    async with stage.http() as http:
+        assert (await http.get("/ready")).status_code == 200
+        stage.supervisor.reason = "the engine is being started"
+        stage.supervisor.client = None
+        ready = await http.get("/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "the engine is being started")
+        assert (await http.get("/health")).status_code == 200
+        assert "engine_up" in (await http.get("/metrics")).text
+        assert (await http.get("/debug/steps")).status_code == 503
+        assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] is None
+
+
+async def test_metrics_say_whether_the_engine_is_up(stage: Stage) -> None:
+    async with stage.http() as http:
+        response = await http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain")
+        assert 'ridgeline:engine_up{model_name="m"} 1.0' in response.text
+        stage.client.closed.set()
+        assert 'ridgeline:engine_up{model_name="m"} 0.0' in (await http.get("/metrics")).text
+
+
+async def test_models_are_listed_and_shown(stage: Stage) -> None:
+    async with stage.http() as http:
+        listed = (await http.get("/v1/models")).json()
+        shown = await http.get("/v1/models/alias")
+        missing = await http.get("/v1/models/org/other")
+    assert (listed["object"], [card["id"] for card in listed["data"]]) == ("list", ["m", "alias"])
+    assert shown.json() == listed["data"][1]
+    assert (shown.json()["object"], shown.json()["max_model_len"]) == ("model", MAX_CONTEXT)
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "model")
+
+
+async def test_steps_are_one_json_object_per_line(stage: Stage) -> None:
+    async with stage.http() as http:
+        lines = (await http.get("/debug/steps")).text.splitlines()
+    assert [json.loads(line)["prefill_tokens"] for line in lines] == [10]
+
+
+async def test_version(stage: Stage) -> None:
+    async with stage.http() as http:
+        assert (await http.get("/version")).json() == {"version": ridgeline.__version__}
+
+
+async def test_only_named_origins_may_call_from_a_browser() -> None:
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    stage = Stage(config=ServerConfig(cors_origins=("https://app.example",), api_keys=("k",)))
+    async with stage.http() as http:
+        allowed = await http.options(CHAT, headers={**preflight, "origin": "https://app.example"})
+        other = await http.options(CHAT, headers={**preflight, "origin": "https://evil.example"})
+        refused = await http.post(CHAT, json={}, headers={"origin": "https://app.example"})
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-origin" not in other.headers
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://app.example"

@@ -1,0 +1,35 @@
+"""Request ids: the client's own if it is sane, else one of ours; in the header, the body and the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.stage import CHAT, HELLO, Stage
+
+
+async def test_a_sane_id_is_kept_and_is_the_basis_of_the_answer_id(stage: Stage) -> None:
+    response = await stage.post(CHAT, HELLO, headers={"x-request-id": "trace-7.a:b_c"})
+    assert response.headers["x-request-id"] == "trace-7.a:b_c"
+    assert response.json()["id"] == "chatcmpl-trace-7.a:b_c"
+
+
+@pytest.mark.parametrize("asked", ["", "x" * 129, "two words", "naïve", 'a"b', "a/b"])
+async def test_any_other_id_is_replaced(stage: Stage, asked: str) -> None:
+    response = await stage.post(CHAT, HELLO, headers={"x-request-id": asked.encode()})
+    given = response.headers["x-request-id"]
+    assert given != asked
+    assert len(given) == 32
+    assert response.json()["id"] == f"chatcmpl-{given}"
+
+
+async def test_two_requests_with_one_id_do_not_meet_in_the_engine(stage: Stage) -> None:
+    for _ in range(2):
+        await stage.post(CHAT, HELLO, headers={"x-request-id": "same"})
+    first, second = (asked["request_id"] for asked in stage.client.asked)
+    assert first != second
+    assert first.startswith("same")
+
+
+async def test_errors_carry_the_id_too(stage: Stage) -> None:
+    response = await stage.post(CHAT, {"bad": 1}, headers={"x-request-id": "mine"})
+    assert (response.status_code, response.headers["x-request-id"]) == (400, "mine")
