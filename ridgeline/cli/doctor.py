@@ -1,0 +1,255 @@
+"""`ridgeline doctor`: what this machine has, what is slow or missing, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.cli import machine, measure
+from ridgeline.cli.parsing import DEFAULT_MODEL, Verbs, add_verb
+from ridgeline.models.pull import needed_bytes
+from ridgeline.models.registry import cache_dir, cached_file, find_known
+
+GB, GIB = 1e9, 1 << 30
+MIN_MEMORY_BYTES = 2 * GIB  # the default model in float32 takes 0.5 GiB; torch, KV and activations the rest
+SLOW_READ_BYTES_PER_S = 10 * GB  # a laptop of the last ten years reads faster
+HUB_URL, HUB_TIMEOUT_S = "https://huggingface.co", 5
+
+DESCRIPTION = """\
+Check this machine: what is there, what is slow, what is missing, and what to do about it. Measures memory
+bandwidth and matrix rates (a few seconds, in child processes) and says which decode speed they allow.
+Exit code 0: models can be served here."""
+
+EXAMPLES = """\
+  ridgeline doctor
+  ridgeline doctor --quick --json
+  ridgeline doctor --online
+"""
+
+Status = Literal["ok", "slow", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    status: Status
+    subject: str
+    value: str
+    advice: str = ""
+    fatal: bool = False  # nothing can be served as long as this is so
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "doctor", "check this machine", DESCRIPTION, EXAMPLES)
+    parser.add_argument("--quick", action="store_true", help="measure nothing")
+    parser.add_argument("--online", action="store_true", help="also try to reach the Hugging Face hub")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    findings = []
+    for finding in examine(quick=args.quick, online=args.online):
+        findings.append(finding)
+        if not args.json:
+            print(line(finding), flush=True)
+    usable = not any(finding.fatal for finding in findings)
+    if args.json:
+        print(json.dumps({"usable": usable, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print("usable: models can be served here" if usable else "not usable: see what is missing above")
+    return 0 if usable else 1
+
+
+def line(finding: Finding) -> str:
+    text = f"{finding.status:<8} {finding.subject:<13} {finding.value}"
+    return f"{text}\n{'':<22} → {finding.advice}" if finding.advice else text
+
+
+def examine(*, quick: bool = False, online: bool = False) -> Iterator[Finding]:
+    """All findings, the cheap ones first."""
+    chip = machine.processor()
+    yield check_python(sys.version_info[:3])
+    yield Finding("ok", "processor", chip.model)
+    yield check_instruction_sets(chip)
+    yield check_cores(machine.cores())
+    yield check_memory(machine.memory())
+    yield check_disk(cache_dir())
+    yield check_default_model()
+    yield check_compiler()
+    yield check_pip()
+    if online:
+        yield check_hub()
+    measured = measure.in_child("torch", *(() if quick else ("bandwidth", "float32")))
+    yield from check_torch(measured)
+    if not quick and "torch" in measured.values:
+        bfloat16 = measure.in_child("bfloat16")
+        yield from check_rates(measured, bfloat16)
+        if "AMX" in chip.sets:
+            yield check_amx(measure.in_child("bfloat16", isa=None))
+
+
+def check_python(version: tuple[int, ...]) -> Finding:
+    text = ".".join(map(str, version))
+    if version < (3, 11):
+        return Finding("missing", "python", text, "ridgeline needs Python 3.11 or newer", fatal=True)
+    return Finding("ok", "python", text)
+
+
+def check_instruction_sets(chip: machine.Processor) -> Finding:
+    value = f"{', '.join(chip.sets) or 'none known'}; not there: {', '.join(chip.missing_sets) or 'none'}"
+    if chip.is_x86 and "AVX2" not in chip.sets:
+        return Finding("slow", "instructions", value, "without AVX2 everything is several times slower")
+    return Finding("ok", "instructions", value)
+
+
+def check_cores(found: machine.Cores) -> Finding:
+    quota = "none" if found.quota is None else f"{found.quota:g}"
+    value = f"{found.usable} usable of {found.present} (affinity {found.affinity}, quota {quota})"
+    if found.usable < 2:
+        return Finding(
+            "slow", "cores", value, "give the process more cores: taskset, docker --cpus, cpu limits"
+        )
+    return Finding("ok", "cores", value)
+
+
+def check_memory(found: machine.Memory) -> Finding:
+    limit = "none" if found.group_limit_bytes is None else f"{found.group_limit_bytes / GIB:.1f} GiB"
+    value = (
+        f"{found.usable_bytes / GIB:.1f} GiB usable of {found.total_bytes / GIB:.1f} (group limit {limit})"
+    )
+    if found.usable_bytes < MIN_MEMORY_BYTES:
+        needed = f"{MIN_MEMORY_BYTES / GIB:.0f} GiB"
+        advice = f"the default model needs about {needed}: end other programs or raise the limit"
+        return Finding("missing", "memory", value, advice, fatal=True)
+    return Finding("ok", "memory", value)
+
+
+def check_disk(cache: Path) -> Finding:
+    known = find_known(DEFAULT_MODEL)
+    assert known is not None
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    value = f"{free / GB:.1f} GB free in {cache}"
+    needed = 0 if cached_file(known).is_file() else needed_bytes(known)
+    if free < needed:
+        advice = f"pulling the default model needs {needed / GB:.1f} GB; RIDGELINE_CACHE names another place"
+        return Finding("missing", "disk", value, advice, fatal=True)
+    return Finding("ok", "disk", value)
+
+
+def check_default_model() -> Finding:
+    known = find_known(DEFAULT_MODEL)
+    assert known is not None
+    if cached_file(known).is_file():
+        return Finding("ok", "model", f"{known.name}, {known.bytes / 1e6:.0f} MB")
+    advice = f"fetched when first used, or now: ridgeline models pull {known.name}"
+    return Finding("missing", "model", f"{known.name} is not in the cache", advice)
+
+
+def check_compiler() -> Finding:
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            done = subprocess.run([name, "--version"], capture_output=True, text=True)
+            first = done.stdout.splitlines()[:1]
+            return Finding("ok", "compiler", first[0] if first else name)
+    return Finding(
+        "missing", "compiler", "no c++, g++ or clang++", "needed to build native kernels: install g++"
+    )
+
+
+def check_pip() -> Finding:
+    if importlib.util.find_spec("pip") is None:
+        advice = f"needed by `ridgeline models pull`: {sys.executable} -m ensurepip"
+        return Finding("missing", "pip", f"not in {sys.executable}", advice)
+    from importlib.metadata import version
+
+    return Finding("ok", "pip", version("pip"))
+
+
+def check_hub(url: str = HUB_URL) -> Finding:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
+    except urllib.error.HTTPError as error:
+        return Finding("ok", "hub", f"{url} answers ({error.code})")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        advice = "hf:org/name cannot be fetched; short names, directories and .gguf files work"
+        return Finding("missing", "hub", f"{url}: {reason}", advice)
+    return Finding("ok", "hub", f"{url} answers")
+
+
+def check_torch(measured: measure.Measured) -> Iterator[Finding]:
+    found = measured.values
+    if "torch" not in found:
+        advice = "install it: pip install torch (the CPU build is enough)"
+        yield Finding("missing", "torch", measured.failure or "not found", advice, fatal=True)
+        return
+    yield Finding("ok", "torch", f"{found['torch']}, {found['threads']} threads")
+    yield Finding("ok", "cuda", ", ".join(found["cuda"]) or "no device; models run on the CPU")
+
+
+def check_rates(measured: measure.Measured, bfloat16: measure.Measured) -> Iterator[Finding]:
+    read = measured.values.get("read_bytes_per_s")
+    float32 = measured.values.get("float32_flops_per_s")
+    if read is None or float32 is None:
+        advice = "torch does not compute on this processor; try another torch build"
+        yield Finding("missing", "float32", measured.failure, advice, fatal=True)
+        return
+    slow = read < SLOW_READ_BYTES_PER_S
+    advice = "decoding is bound by this: use more cores, or a smaller or quantized model" if slow else ""
+    yield Finding("slow" if slow else "ok", "memory read", f"{read / GB:.1f} GB/s", advice)
+    yield Finding("ok", "float32", f"{float32 / 1e9:.0f} GFLOP/s")
+    yield check_bfloat16(bfloat16, float32)
+    yield decode_limit(read)
+
+
+def check_bfloat16(measured: measure.Measured, float32_flops_per_s: float) -> Finding:
+    rate = measured.values.get("bfloat16_flops_per_s")
+    if rate is None:
+        advice = f"keep --dtype float32, or set {measure.ISA_VARIABLE} lower before torch is imported"
+        return Finding("missing", "bfloat16", measured.failure, advice)
+    value = f"{rate / 1e9:.0f} GFLOP/s"
+    if rate < float32_flops_per_s:
+        return Finding(
+            "slow", "bfloat16", value, "slower than float32 here: keep --dtype float32 (the default)"
+        )
+    return Finding("ok", "bfloat16", value)
+
+
+def check_amx(measured: measure.Measured) -> Finding:
+    """AMX is advertised, but a hypervisor may hide the leaf that describes its tiles; only trying tells."""
+    if measured.failure:
+        advice = (
+            "the engine keeps off AMX; in programs of your own, set "
+            f"{measure.ISA_VARIABLE}={measure.SAFE_ISA} before torch is imported"
+        )
+        return Finding("missing", "amx", f"advertised, but using it {measured.failure}", advice)
+    rate = measured.values["bfloat16_flops_per_s"]
+    advice = f"to use it: {measure.ISA_VARIABLE}=AVX512_CORE_AMX and --dtype bfloat16"
+    return Finding("ok", "amx", f"works, {rate / 1e9:.0f} GFLOP/s in bfloat16", advice)
+
+
+def decode_limit(read_bytes_per_s: float) -> Finding:
+    """Each token reads every weight once, so bandwidth over bytes is a ceiling no engine can pass."""
+    known = find_known(DEFAULT_MODEL)
+    assert known is not None
+    sizes = {"as stored": known.bytes}
+    if cached_file(known).is_file():
+        from ridgeline.models.read_spec import read_spec
+
+        sizes["in float32"] = read_spec(cached_file(known)).weight_bytes("float32")
+    limits = [
+        f"{read_bytes_per_s / size:.0f} tok/s {how} ({size / 1e6:.0f} MB per token)"
+        for how, size in sizes.items()
+    ]
+    return Finding("ok", "decode limit", f"{known.name}: at most {', '.join(limits)}")

@@ -1,0 +1,89 @@
+"""`ridgeline`: picks the verb, and turns every error of ours into one clear line and an exit code.
+
+Nothing heavy is imported here or by the verbs' parsers: `ridgeline --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ridgeline import __version__
+from ridgeline.cli import chat, doctor, models, run, serve
+from ridgeline.cli.parsing import Help
+from ridgeline.cli.remote import RemoteError
+from ridgeline.engine.errors import EngineError, InvalidRequest
+from ridgeline.models.errors import ModelError
+from ridgeline.options import OptionError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+
+VERBS = (serve, chat, run, models, doctor)
+
+EXAMPLES = """\
+examples:
+  ridgeline serve                        serve the default model on 127.0.0.1:8000
+  ridgeline chat                         talk to it in the terminal
+  ridgeline run "Name three rivers"      one answer, to stdout
+  ridgeline models list                  which models there are
+  ridgeline doctor                       what is slow or missing on this machine
+
+`ridgeline VERB --help` explains each verb.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 pipe closed."""
+    args = build_parser().parse_args(arguments)
+    debug = args.debug or bool(os.environ.get("RIDGELINE_DEBUG"))
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone, as `head` does. Python would complain once more while flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except (OptionError, InvalidRequest) as error:
+        return _failed(error, EXIT_USAGE, debug)
+    except (ModelError, EngineError, RemoteError) as error:
+        return _failed(error, EXIT_FAILED, debug)
+    except Exception as error:
+        if debug:
+            raise
+        print(
+            f"ridgeline: unexpected {type(error).__name__}: {error}\n"
+            "This is a bug. `ridgeline --debug …` shows where it happened.",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ridgeline",
+        description="Run language models on your own machine: serve, chat, inspect.",
+        epilog=EXAMPLES,
+        formatter_class=Help,
+    )
+    parser.add_argument("--version", action="version", version=f"ridgeline {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add_parser(verbs)
+    return parser
+
+
+def _failed(error: Exception, code: int, debug: bool) -> int:
+    if debug:
+        raise error
+    print(f"ridgeline: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

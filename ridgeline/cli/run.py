@@ -1,0 +1,111 @@
+"""`ridgeline run`: one prompt, one answer on stdout and nothing else there, so that it pipes well."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from ridgeline.cli.answers import AnswerStats, Message, Piece
+from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
+from ridgeline.cli.sampling import Sampling
+from ridgeline.cli.source import add_source_flags, open_answers
+from ridgeline.options import OptionError, add_flags, build, given_flags
+
+DESCRIPTION = """\
+Answer one prompt. The answer goes to stdout as it is generated, everything else to stderr.
+'-' stands for what comes in through a pipe; without any PROMPT, the pipe is the prompt."""
+
+EXAMPLES = """\
+  ridgeline run "Name three rivers"
+  ridgeline run "Summarize this text:" - < article.txt
+  git log --oneline | ridgeline run --temperature 0 "Describe these changes:" -
+  ridgeline run --raw --max-tokens 20 "Once upon a time"
+  ridgeline run --json "Name a color" | jq -r .text
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "run", "answer one prompt; pipes well", DESCRIPTION, EXAMPLES)
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="the prompt's parts; '-' is stdin")
+    parser.add_argument("-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})")
+    parser.add_argument("-s", "--system", metavar="TEXT", help="system message before the prompt")
+    parser.add_argument("--raw", action="store_true", help="continue the text; no chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object when done, not the text")
+    parser.add_argument(
+        "--stats",
+        action=argparse.BooleanOptionalAction,
+        help="figures on stderr after the answer (default: if stderr is a terminal)",
+    )
+    add_flags(parser, "sampling", Sampling, title="sampling")
+    add_source_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling = build(Sampling, given_flags(args, "sampling"))
+    sampling.params()  # wrong values are said before a model is loaded
+    if args.raw and args.system:
+        raise OptionError("--system needs the chat template, which --raw leaves out")
+    prompt = read_prompt(args.prompt, sys.stdin)
+    answers = open_answers(args)
+    if args.raw:
+        pieces = answers.complete(prompt, sampling)
+    else:
+        pieces = answers.chat(conversation(prompt, args.system), sampling)
+    if args.json:
+        text, stats = collect(pieces)
+        result = {"model": answers.model, "text": text, "finish_reason": stats.finish_reason}
+        print(json.dumps({**result, "stats": stats.as_dict()}, ensure_ascii=False))
+    else:
+        stats = write_answer(pieces, sys.stdout)
+    show_stats = sys.stderr.isatty() if args.stats is None else args.stats
+    if show_stats:
+        print(stats.line(), file=sys.stderr)
+    return 0
+
+
+def read_prompt(parts: list[str], stdin: TextIO) -> str:
+    """The parts joined by line ends, '-' replaced by stdin."""
+    if not parts:
+        if stdin.isatty():
+            raise OptionError('no prompt: ridgeline run "Name three rivers", or pipe one in')
+        parts = ["-"]
+    if parts.count("-") > 1:
+        raise OptionError("'-' can stand for stdin only once")
+    prompt = "\n".join(stdin.read() if part == "-" else part for part in parts)
+    if not prompt.strip():
+        raise OptionError("the prompt is empty")
+    return prompt
+
+
+def conversation(prompt: str, system: str | None) -> list[Message]:
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": prompt}]
+
+
+def collect(pieces: Iterator[Piece]) -> tuple[str, AnswerStats]:
+    text, stats = "", None
+    for piece in pieces:
+        text += piece.text
+        stats = piece.stats or stats
+    assert stats is not None, "an answer's last piece has its figures"
+    return text, stats
+
+
+def write_answer(pieces: Iterator[Piece], out: TextIO) -> AnswerStats:
+    """Write the pieces as they come, and a line end after the last if the text has none."""
+    stats, ends_line = None, False
+    for piece in pieces:
+        if piece.text:
+            out.write(piece.text)
+            out.flush()
+            ends_line = piece.text.endswith("\n")
+        stats = piece.stats or stats
+    if not ends_line:
+        out.write("\n")
+        out.flush()
+    assert stats is not None, "an answer's last piece has its figures"
+    return stats
