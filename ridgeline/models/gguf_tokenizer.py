@@ -1,0 +1,246 @@
+"""A tokenizer rebuilt from GGUF metadata: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+
+GGUF files carry no tokenizer.json, only the vocabulary with its merges or scores. Called by `Tokenizer.load`.
+What the metadata leaves open is never guessed: an unknown pre-tokenizer or model is refused by its name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, decoders, normalizers
+from tokenizers.models import BPE
+
+from ridgeline.models.detokenizer import SPACE_MARK
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.gguf_pretokenizers import PRE_TOKENIZATIONS, PreTokenization
+from ridgeline.models.tokenizer_parts import TokenizerParts
+
+
+class TokenType(enum.IntEnum):
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_SPECIAL_TOKEN_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # spelled so in the format
+    "mask_token": "mask_token_id",
+}
+# Control tokens that end a turn, for files that name only one end token (or the base model's).
+_END_TOKENS = frozenset(
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+        "<end_of_turn>",
+        "<eos>",
+        "</s>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+# Where both are there, <|end|> only closes one message of several.
+_HARMONY_END_TOKENS = frozenset({"<|return|>", "<|call|>"})
+
+
+def read_gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> TokenizerParts:
+    """`source` is the file's name, for messages."""
+    return _Reader(metadata, source).parts()
+
+
+class _Reader:
+    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+        self._metadata = metadata
+        self._source = source
+        self._tokens: Sequence[str] = self._required("tokens")
+        self._ids = {token: index for index, token in enumerate(self._tokens)}
+        if len(self._ids) != len(self._tokens):
+            raise BrokenModel(f"{source}: the vocabulary names a token twice")
+        self._types = self._token_types()
+
+    def parts(self) -> TokenizerParts:
+        model = self._required("model")
+        if model == "gpt2":
+            way = self._pre_tokenization()
+            backend, adds_bos = self._byte_level_bpe(way), way.adds_bos
+        elif model == "llama":
+            backend, adds_bos = self._sentencepiece_bpe(), True
+        else:
+            raise UnsupportedModel(f"{self._source}: tokenizer model {model!r}; supported: gpt2, llama")
+        self._add_marked_tokens(backend)
+        special_tokens = self._special_tokens()
+        return TokenizerParts(
+            backend=backend,
+            special_tokens=special_tokens,
+            eos_ids=self._eos_ids(),
+            add_bos=self._get("add_bos_token", adds_bos) and "bos_token" in special_tokens,
+            add_eos=self._get("add_eos_token", False) and "eos_token" in special_tokens,
+            chat_template=self._chat_template(),
+        )
+
+    # ---- byte-level BPE ----
+
+    def _pre_tokenization(self) -> PreTokenization:
+        name = self._get("pre", None)
+        if name not in PRE_TOKENIZATIONS:
+            known = ", ".join(PRE_TOKENIZATIONS)
+            raise UnsupportedModel(
+                f"{self._source}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known here, and a guess "
+                f"would give wrong tokens; known: {known}. Use the model's original directory instead"
+            )
+        return PRE_TOKENIZATIONS[name]
+
+    def _byte_level_bpe(self, way: PreTokenization) -> tokenizers.Tokenizer:
+        merges = [self._merge_pair(merge) for merge in self._required("merges")]
+        backend = self._backend(merges, ignore_merges=way.whole_words_first)
+        normalizer = way.normalizer()
+        if normalizer is not None:
+            backend.normalizer = normalizer
+        backend.pre_tokenizer = way.pre_tokenizer()
+        backend.decoder = decoders.ByteLevel()
+        return backend
+
+    def _merge_pair(self, merge: str) -> tuple[str, str]:
+        left, space, right = merge.partition(" ")
+        if not (left and space and right):
+            raise BrokenModel(f"{self._source}: {merge!r} in tokenizer.ggml.merges is not a pair of tokens")
+        return left, right
+
+    # ---- SentencePiece BPE ----
+
+    def _sentencepiece_bpe(self) -> tokenizers.Tokenizer:
+        if self._get("remove_extra_whitespaces", False):
+            raise UnsupportedModel(
+                f"{self._source}: the tokenizer removes extra spaces, which is not supported"
+            )
+        unknown = self._special_tokens().get("unk_token")
+        has_bytes = bool(np.any(self._types == TokenType.BYTE))
+        if unknown is None and not has_bytes:
+            raise BrokenModel(f"{self._source}: the vocabulary has neither byte tokens nor an unknown token")
+        merges = list(self._score_merges())
+        backend = self._backend(merges, unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes)
+        marks = normalizers.Replace(" ", SPACE_MARK)
+        steps: list[decoders.Decoder] = [
+            decoders.Replace(SPACE_MARK, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+        ]
+        if self._get("add_space_prefix", True):
+            backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), marks])
+            steps.append(decoders.Strip(" ", 1, 0))
+        else:
+            backend.normalizer = marks
+        backend.decoder = decoders.Sequence(steps)
+        return backend
+
+    def _score_merges(self) -> Iterator[tuple[str, str]]:
+        """Every way to make a piece of two others, best score first: the order SentencePiece merges in.
+
+        Control, byte and user-defined tokens take no part: text never merges into them.
+        """
+        scores = np.asarray(self._required("scores"), dtype=np.float64)
+        if len(scores) != len(self._tokens):
+            raise BrokenModel(f"{self._source}: {len(scores)} scores for {len(self._tokens)} tokens")
+        mergeable = (self._types == TokenType.NORMAL) | (self._types == TokenType.UNUSED)
+        pieces = {token for token, merges in zip(self._tokens, mergeable.tolist(), strict=True) if merges}
+        for index in np.argsort(-scores, kind="stable").tolist():
+            piece = self._tokens[index]
+            if piece not in pieces:
+                continue
+            for cut in range(len(piece) - 1, 0, -1):
+                left, right = piece[:cut], piece[cut:]
+                if left in pieces and right in pieces:
+                    yield left, right
+
+    # ---- both ----
+
+    def _backend(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+        try:
+            return tokenizers.Tokenizer(BPE(vocab=self._ids, merges=merges, **options))
+        except Exception as error:  # the library raises bare Exceptions
+            raise BrokenModel(f"{self._source}: the vocabulary and its merges do not fit: {error}") from error
+
+    def _add_marked_tokens(self, backend: tokenizers.Tokenizer) -> None:
+        """Tokens that are matched whole in the text, before any merging."""
+        special = (self._types == TokenType.CONTROL) | (self._types == TokenType.UNKNOWN)
+        plain = self._types == TokenType.USER_DEFINED
+        # Gemma's runs of spaces are such tokens; SentencePiece finds them after spaces became marks, so that
+        # a mark in the text counts too. Not with a prefix space: it would become part of the token.
+        marks_spaces = self._metadata["tokenizer.ggml.model"] == "llama"
+        normalized = marks_spaces and not self._get("add_space_prefix", True)
+        backend.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in self._chosen(special)]
+        )
+        backend.add_tokens(
+            [AddedToken(token, special=False, normalized=normalized) for token in self._chosen(plain)]
+        )
+
+    def _chosen(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> list[str]:
+        return [self._tokens[index] for index in np.flatnonzero(mask).tolist()]
+
+    def _special_tokens(self) -> dict[str, str]:
+        ids = {name: self._token_id(key) for name, key in _SPECIAL_TOKEN_IDS.items()}
+        return {name: self._tokens[index] for name, index in ids.items() if index is not None}
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        named = [self._token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+        ends = _END_TOKENS
+        if self._ids.keys() >= _HARMONY_END_TOKENS:
+            ends = ends - {"<|end|>"}
+        known = [
+            index
+            for token in ends
+            if (index := self._ids.get(token)) is not None and self._types[index] == TokenType.CONTROL
+        ]
+        return tuple(dict.fromkeys([index for index in named if index is not None] + sorted(known)))
+
+    def _token_id(self, key: str) -> int | None:
+        index = self._get(key, None)
+        if index is None:
+            return None
+        if not 0 <= index < len(self._tokens):
+            raise BrokenModel(
+                f"{self._source}: {key} is {index}, but the vocabulary has {len(self._tokens)} tokens"
+            )
+        return int(index)
+
+    def _token_types(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        types = self._get("token_type", None)
+        if types is None:
+            return np.full(len(self._tokens), TokenType.NORMAL, dtype=np.int64)
+        if len(types) != len(self._tokens):
+            raise BrokenModel(f"{self._source}: {len(types)} token types for {len(self._tokens)} tokens")
+        return np.asarray(types, dtype=np.int64)
+
+    def _chat_template(self) -> str | dict[str, str] | None:
+        default = self._metadata.get("tokenizer.chat_template")
+        names = self._metadata.get("tokenizer.chat_templates", [])
+        named = {name: self._metadata[f"tokenizer.chat_template.{name}"] for name in names}
+        if not named:
+            return default
+        return named if default is None else {"default": default, **named}
+
+    def _required(self, key: str) -> Any:
+        value = self._get(key, None)
+        if value is None:
+            raise BrokenModel(f"{self._source}: has no tokenizer.ggml.{key}, so it cannot be tokenized for")
+        return value
+
+    def _get(self, key: str, default: Any) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{key}", default)

@@ -1,0 +1,130 @@
+"""A tokenizer read from a Hugging Face directory: tokenizer.json and the small JSON files beside it.
+
+tokenizer.json is taken as it stands, also in whether it adds BOS and EOS; tokenizer_config.json gives what
+`transformers` takes from it then: special tokens and the chat template. Called by `Tokenizer.load`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.tokenizer_parts import TokenizerParts
+
+
+def read_hf_tokenizer(directory: Path) -> TokenizerParts:
+    config = _read_config(directory)
+    special_tokens = _special_tokens(config)
+    backend = _read_backend(directory / "tokenizer.json")
+    _add_configured_tokens(backend, config, special_tokens)
+    return TokenizerParts(
+        backend=backend,
+        special_tokens=special_tokens,
+        eos_ids=_eos_ids(directory, backend, special_tokens.get("eos_token")),
+        add_bos=None,
+        add_eos=None,
+        chat_template=_chat_template(directory, config),
+    )
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise BrokenModel(
+            f"{path.parent}: has no tokenizer.json. Older formats (tokenizer.model, …) are not read: "
+            "load the tokenizer with transformers once and save it with save_pretrained"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exceptions
+        raise BrokenModel(f"{path}: is not a tokenizer: {error}") from error
+    backend.no_truncation()  # a prompt is never cut silently
+    backend.no_padding()
+    return backend
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    config = _read_json(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:  # older directories keep the special tokens in their own file
+        config |= _read_json(directory / "special_tokens_map.json")
+    return config
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and the like, with the extra ones some models name (image_token, …)."""
+    extra = config.get("extra_special_tokens")
+    named = {**config, **(extra if isinstance(extra, dict) else {})}
+    texts = {name: _token_text(value) for name, value in named.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _token_text(value: Any) -> str | None:
+    """A token is written as its text, or as an object with the text in `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _add_configured_tokens(
+    backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
+) -> None:
+    """Tokens the configuration declares and tokenizer.json lacks, and special ones it does not mark so."""
+    declared = {int(index): token for index, token in config.get("added_tokens_decoder", {}).items()}
+    known = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
+    missing = [AddedToken(**token) for _, token in sorted(declared.items()) if token["content"] not in known]
+    backend.add_tokens(missing)
+    known |= {token.content: token.special for token in missing}
+    listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    others = [_token_text(token) for token in listed] if isinstance(listed, list) else []
+    unmarked = [text for text in (*special_tokens.values(), *others) if text and not known.get(text)]
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in unmarked])
+
+
+def _eos_ids(directory: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> tuple[int, ...]:
+    """The tokenizer's end token, and those generation_config.json (else config.json) stops at."""
+    ids: list[int] = [] if eos_token is None else [_known_id(backend, eos_token)]
+    for name in ("generation_config.json", "config.json"):
+        stops = _read_json(directory / name).get("eos_token_id")
+        if stops is not None:
+            ids += stops if isinstance(stops, list) else [stops]
+            break
+    return tuple(dict.fromkeys(ids))
+
+
+def _known_id(backend: tokenizers.Tokenizer, token: str) -> int:
+    index: int | None = backend.token_to_id(token)
+    assert index is not None, f"{token} was added with the special tokens"
+    return index
+
+
+def _chat_template(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
+    """Template files win over the configuration; several templates come as a table by name."""
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (directory / "chat_template.jinja").is_file():
+        files["default"] = directory / "chat_template.jinja"
+    if files:
+        templates = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return templates["default"] if list(templates) == ["default"] else templates
+    configured = config.get("chat_template") or _read_json(directory / "chat_template.json").get(
+        "chat_template"
+    )
+    if isinstance(configured, list):
+        return {entry["name"]: entry["template"] for entry in configured}
+    return configured
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An absent file is an empty object; a broken one is refused by name."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BrokenModel(f"{path}: is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise BrokenModel(f"{path}: should hold an object, but holds a {type(content).__name__}")
+    return content
