@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -80,7 +81,7 @@ class ChatShape:
         self._names = TokenNames(client.tokenizer)
         self._params = job.params
         # With include_usage every event has the field, null but on the last.
-        self._usage_so_far = {"usage": None} if job.include_usage else {}
+        self._usage_so_far = None if job.include_usage else UNSET
         self._prompt_told = False
 
     def events(self, piece: Piece) -> list[ChatChunk]:
@@ -94,7 +95,7 @@ class ChatShape:
                 Delta(content=piece.text) if piece.text else Delta(),
                 self._logprobs(chat_logprobs(self._names, piece.logprobs)),
                 piece.finish_reason,
-                **({"stop_reason": piece.stop_reason} if piece.finish_reason else {}),
+                piece.stop_reason if piece.finish_reason else UNSET,
             )
             chunks.append(self._chunk(choice))
         return chunks
@@ -103,13 +104,13 @@ class ChatShape:
         return ChatChunk(*self._head, choices=[], usage=usage)
 
     def whole(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
-        prompt = next((told for piece in pieces if (told := self._prompt_logprobs(piece)) is not None), None)
+        told = [self._prompt_logprobs(piece) for piece in pieces]
         choices = [
             self._choice(index, [piece for piece in pieces if piece.index == index])
             for index in range(self._params.n)
         ]
-        extra = {} if prompt is None else {"prompt_logprobs": prompt}
-        return ChatCompletion(*self._head, choices=choices, usage=usage, **extra)
+        prompt = next((part for part in told if part is not UNSET), UNSET)
+        return ChatCompletion(*self._head, choices=choices, usage=usage, prompt_logprobs=prompt)
 
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
         tokens = [token for piece in pieces for token in piece.logprobs]
@@ -121,17 +122,16 @@ class ChatShape:
             pieces[-1].stop_reason,
         )
 
-    def _chunk(self, choice: ChatChunkChoice, prompt: PromptLogprobs | None = None) -> ChatChunk:
-        extra = {} if prompt is None else {"prompt_logprobs": prompt}
-        return ChatChunk(*self._head, choices=[choice], **self._usage_so_far, **extra)
+    def _chunk(self, choice: ChatChunkChoice, prompt: PromptLogprobs | UnsetType = UNSET) -> ChatChunk:
+        return ChatChunk(*self._head, choices=[choice], usage=self._usage_so_far, prompt_logprobs=prompt)
 
     def _logprobs(self, content: list[ChatLogprob]) -> ChatLogprobs | None:
         return None if self._params.logprobs is None else ChatLogprobs(content)
 
-    def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | None:
+    def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
         """The prompt is the same for all choices, so it is told once, with the first piece of any."""
         asked = self._params.prompt_logprobs
         if asked is None or piece.prompt is None or self._prompt_told:
-            return None
+            return UNSET
         self._prompt_told = True
         return prompt_logprobs(self._names, piece.prompt, piece.prompt_logprobs, asked)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ridgeline.engine.errors import RequestFailed
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
@@ -91,7 +93,7 @@ class Choices:
         if not with_timing:
             return usage
         timings = [_timing(index, record) for index, record in sorted(self.timings.items())]
-        return Usage(**{name: getattr(usage, name) for name in usage.__struct_fields__} | {"timing": timings})
+        return msgspec.structs.replace(usage, timing=timings)
 
     def _piece(self, source_number: int, chunk: OutputChunk) -> Piece | None:
         source = self._sources[source_number]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -24,7 +23,13 @@ from ridgeline.server.logprobs import (
 )
 from ridgeline.server.prompts import check_prompts, completion_prompts
 from ridgeline.server.protocol import CompletionRequest
-from ridgeline.server.responses import CompletionChoice, CompletionLogprobs, TextCompletion, Usage
+from ridgeline.server.responses import (
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprobs,
+    TextCompletion,
+    Usage,
+)
 from ridgeline.server.sse import EventStream, WholeAnswer
 from ridgeline.server.validation import check_stream_options, sampling_params
 
@@ -84,12 +89,12 @@ class CompletionShape:
         self._names = TokenNames(client.tokenizer)
         self._job = job
         self._body = body
-        self._usage_so_far = {"usage": None} if job.include_usage else {}
+        self._usage_so_far = None if job.include_usage else UNSET
         self._offsets: dict[int, TextOffsets] = {}
 
     def events(self, piece: Piece) -> list[TextCompletion]:
         choice = self._choice(piece)
-        return [TextCompletion(*self._head, choices=[choice], **self._usage_so_far)]
+        return [TextCompletion(*self._head, choices=[choice], usage=self._usage_so_far)]
 
     def usage_event(self, usage: Usage) -> TextCompletion:
         return TextCompletion(*self._head, choices=[], usage=usage)
@@ -103,17 +108,21 @@ class CompletionShape:
         return TextCompletion(*self._head, choices=choices, usage=usage)
 
     def _choice(self, piece: Piece) -> CompletionChoice:
-        extra: dict[str, Any] = {}
-        if piece.finish_reason:
-            extra["stop_reason"] = piece.stop_reason
-        if piece.prompt is not None and self._body.prompt_logprobs is not None:
-            extra["prompt_logprobs"] = prompt_logprobs(
-                self._names, piece.prompt, piece.prompt_logprobs, self._body.prompt_logprobs
-            )
         echo = piece.prompt.text if piece.prompt is not None and self._body.echo else ""
         return CompletionChoice(
-            piece.index, echo + piece.text, self._logprobs(piece), piece.finish_reason, **extra
+            piece.index,
+            echo + piece.text,
+            self._logprobs(piece),
+            piece.finish_reason,
+            piece.stop_reason if piece.finish_reason else UNSET,
+            self._prompt_logprobs(piece),
         )
+
+    def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
+        asked = self._body.prompt_logprobs
+        if asked is None or piece.prompt is None:
+            return UNSET
+        return prompt_logprobs(self._names, piece.prompt, piece.prompt_logprobs, asked)
 
     def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
         if self._body.logprobs is None:

@@ -37,7 +37,7 @@ def decode(raw: bytes, body: type[B]) -> B:
             None, f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}"
         ) from None
     try:
-        decoded = _decoder(body).decode(raw)
+        decoded: B = _decoder(body).decode(raw)
     except msgspec.ValidationError as error:
         _refuse_shape(str(error), body)
     except msgspec.DecodeError as error:

@@ -49,12 +49,12 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON object with a closed set of fields."""
 
 
-class StreamOptions(Body, kw_only=True):
+class StreamOptions(Body, kw_only=True, frozen=True):
     include_usage: Annotated[bool | None, About("send a last chunk with the usage")] = None
     include_obfuscation: Annotated[bool | None, ignored("no padding is ever added")] = None
 
 
-class ContentPart(Body, kw_only=True):
+class ContentPart(Body, kw_only=True, frozen=True):
     type: Annotated[str, About("`text`; every other kind is refused")]
     text: Annotated[str | None, About("the text of a `text` part")] = None
     image_url: Annotated[Any, refused("images are not supported yet")] = None
@@ -64,7 +64,7 @@ class ContentPart(Body, kw_only=True):
     refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
 
 
-class Message(Body, kw_only=True):
+class Message(Body, kw_only=True, frozen=True):
     role: Annotated[str, About("`system`, `developer` (rendered as `system`), `user` or `assistant`")]
     content: Annotated[
         str | list[ContentPart] | None, About("text, or text parts, which are joined with a newline")
@@ -77,7 +77,7 @@ class Message(Body, kw_only=True):
     function_call: Annotated[Any, refused("function calls are not supported yet")] = None
 
 
-class GenerationRequest(Body, kw_only=True):
+class GenerationRequest(Body, kw_only=True, frozen=True):
     """What chat and completions have in common."""
 
     model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
@@ -111,7 +111,7 @@ class GenerationRequest(Body, kw_only=True):
     user: Annotated[Any, ignored("an end user's name")] = None
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     messages: Annotated[list[Message], About("the conversation; at least one message")]
     max_completion_tokens: Annotated[
         Int | None, About("the newer name of `max_tokens`; default: what the context leaves")
@@ -146,7 +146,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     safety_identifier: Annotated[Any, ignored("an end user's name")] = None
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
     prompt: Annotated[
         str | list[int | str | list[int]],
         About("text, token ids, or a list of either: choice `i·n + j` is sample `j` of prompt `i`"),
@@ -160,7 +160,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     best_of: Annotated[Any, refused("best_of is not supported; ask for n and choose", 1)] = None
 
 
-class TokenizeRequest(Body, kw_only=True):
+class TokenizeRequest(Body, kw_only=True, frozen=True):
     model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
     prompt: Annotated[str | None, About("text; either this or `messages`")] = None
     messages: Annotated[list[Message] | None, About("a conversation, rendered as chat renders it")] = None
@@ -170,7 +170,7 @@ class TokenizeRequest(Body, kw_only=True):
     return_token_strs: Annotated[bool | None, About("also the text of every token")] = None
 
 
-class DetokenizeRequest(Body, kw_only=True):
+class DetokenizeRequest(Body, kw_only=True, frozen=True):
     model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
     tokens: Annotated[list[Int], About("token ids")]
     skip_special_tokens: Annotated[bool | None, About("leave special tokens out; default false")] = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from starlette.responses import Response
@@ -33,7 +34,7 @@ _HEADERS = [
 class Shape(Protocol):
     """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said."""
 
-    def events(self, piece: Piece) -> list[Event]: ...
+    def events(self, piece: Piece) -> Sequence[Event]: ...
 
     def usage_event(self, usage: Usage) -> Event: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from ridgeline.server.config import ServerConfig
@@ -152,10 +153,7 @@ async def test_messages_are_rendered_with_parts_joined_and_developer_as_system(s
 
 async def test_a_long_prompt_is_tokenized_off_the_loop_to_the_same_ids() -> None:
     stage = Stage(say("ok"), ServerConfig(max_body_bytes=1 << 20))
-    stage.client.hello = type(stage.client.hello)(
-        **{name: getattr(stage.client.hello, name) for name in stage.client.hello.__struct_fields__}
-        | {"max_context": 100_000}
-    )
+    stage.client.hello = msgspec.structs.replace(stage.client.hello, max_context=100_000)
     text = "x" * 20_000
     response = await stage.post(CHAT, {"messages": [{"role": "user", "content": text}]})
     assert response.status_code == 200
