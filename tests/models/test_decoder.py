@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ridgeline.models.read_spec import read_spec
 from transformers import PreTrainedModel
 
 from ridgeline.models.decoder import Decoder, allocate_kv
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.read_spec import read_spec
 from ridgeline.models.spec import LayerSpec, ModelSpec, RopeScaling, RopeSpec
 from ridgeline.models.weights import load_weights, random_weights
 from ridgeline.ops.backend import select_backend
@@ -57,7 +57,7 @@ class Paged:
 
 
 def random_tokens(length: int) -> list[int]:
-    return [random.Random(length).randrange(VOCAB) for _ in range(length)]
+    return random.Random(length).choices(range(VOCAB), k=length)
 
 
 def expected_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
