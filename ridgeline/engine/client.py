@@ -182,7 +182,8 @@ class AsyncClient:
     async def _ask(self, question: Ping | DumpSteps) -> Pong | StepDump:
         if self.closed.is_set():
             raise EngineDied("the engine is not running")
-        answer = self._answers[question.id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Pong | StepDump] = asyncio.get_running_loop().create_future()
+        self._answers[question.id] = answer
         self._send(question)
         try:
             return await answer

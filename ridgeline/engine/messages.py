@@ -96,8 +96,8 @@ class StepDump(msgspec.Struct, frozen=True, tag=True):
 ToFront = Hello | Outputs | Refused | Pong | StepDump
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_front = msgspec.msgpack.Decoder(ToFront)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 
 
 def frame(message: ToEngine | ToFront) -> bytes:

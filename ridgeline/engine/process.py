@@ -39,6 +39,7 @@ from ridgeline.engine.request import Request
 from ridgeline.engine.step import SeqDelta
 from ridgeline.engine.transport import Closed, EngineSocket, Opened
 from ridgeline.models.errors import ModelError
+from ridgeline.telemetry import logs
 
 log = logging.getLogger("ridgeline.engine")
 
@@ -156,9 +157,7 @@ class EngineLoop:
 
 def main() -> int:
     args = _arguments()
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.setup(args.log_level, args.log_format)
     # The front decides when the engine ends; a Ctrl-C in the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks a stuck engine where it is
@@ -183,6 +182,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument("--started", type=float, required=True, help="monotonic time of the start")
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", default="auto")
     return parser.parse_args()
 
 

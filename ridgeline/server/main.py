@@ -49,12 +49,12 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
 
 async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listener: socket.socket) -> int:
     metrics = ServerMetrics()
-    supervisor = Supervisor(engine, path, server.stall_s, server.log_level)
+    supervisor = Supervisor(engine, path, server)
     supervisor.on_restart = metrics.engine_restarted
     supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
     http = _Http(
         uvicorn.Config(
-            build_app(server, supervisor, metrics, server.served_model_name or engine.model),
+            build_app(server, supervisor, metrics, server.served_model_name or (public_name(engine.model),)),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -140,13 +140,21 @@ class PortTaken(EngineError):
     """The address to serve on is not to be had."""
 
 
+def public_name(model: str) -> str:
+    """What clients call the model: its short name or hub id, or the name of its file or directory."""
+    path = Path(model)
+    if model.startswith("hf:"):
+        return model.removeprefix("hf:")
+    return path.stem if path.suffix == ".gguf" else path.name or model
+
+
 def startup_lines(client: AsyncClient, engine: EngineConfig, server: ServerConfig) -> str:
     """The start-up budget and the memory receipt, beside the limits of the machine."""
     hello = client.hello
     seconds = " · ".join(f"{stage} {spent:.2f}" for stage, spent in hello.seconds.items())
     limits = hello.limits
     lines = [
-        f"ridgeline {__version__} · {engine.model} · {hello.backend} · context {hello.max_context:,}",
+        f"ridgeline {__version__} · {public_name(engine.model)} · {hello.backend} · context {hello.max_context:,}",
         f"  start    {seconds} · ready {_since_process_start():.2f} s",
         f"  memory   weights {hello.bytes['weights'] / GIB:.2f} · KV cache {hello.bytes['kv'] / GIB:.2f} "
         f"({hello.kv_tokens:,} tokens) · rest {hello.bytes['rest'] / GIB:.2f} GiB",

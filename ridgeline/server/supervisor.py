@@ -25,6 +25,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied
 from ridgeline.engine.process import EXIT_CANNOT_START
 from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.server.config import ServerConfig
 
 log = logging.getLogger("ridgeline.supervisor")
 
@@ -39,9 +40,7 @@ class EngineCannotStart(Exception):
 
 
 class Supervisor:
-    def __init__(
-        self, config: EngineConfig, path: Path, stall_s: float = 15.0, log_level: str = "info"
-    ) -> None:
+    def __init__(self, config: EngineConfig, path: Path, server: ServerConfig) -> None:
         self.client: AsyncClient | None = None
         self.draining = False
         self.restarts = 0
@@ -50,8 +49,8 @@ class Supervisor:
         self._config = config
         self._path = path
         self._tokenizer: Tokenizer | None = None
-        self._stall_s = stall_s
-        self._log_level = log_level
+        self._stall_s = server.stall_s
+        self._log_flags = (f"--log-level={server.log_level}", f"--log-format={server.log_format}")
         self._process: asyncio.subprocess.Process | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))
         self._watch: asyncio.Task[None] | None = None
@@ -103,7 +102,7 @@ class Supervisor:
             f"--path={self._path}",
             f"--config={msgspec.json.encode(self._config).decode()}",
             f"--started={time.monotonic()}",
-            f"--log-level={self._log_level}",
+            *self._log_flags,
             stdin=asyncio.subprocess.DEVNULL,
         )
         if self._tokenizer is None:  # while the engine loads its weights

@@ -1,4 +1,4 @@
-"""One real SmolLM2 engine for the tests of this folder, and a way to put other limits over the same weights."""
+"""One real SmolLM2 engine for the tests of this folder, and other limits over the same weights."""
 
 from dataclasses import dataclass, field, replace
 
