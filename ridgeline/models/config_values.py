@@ -7,7 +7,6 @@ key and what was found; nothing is converted or guessed. Remembers which keys we
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from ridgeline.models.errors import BrokenModel
 
 _MISSING = object()
 SHOWN_CHARACTERS = 60
+LARGEST = 1 << 53  # no size, count or id comes near; beyond it a number is no longer exact as a float
 
 
 class ConfigValues:
@@ -46,8 +46,9 @@ class ConfigValues:
             return None
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong(key, "an integer")
-        if value < minimum:
-            raise BrokenModel(f"{self.where}: {self.prefix}{key} is {value}; it must be at least {minimum}")
+        if not minimum <= value <= LARGEST:
+            bound = f"at least {minimum}" if value < minimum else f"at most {LARGEST}"
+            raise BrokenModel(f"{self.where}: {self.prefix}{key} is {shown(value)}; it must be {bound}")
         return value
 
     def number(self, key: str) -> float:
@@ -57,14 +58,16 @@ class ConfigValues:
         return value
 
     def optional_number(self, key: str) -> float | None:
-        """A finite number above zero: every number a model configuration holds is one."""
+        """A number above zero and not absurd: every number a model configuration holds is one."""
         value = self._get(key)
         if value is None or value is _MISSING:
             return None
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(key, "a number")
-        if not (math.isfinite(value) and value > 0):
-            raise BrokenModel(f"{self.where}: {self.prefix}{key} is {value}; it must be a number above 0")
+        if not 0 < value <= LARGEST:
+            raise BrokenModel(
+                f"{self.where}: {self.prefix}{key} is {shown(value)}; it must be a number above 0"
+            )
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from ridgeline.models.config_values import ConfigValues, is_set, shown
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.families import BY_MODEL_TYPE, FAMILIES, Family
-from ridgeline.models.hf_features import SILENT_KEYS, routed_experts, unreadable_features
+from ridgeline.models.hf_features import JUDGED_KEYS, SILENT_KEYS, routed_experts, unreadable_features
 from ridgeline.models.hf_quantization import read_weight_format
 from ridgeline.models.hf_rope import read_ropes
 from ridgeline.models.spec import Activation, LayerSpec, ModelSpec, MoESpec, longest_context
@@ -296,7 +296,8 @@ def _read_experts(values: ConfigValues, family: Family, num_layers: int) -> MoES
 
 def _with_unread_keys(spec: ModelSpec, values: ConfigValues) -> ModelSpec:
     """Say which keys had no effect: the family's reference code does not read them either."""
-    unread = [key for key in values.unread() if key not in SILENT_KEYS and not key.startswith("_")]
+    quiet = SILENT_KEYS | JUDGED_KEYS
+    unread = [key for key in values.unread() if key not in quiet and not key.startswith("_")]
     if not unread:
         return spec
     return replace(spec, notes=(*spec.notes, f"config.json keys without effect: {', '.join(unread)}"))

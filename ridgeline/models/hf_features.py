@@ -131,13 +131,16 @@ IMPLIED = {"gpt_oss": "attention sinks"}
 
 ORDINARY_LAYER_TYPES = ("full_attention", "sliding_attention")
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "enable_moe_block")
+# Keys `unreadable_features` and `routed_experts` have judged.
+JUDGED_KEYS = {*EXPERT_KEYS, *(key for feature in FEATURES for key in feature.keys)}
 
 
 def unreadable_features(config: Mapping[str, Any]) -> list[str]:
     """Everything in this config that a ModelSpec cannot say, in words, with the key that says so."""
     found = [words for feature in FEATURES if (words := _asked_for(feature, config))]
-    if config.get("model_type") in IMPLIED:
-        found.insert(0, IMPLIED[config["model_type"]])
+    implied = IMPLIED.get(str(config.get("model_type")))
+    if implied:
+        found.insert(0, implied)
     layer_types = config.get("layer_types")
     if isinstance(layer_types, list):
         for kind in sorted({str(kind) for kind in layer_types} - set(ORDINARY_LAYER_TYPES)):
