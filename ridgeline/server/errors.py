@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -21,6 +21,29 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 UNAVAILABLE = "service_unavailable_error"
 
+ErrorCode = Literal[
+    "invalid_json",
+    "invalid_type",
+    "missing_field",
+    "unknown_field",
+    "unsupported_field",
+    "context_length_exceeded",
+    "template_error",
+    "invalid_api_key",
+    "model_not_found",
+    "not_found",
+    "method_not_allowed",
+    "body_too_large",
+    "unsupported_media_type",
+    "queue_full",
+    "request_failed",
+    "internal_error",
+    "not_ready",
+    "draining",
+    "engine_died",
+    "timeout",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
@@ -30,7 +53,7 @@ class ErrorReply:
     message: str
     type: str = INVALID
     param: str | None = None
-    code: str | None = None
+    code: ErrorCode | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
@@ -41,22 +64,31 @@ class ErrorReply:
 class ApiError(Exception):
     """An error found by the HTTP layer itself; it knows its own answer."""
 
-    def __init__(self, status: int, message: str, **parts: Any) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        param: str | None = None,
+        code: ErrorCode | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.reply = ErrorReply(status, message, **parts)
+        self.reply = ErrorReply(status, message, type, param, code, headers or {})
 
 
 class BadRequest(ApiError):
     """400: `param` is the JSON path of the part the client must change; None for the body as a whole."""
 
-    def __init__(self, param: str | None, message: str, code: str | None = None) -> None:
+    def __init__(self, param: str | None, message: str, code: ErrorCode | None = None) -> None:
         super().__init__(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
 class NotReady(ApiError):
     """503: no request can be taken now; the client should come back."""
 
-    def __init__(self, reason: str, code: str = "not_ready", retry_after_s: int = 2) -> None:
+    def __init__(self, reason: str, code: ErrorCode = "not_ready", retry_after_s: int = 2) -> None:
         headers = {"retry-after": str(retry_after_s)}
         super().__init__(503, reason, type=UNAVAILABLE, code=code, headers=headers)
 
@@ -80,7 +112,8 @@ class SlowReader(Exception):
 
 
 def _http(error: HTTPException) -> ErrorReply:
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    codes: dict[int, ErrorCode] = {404: "not_found", 405: "method_not_allowed"}
+    code = codes.get(error.status_code)
     return ErrorReply(error.status_code, error.detail, code=code, headers=dict(error.headers or {}))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.request import MAX_TOP_LOGPROBS, SamplingParams
-from ridgeline.server.errors import BadRequest
+from ridgeline.server.errors import BadRequest, ErrorCode
 from ridgeline.server.protocol import GenerationRequest, Message
 
 MAX_STOPS = 16
@@ -132,7 +132,7 @@ def check_token_ids(ids: Iterable[int], param: str, vocab_size: int) -> None:
 
 def check_context(prompt_tokens: int, params: SamplingParams, max_context: int, prompt_field: str) -> None:
     """The prompt and all tokens asked for must fit: an answer cut short without being told is worse."""
-    code = "context_length_exceeded"
+    code: ErrorCode = "context_length_exceeded"
     if prompt_tokens == 0:
         raise BadRequest(prompt_field, "the prompt has no tokens")
     if prompt_tokens >= max_context:
