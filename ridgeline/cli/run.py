@@ -75,7 +75,8 @@ def read_prompt(parts: list[str], stdin: TextIO) -> str:
         parts = ["-"]
     if parts.count("-") > 1:
         raise OptionError("'-' can stand for stdin only once")
-    prompt = "\n".join(stdin.read() if part == "-" else part for part in parts)
+    # The line end that `echo` adds is not meant; a model would go on after it.
+    prompt = "\n".join(stdin.read().removesuffix("\n") if part == "-" else part for part in parts)
     if not prompt.strip():
         raise OptionError("the prompt is empty")
     return prompt

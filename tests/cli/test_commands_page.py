@@ -1,0 +1,28 @@
+"""docs/commands.md says what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ridgeline.cli.main import VERBS
+from ridgeline.cli.reference import TABLES, with_tables
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
+
+
+def test_the_option_tables_are_those_of_the_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == with_tables(text), "run `python -m ridgeline.cli.reference` and commit docs/commands.md"
+    for name, table in TABLES.items():
+        assert f"<!-- options: {name} -->\n{table}\n<!-- end -->" in text
+
+
+def test_every_verb_has_its_section() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for verb in VERBS:
+        assert f"\n## ridgeline {verb.__name__.rpartition('.')[2]}" in text
+
+
+def test_an_outdated_table_is_rewritten_and_the_rest_left_alone() -> None:
+    page = "before\n<!-- options: engine -->\n| old |\n<!-- end -->\nafter\n"
+    assert with_tables(page) == f"before\n<!-- options: engine -->\n{TABLES['engine']}\n<!-- end -->\nafter\n"

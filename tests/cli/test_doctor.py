@@ -1,0 +1,139 @@
+"""`ridgeline doctor`: other machines shown to it, the traps it must see, and this machine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli import doctor, machine, measure
+from ridgeline.cli.main import main
+
+GIB = 1 << 30
+
+
+def fake_root(tmp_path: Path, **files: str) -> Path:
+    """A root with the given files; double underscores stand for slashes."""
+    for name, text in files.items():
+        path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_a_server_processor_is_read_with_all_its_instruction_sets(tmp_path: Path) -> None:
+    flags = "avx2 avx512f avx512_vnni avx512_bf16 amx_tile amx_int8"
+    text = f"processor : 0\nmodel name : Some Xeon\nflags : {flags}\n"
+    chip = machine.processor(fake_root(tmp_path, proc__cpuinfo=text))
+    assert chip.model == "Some Xeon"
+    assert chip.sets == ["AVX2", "AVX-512", "VNNI", "BF16", "AMX"]
+    assert doctor.check_instruction_sets(chip).status == "ok"
+
+
+def test_a_processor_without_avx2_is_called_slow(tmp_path: Path) -> None:
+    chip = machine.processor(fake_root(tmp_path, proc__cpuinfo="model name : Old\nflags : sse4_2 avx\n"))
+    finding = doctor.check_instruction_sets(chip)
+    assert (finding.status, finding.fatal) == ("slow", False)
+
+
+def test_cores_are_cut_by_the_control_groups_quota(tmp_path: Path) -> None:
+    found = machine.cores(fake_root(tmp_path, sys__fs__cgroup__cpu_dot_max="100000 100000\n"))
+    assert found.quota == 1.0
+    assert found.usable == 1
+    assert doctor.check_cores(found).status == "slow"
+    assert machine.cores(fake_root(tmp_path, sys__fs__cgroup__cpu_dot_max="max 100000\n")).quota is None
+
+
+def test_memory_is_cut_by_the_control_groups_limit(tmp_path: Path) -> None:
+    root = fake_root(
+        tmp_path,
+        proc__meminfo="MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n",
+        sys__fs__cgroup__memory_dot_max=str(3 * GIB),
+        sys__fs__cgroup__memory_dot_current=str(2 * GIB),
+    )
+    found = machine.memory(root)
+    assert (found.total_bytes, found.usable_bytes) == (32 * GIB, 1 * GIB)
+    finding = doctor.check_memory(found)
+    assert (finding.status, finding.fatal) == ("missing", True)
+    (root / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert machine.memory(root).usable_bytes == 16 * GIB
+
+
+def test_a_full_disk_is_fatal_only_while_the_model_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    usage = doctor.shutil.disk_usage("/")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    assert doctor.check_disk(tmp_path / "not" / "yet" / "made").fatal
+    place = tmp_path / "models" / "smollm2-135m"
+    place.mkdir(parents=True)
+    (place / "SmolLM2-135M-Instruct.Q4_1.gguf").touch()
+    assert not doctor.check_disk(tmp_path).fatal
+
+
+def test_amx_that_dies_when_used_is_a_finding_with_the_way_out() -> None:
+    finding = doctor.check_amx(measure.Measured(failure="died with SIGILL"))
+    assert finding.status == "missing"
+    assert "SIGILL" in finding.value
+    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16" in finding.advice
+
+
+def test_amx_that_works_says_how_to_use_it() -> None:
+    finding = doctor.check_amx(measure.Measured({"bfloat16_flops_per_s": 2e12}))
+    assert (finding.status, finding.value) == ("ok", "works, 2000 GFLOP/s in bfloat16")
+
+
+def test_bfloat16_slower_than_float32_is_called_slow() -> None:
+    assert doctor.check_bfloat16(measure.Measured({"bfloat16_flops_per_s": 1e9}), 5e9).status == "slow"
+    assert doctor.check_bfloat16(measure.Measured({"bfloat16_flops_per_s": 9e9}), 5e9).status == "ok"
+    dead = doctor.check_bfloat16(measure.Measured(failure="died with SIGILL"), 5e9)
+    assert (dead.status, dead.fatal) == ("missing", False)
+
+
+def test_without_torch_nothing_can_be_served() -> None:
+    (finding,) = doctor.check_torch(measure.Measured(failure="ModuleNotFoundError: No module named 'torch'"))
+    assert (finding.status, finding.fatal) == ("missing", True)
+    assert "pip install torch" in finding.advice
+
+
+def test_a_child_that_dies_by_a_signal_is_a_finding_and_keeps_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho \'{"torch": "2.0"}\'\nkill -ILL $$\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    measured = measure.in_child("torch")
+    assert measured.values == {"torch": "2.0"}
+    assert measured.failure == f"died with {signal.SIGILL.name}"
+
+
+def test_the_decode_limit_is_bandwidth_over_the_models_bytes(smollm2_path: Path) -> None:
+    value = doctor.decode_limit(98_362_432 * 50.0).value
+    assert "50 tok/s as stored (98 MB per token)" in value
+    assert "9 tok/s in float32 (538 MB per token)" in value
+
+
+def test_an_unreachable_hub_is_missing_but_not_fatal() -> None:
+    finding = doctor.check_hub("http://127.0.0.1:9")
+    assert (finding.status, finding.fatal) == ("missing", False)
+
+
+def test_an_old_python_is_fatal() -> None:
+    assert doctor.check_python((3, 10, 4)).fatal
+    assert doctor.check_python((3, 12, 0)).status == "ok"
+
+
+def test_this_machine_is_usable(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["usable"] is True
+    found = {finding["subject"]: finding for finding in report["findings"]}
+    assert {"python", "cores", "memory", "disk", "torch", "memory read", "float32", "decode limit"} <= set(
+        found
+    )
+    assert float(found["memory read"]["value"].split()[0]) > 0.1
