@@ -13,7 +13,6 @@ from ridgeline.models import template_sandbox
 from ridgeline.models.chat_template import ChatTemplate
 from ridgeline.models.errors import TemplateError
 
-TEMPLATES = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "chat-templates"
 BOS, EOS = "<s>", "</s>"
 
 WEATHER_TOOL = {
@@ -96,10 +95,6 @@ class FixedDay(datetime):
         return datetime(2026, 3, 14, 15, 9, 26, tzinfo=tz)
 
 
-def template_files() -> list[Path]:
-    return sorted(TEMPLATES.glob("*.jinja"))
-
-
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
     """transformers' renderer, on the same day as ours."""
@@ -119,11 +114,9 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
     return render
 
 
-def test_every_known_template_renders_as_transformers_renders_it(reference: Any) -> None:
-    if not TEMPLATES.is_dir():
-        pytest.skip(f"no chat templates at {TEMPLATES}")
+def test_every_known_template_renders_as_transformers_renders_it(shared_data: Path, reference: Any) -> None:
     rendered, refused, compared = 0, 0, set()
-    for path in template_files():
+    for path in sorted((shared_data / "chat-templates").glob("*.jinja")):
         source = path.read_text(encoding="utf-8")
         ours = ChatTemplate(source, bos_token=BOS, eos_token=EOS)
         for name, conversation in CONVERSATIONS.items():
@@ -255,10 +248,10 @@ ENDS = "{% endfor %}{% endfor %}{% endfor %}"
 )
 def test_a_template_cannot_hang_or_fill_the_server(source: str) -> None:
     template = ChatTemplate(source)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TemplateError):
         template.render([USER])
-    assert time.monotonic() - began < 15
+    assert time.process_time() - began < 15
 
 
 def test_the_budget_is_per_render() -> None:

