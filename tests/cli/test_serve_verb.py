@@ -1,0 +1,66 @@
+"""`ridgeline serve` as a user starts it, and `run` against it: answers, figures, logs."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ridgeline.cli.main import main
+from tests.conftest import LiveServer
+
+
+def metric(server: LiveServer, name: str, **labels: str) -> float:
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == f"ridgeline:{name}" and labels.items() <= sample.labels.items()
+    )
+
+
+def test_run_asks_the_server_and_its_metrics_and_log_agree(
+    live_server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {
+        name: metric(live_server, name)
+        for name in (
+            "generation_tokens_total",
+            "time_to_first_token_seconds_count",
+            "request_generation_tokens_sum",
+        )
+    }
+    words = ["run", "--url", live_server.base_url, "--temperature", "0", "--max-tokens", "6", "--json"]
+    assert main([*words, "--raw", "The capital of France is"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert "Paris" in result["text"]
+    assert result["model"] == "smollm2-135m"
+    tokens = result["stats"]["output_tokens"]
+    assert metric(live_server, "generation_tokens_total") - before["generation_tokens_total"] == tokens
+    assert (
+        metric(live_server, "request_generation_tokens_sum") - before["request_generation_tokens_sum"]
+        == tokens
+    )
+    counted = metric(live_server, "time_to_first_token_seconds_count")
+    assert counted - before["time_to_first_token_seconds_count"] == 1
+    assert metric(live_server, "engine_up") == 1
+    assert metric(live_server, "startup_seconds", stage="weights") > 0
+    assert metric(live_server, "memory_bytes", kind="kv") > 0
+    lines = [json.loads(line) for line in live_server.log.read_text().splitlines() if line.startswith("{")]
+    logged = [
+        line for line in lines if line["message"] == "request" and line["endpoint"] == "/v1/completions"
+    ]
+    assert logged[-1]["output_tokens"] == tokens
+    assert logged[-1]["ttft_ms"] > 0
+    assert "France" not in live_server.log.read_text()  # prompts are never logged
+
+
+def test_a_question_the_server_refuses_is_exit_code_1_with_its_reason(
+    live_server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--url", live_server.base_url, "--model", "nope", "hello"]) == 1
+    assert "answered 404" in capsys.readouterr().err
