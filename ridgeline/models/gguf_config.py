@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.models.config_values import ConfigValues, shown
+from ridgeline.models.end_tokens import gguf_end_ids
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.families import BY_GGUF_ARCHITECTURE, MISTRAL, Family
 from ridgeline.models.gguf import GgufFile
@@ -172,10 +173,9 @@ def _attention_scale(
 def _special_tokens(gguf: GgufFile, vocab_size: int) -> tuple[int | None, tuple[int, ...], int | None]:
     """(bos, eos, pad). The ends of a text, of a turn and of a message all end a generation."""
     values = ConfigValues(gguf.metadata, str(gguf.path))
-    ends = [
-        values.optional_integer(f"tokenizer.ggml.{end}_token_id", minimum=0) for end in ("eos", "eot", "eom")
-    ]
-    eos_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
+    for end in ("eos", "eot", "eom"):
+        values.optional_integer(f"tokenizer.ggml.{end}_token_id", minimum=0)
+    eos_ids = gguf_end_ids(gguf.metadata)
     bos_id = values.optional_integer("tokenizer.ggml.bos_token_id", minimum=0)
     for token in (*eos_ids, *(() if bos_id is None else (bos_id,))):
         if token >= vocab_size:

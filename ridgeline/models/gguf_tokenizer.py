@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, normalizers
 from tokenizers.models import BPE
 
 from ridgeline.models.detokenizer import SPACE_MARK
+from ridgeline.models.end_tokens import gguf_end_ids
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.gguf_pretokenizers import PRE_TOKENIZATIONS, PreTokenization
 from ridgeline.models.tokenizer_parts import TokenizerParts
@@ -38,25 +39,6 @@ _SPECIAL_TOKEN_IDS = {
     "sep_token": "seperator_token_id",  # spelled so in the format
     "mask_token": "mask_token_id",
 }
-# Control tokens that end a turn, for files that name only one end token (or the base model's).
-_END_TOKENS = frozenset(
-    {
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end_of_text|>",
-        "<|endoftext|>",
-        "<end_of_turn>",
-        "<eos>",
-        "</s>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<｜end▁of▁sentence｜>",
-    }
-)
-# Where both are there, <|end|> only closes one message of several.
-_HARMONY_END_TOKENS = frozenset({"<|return|>", "<|call|>"})
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> TokenizerParts:
@@ -88,7 +70,7 @@ class _Reader:
         return TokenizerParts(
             backend=backend,
             special_tokens=special_tokens,
-            eos_ids=self._eos_ids(),
+            eos_ids=gguf_end_ids(self._metadata),
             add_bos=self._get("add_bos_token", adds_bos) and "bos_token" in special_tokens,
             add_eos=self._get("add_eos_token", False) and "eos_token" in special_tokens,
             chat_template=self._chat_template(),
@@ -197,18 +179,6 @@ class _Reader:
     def _special_tokens(self) -> dict[str, str]:
         ids = {name: self._token_id(key) for name, key in _SPECIAL_TOKEN_IDS.items()}
         return {name: self._tokens[index] for name, index in ids.items() if index is not None}
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        named = [self._token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-        ends = _END_TOKENS
-        if self._ids.keys() >= _HARMONY_END_TOKENS:
-            ends = ends - {"<|end|>"}
-        known = [
-            index
-            for token in ends
-            if (index := self._ids.get(token)) is not None and self._types[index] == TokenType.CONTROL
-        ]
-        return tuple(dict.fromkeys([index for index in named if index is not None] + sorted(known)))
 
     def _token_id(self, key: str) -> int | None:
         index = self._get(key, None)

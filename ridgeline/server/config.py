@@ -26,7 +26,9 @@ class ServerConfig:
     )
     stream_keepalive_s: float = option(15.0, "silence on a stream after which a comment line is sent")
     drain_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish")
-    stall_s: float = option(15.0, "an engine that makes no progress for so long is not ready; 8 times: killed")
+    stall_s: float = option(
+        15.0, "an engine that makes no progress for so long is not ready; 8 times: killed"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe line that is logged"
     )

@@ -154,7 +154,8 @@ def startup_lines(client: AsyncClient, engine: EngineConfig, server: ServerConfi
     seconds = " · ".join(f"{stage} {spent:.2f}" for stage, spent in hello.seconds.items())
     limits = hello.limits
     lines = [
-        f"ridgeline {__version__} · {public_name(engine.model)} · {hello.backend} · context {hello.max_context:,}",
+        f"ridgeline {__version__} · {public_name(engine.model)} · {hello.backend} · "
+        f"context {hello.max_context:,}",
         f"  start    {seconds} · ready {_since_process_start():.2f} s",
         f"  memory   weights {hello.bytes['weights'] / GIB:.2f} · KV cache {hello.bytes['kv'] / GIB:.2f} "
         f"({hello.kv_tokens:,} tokens) · rest {hello.bytes['rest'] / GIB:.2f} GiB",

@@ -47,6 +47,8 @@ def test_greedy_output_and_every_logprob_equal_transformers(reference, generatio
         ours = [p.logprob for p in generation.prompt_logprobs + output.logprobs]
         assert len(ours) == len(ids) - 1
         worst = max(worst, (expected - torch.tensor(ours, dtype=torch.float64)).abs().max().item())
-    print(f"{len(PROMPTS)} prompts × {OUTPUT_TOKENS} tokens: {excused} ties excused, worst logprob {worst:.1e}")
+    print(
+        f"{len(PROMPTS)} prompts × {OUTPUT_TOKENS} tokens: {excused} ties excused, worst logprob {worst:.1e}"
+    )
     assert excused <= 4
     assert worst < 1e-3

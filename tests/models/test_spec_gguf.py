@@ -122,7 +122,7 @@ def test_smollm2_has_the_parameters_its_makers_state(smollm2_path: Path) -> None
     assert spec.layers[0].rope == RopeSpec(100_000.0, 64)
     assert spec.norm_eps == 1e-5
     assert spec.attention_scale == 0.125
-    assert (spec.bos_id, spec.eos_ids, spec.pad_id) == (1, (2,), 2)
+    assert (spec.bos_id, spec.eos_ids, spec.pad_id) == (1, (2, 0), 2)
     assert spec.weight_format == "gguf:Q4_1"
     assert spec.stored_bytes == sum(tensor.nbytes for tensor in GgufFile(smollm2_path).tensors.values())
 
