@@ -7,7 +7,7 @@ prefill rows go through torch's fused attention one by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -55,8 +55,12 @@ class _PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
+    """`scratch` is memory for gathered keys and values, by number of slots, shared by all layers of a step:
+    fresh memory for each layer costs more in page faults than the copy into it."""
+
     decodes: list[_DecodeGroup]
     prefills: list[_PrefillRow]
+    scratch: dict[int, Tensor] = field(default_factory=dict)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -87,26 +91,36 @@ def paged_attention(
     """As `reference.paged_attention`, within 1e-5 in float32."""
     heads, head_dim = q.shape[1:]
     kv_heads = kv.shape[3]
-    # Rows of one dimension: index_select over a matrix is several times faster than over heads × head size.
-    keys, values = kv.view(2, -1, kv_heads * head_dim)
     out = torch.empty_like(q)
     for group in plan.decodes:
         batch = len(group.queries)
         # The query heads of one KV head become that head's queries, so no key is copied per query head.
         grouped = q[group.queries].view(batch, kv_heads, heads // kv_heads, head_dim)
-        shape = (batch, -1, kv_heads, head_dim)
-        k = keys.index_select(0, group.slots).to(q.dtype).view(shape).transpose(1, 2)
-        v = values.index_select(0, group.slots).to(q.dtype).view(shape).transpose(1, 2)
+        k, v = _gather(kv, group.slots, batch, plan.scratch, q.dtype)
         attended = _attend(grouped, k, v, group.mask, False, scale, softcap)
         out[group.queries] = attended.reshape(batch, heads, head_dim)
     for row in plan.prefills:
-        shape = (1, -1, kv_heads, head_dim)
-        k = keys.index_select(0, row.slots).to(q.dtype).view(shape).transpose(1, 2)
-        v = values.index_select(0, row.slots).to(q.dtype).view(shape).transpose(1, 2)
+        k, v = _gather(kv, row.slots, 1, plan.scratch, q.dtype)
         queries = q[row.begin : row.end].transpose(0, 1)[None]
         attended = _attend(queries, k, v, row.mask, row.mask is None, scale, softcap)
         out[row.begin : row.end] = attended[0].transpose(0, 1)
     return out
+
+
+def _gather(
+    kv: Tensor, slots: Tensor, batch: int, scratch: dict[int, Tensor], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Keys and values at `slots` [batch · N], each [batch, K, N, D]; valid until the next gather."""
+    kv_heads, head_dim = kv.shape[3:]
+    # As a matrix: index_select is several times faster over rows of one dimension than over K × D.
+    rows = kv.view(2, -1, kv_heads * head_dim)
+    if len(slots) not in scratch:
+        scratch[len(slots)] = kv.new_empty(2, len(slots), kv_heads * head_dim)
+    gathered = scratch[len(slots)]
+    for half in range(2):
+        torch.index_select(rows[half], 0, slots, out=gathered[half])
+    k, v = gathered.to(dtype).view(2, batch, -1, kv_heads, head_dim).transpose(2, 3)
+    return k, v
 
 
 def _decode_group(inputs: StepInputs, rows: list[int], window: int | None) -> _DecodeGroup:
