@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from ridgeline.cli.answers import AnswerStats, Message, Piece
+from ridgeline.cli.answers import Answers, AnswerStats, Message, Piece
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.sampling import Sampling
 from ridgeline.cli.source import add_source_flags, open_answers
+from ridgeline.models.errors import TemplateError
 from ridgeline.options import OptionError, add_flags, build, given_flags
 
 DESCRIPTION = """\
@@ -51,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--system needs the chat template, which --raw leaves out")
     prompt = read_prompt(args.prompt, sys.stdin)
     answers = open_answers(args)
-    if args.raw:
-        pieces = answers.complete(prompt, sampling)
-    else:
-        pieces = answers.chat(conversation(prompt, args.system), sampling)
+    try:
+        pieces = ask(answers, prompt, args, sampling)
+    except TemplateError as error:
+        raise TemplateError(f"{error}. `ridgeline run --raw` continues plain text") from error
     if args.json:
         text, stats = collect(pieces)
         result = {"model": answers.model, "text": text, "finish_reason": stats.finish_reason}
@@ -65,6 +66,12 @@ def run(args: argparse.Namespace) -> int:
     if show_stats:
         print(stats.line(), file=sys.stderr)
     return 0
+
+
+def ask(answers: Answers, prompt: str, args: argparse.Namespace, sampling: Sampling) -> Iterator[Piece]:
+    if args.raw:
+        return answers.complete(prompt, sampling)
+    return answers.chat(conversation(prompt, args.system), sampling)
 
 
 def read_prompt(parts: list[str], stdin: TextIO) -> str:

@@ -48,13 +48,17 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listener: socket.socket) -> int:
-    metrics = ServerMetrics()
+    names = server.served_model_name or (public_name(engine.model),)
+    metrics = ServerMetrics(names[0])
     supervisor = Supervisor(engine, path, server)
-    supervisor.on_restart = metrics.engine_restarted
+    # The client is still the dead engine's: its last figures go into the totals.
+    supervisor.on_restart = lambda: metrics.engine_restarted(
+        supervisor.client.stats if supervisor.client is not None else None
+    )
     supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
     http = _Http(
         uvicorn.Config(
-            build_app(server, supervisor, metrics, server.served_model_name or (public_name(engine.model),)),
+            build_app(server, supervisor, metrics, names),
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -17,6 +17,7 @@ from ridgeline.cli.main import main
 from ridgeline.cli.run import read_prompt
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.request import SamplingParams
+from ridgeline.models.errors import TemplateError
 from ridgeline.options import OptionError
 
 STATS = AnswerStats(
@@ -141,6 +142,17 @@ def test_sampling_flags_reach_the_engine_and_the_wire_alike() -> None:
     assert "max_tokens" not in Sampling().body()
     assert "stop" not in Sampling().body()
     json.dumps(body)
+
+
+def test_a_model_without_a_template_is_told_of_raw(
+    answers: FixedAnswers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_template(messages: list[Message], sampling: Sampling) -> Iterator[Piece]:
+        raise TemplateError("this model has no chat template")
+
+    monkeypatch.setattr(answers, "chat", no_template)
+    assert main(["run", "x"]) == 1
+    assert "ridgeline run --raw" in capsys.readouterr().err
 
 
 def test_the_real_model_answers_through_a_pipe(smollm2_path: Path) -> None:
