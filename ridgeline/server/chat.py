@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -77,7 +79,12 @@ class ChatShape:
     def __init__(
         self, client: AsyncClient, exchange: Exchange, model: str, fingerprint: str, job: Job
     ) -> None:
-        self._head = (f"chatcmpl-{exchange.request_id}", exchange.created, model, fingerprint)
+        self._head: dict[str, Any] = {
+            "id": f"chatcmpl-{exchange.request_id}",
+            "created": exchange.created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
         self._names = TokenNames(client.tokenizer)
         self._params = job.params
         # With include_usage every event has the field, null but on the last.
@@ -101,7 +108,7 @@ class ChatShape:
         return chunks
 
     def usage_event(self, usage: Usage) -> ChatChunk:
-        return ChatChunk(*self._head, choices=[], usage=usage)
+        return ChatChunk(**self._head, choices=[], usage=usage)
 
     def whole(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
         told = [self._prompt_logprobs(piece) for piece in pieces]
@@ -110,20 +117,20 @@ class ChatShape:
             for index in range(self._params.n)
         ]
         prompt = next((part for part in told if part is not UNSET), UNSET)
-        return ChatCompletion(*self._head, choices=choices, usage=usage, prompt_logprobs=prompt)
+        return ChatCompletion(**self._head, choices=choices, usage=usage, prompt_logprobs=prompt)
 
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
         tokens = [token for piece in pieces for token in piece.logprobs]
         return ChatChoice(
             index,
-            ChatMessage("".join(piece.text for piece in pieces)),
+            ChatMessage(content="".join(piece.text for piece in pieces)),
             self._logprobs(chat_logprobs(self._names, tokens)),
             pieces[-1].finish_reason or "",
             pieces[-1].stop_reason,
         )
 
     def _chunk(self, choice: ChatChunkChoice, prompt: PromptLogprobs | UnsetType = UNSET) -> ChatChunk:
-        return ChatChunk(*self._head, choices=[choice], usage=self._usage_so_far, prompt_logprobs=prompt)
+        return ChatChunk(**self._head, choices=[choice], usage=self._usage_so_far, prompt_logprobs=prompt)
 
     def _logprobs(self, content: list[ChatLogprob]) -> ChatLogprobs | None:
         return None if self._params.logprobs is None else ChatLogprobs(content)

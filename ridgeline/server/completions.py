@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -85,7 +87,12 @@ class CompletionShape:
         job: Job,
         body: CompletionRequest,
     ) -> None:
-        self._head = (f"cmpl-{exchange.request_id}", exchange.created, model, fingerprint)
+        self._head: dict[str, Any] = {
+            "id": f"cmpl-{exchange.request_id}",
+            "created": exchange.created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
         self._names = TokenNames(client.tokenizer)
         self._job = job
         self._body = body
@@ -94,10 +101,10 @@ class CompletionShape:
 
     def events(self, piece: Piece) -> list[TextCompletion]:
         choice = self._choice(piece)
-        return [TextCompletion(*self._head, choices=[choice], usage=self._usage_so_far)]
+        return [TextCompletion(**self._head, choices=[choice], usage=self._usage_so_far)]
 
     def usage_event(self, usage: Usage) -> TextCompletion:
-        return TextCompletion(*self._head, choices=[], usage=usage)
+        return TextCompletion(**self._head, choices=[], usage=usage)
 
     def whole(self, pieces: list[Piece], usage: Usage) -> TextCompletion:
         """The stream's choices, joined: whole and streamed cannot differ."""
@@ -105,7 +112,7 @@ class CompletionShape:
         for piece in pieces:
             parts.setdefault(piece.index, []).append(self._choice(piece))
         choices = [_joined(parts[index]) for index in sorted(parts)]
-        return TextCompletion(*self._head, choices=choices, usage=usage)
+        return TextCompletion(**self._head, choices=choices, usage=usage)
 
     def _choice(self, piece: Piece) -> CompletionChoice:
         echo = piece.prompt.text if piece.prompt is not None and self._body.echo else ""

@@ -42,7 +42,7 @@ async def metrics(request: Request) -> Response:
 
 async def list_models(request: Request) -> Response:
     front = Front.of(request)
-    return _json(ModelList([_card(front, name) for name in front.models]))
+    return _json(ModelList(data=[_card(front, name) for name in front.models]))
 
 
 async def show_model(request: Request) -> Response:
@@ -61,7 +61,8 @@ async def steps(request: Request) -> Response:
 
 def _card(front: Front, name: str) -> ModelCard:
     client = front.engine.client
-    return ModelCard(name, _STARTED, client.hello.max_context if client else None)
+    max_context = client.hello.max_context if client else None
+    return ModelCard(id=name, created=_STARTED, max_model_len=max_context)
 
 
 def _json(body: ModelList | ModelCard) -> Response:

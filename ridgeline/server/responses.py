@@ -69,9 +69,9 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int] = []
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    content: str
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
+    content: str
     refusal: None = None
 
 
@@ -83,14 +83,14 @@ class ChatChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | None  # ours: the stop string or token id that matched
 
 
-class ChatCompletion(msgspec.Struct, frozen=True):
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-    object: str = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -107,13 +107,13 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | UnsetType | None = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True):
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: str = "chat.completion.chunk"
     created: int
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
-    object: str = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -127,29 +127,29 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class TextCompletion(msgspec.Struct, frozen=True):
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """A whole completion, or one event of a streamed one: they differ in nothing but length."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    object: str = "text_completion"
     usage: Usage | UnsetType | None = UNSET
 
 
-class ModelCard(msgspec.Struct, frozen=True):
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: str = "model"
     created: int
     max_model_len: int | None  # None until the engine has said hello
-    object: str = "model"
     owned_by: str = "ridgeline"
 
 
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[ModelCard]
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
+    data: list[ModelCard]
 
 
 class Tokens(msgspec.Struct, frozen=True):

@@ -233,8 +233,17 @@ async def test_harmless_fields_pass(stage: Stage) -> None:
 
 async def test_a_body_announced_as_too_large_is_413_before_it_is_read() -> None:
     stage = Stage(config=ServerConfig(max_body_bytes=100))
-    response = await stage.post(CHAT, chat(user="x" * 100))
+    read = 0
+
+    async def body() -> Any:
+        nonlocal read
+        read += 1
+        yield b" " * 101
+
+    headers = {"content-type": "application/json", "content-length": "101"}
+    response = await stage.post(CHAT, content=body(), headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+    assert read == 0
 
 
 async def test_a_chunked_body_that_grows_too_large_is_413_while_it_is_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.server.events import chunks, joined_completion
@@ -64,6 +65,12 @@ async def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(
 ) -> None:
     assert (await stage.post(COMPLETIONS, {"prompt": prompt})).status_code == 200
     assert [asked["prompt"] for asked in stage.client.asked] == ids
+
+
+async def test_a_long_list_of_ids_is_one_prompt_not_too_many(stage: Stage) -> None:
+    stage.client.hello = msgspec.structs.replace(stage.client.hello, max_context=10_000)
+    assert (await stage.post(COMPLETIONS, {"prompt": [1] * 2000})).status_code == 200
+    assert len(stage.client.asked) == 1
 
 
 async def test_sixteen_tokens_is_the_default_here(stage: Stage) -> None:

@@ -37,6 +37,8 @@ async def test_a_stream_that_fails_ends_with_an_error_event_and_a_broken_body(
     assert found[-2]["choices"][0]["delta"] == {"content": "half"}
     assert found[-1]["error"]["code"] == code
     assert set(found[-1]["error"]) == {"message", "type", "param", "code"}
+    assert 'finished_reason="error"' in stage.metrics_text()
+    assert "request_refused_total{" not in stage.metrics_text()  # it was accepted, and ended once
     assert not any(choice["finish_reason"] for part in found[:-1] for choice in part["choices"])
 
 
