@@ -147,10 +147,16 @@ def _measure_limits(spec: ModelSpec, dtype_name: str) -> dict[str, float]:
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
-    """One short request through the whole path: pages touched, thread pools started, kernels chosen."""
+    """One short request through the whole path: pages touched, thread pools started, kernels chosen.
+
+    By a scheduler of its own, so that the real one's figures begin at zero.
+    """
+    from ridgeline.engine.core import EngineCore
+    from ridgeline.engine.scheduler import Scheduler
+
+    warm = EngineCore(Scheduler(core.scheduler.limits), core.runner)
     length = min(WARM_UP_TOKENS, plan.max_context - 2)
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    core.add(Request("warm-up", [0] * length, params, arrival=time.monotonic(), cache_namespace="warm-up"))
-    while core.has_work:
-        core.step()
-    core.scheduler.reset_prefix_cache()
+    warm.add(Request("warm-up", [0] * length, params))
+    while warm.has_work:
+        warm.step()
