@@ -120,7 +120,7 @@ def _load(
 
     dtype: torch.dtype = getattr(torch, dtype_name)
     weights = load_weights(path, spec, dtype, progress)
-    decoder = Decoder(spec, weights, select_backend(config.backend))
+    decoder = Decoder(spec, weights, select_backend(config.backend), plan.max_context)
     kv_cache = allocate_kv(spec, plan.num_blocks, config.block_size, dtype, torch.device("cpu"))
     runner = TorchRunner(decoder, kv_cache, config.block_size, Sampler(spec.eos_ids))
     limits = SchedulerLimits(

@@ -90,8 +90,7 @@ class LLM:
         progress: Callable[[int, int], None] | None,
     ) -> list[Generation]:
         generations = [
-            Generation(prompt_ids, [Completion(i) for i in range(params.n)])
-            for prompt_ids, params in work
+            Generation(prompt_ids, [Completion(i) for i in range(params.n)]) for prompt_ids, params in work
         ]
         unfinished = [params.n for _, params in work]
         for number, chunk in self._stream(work):

@@ -14,7 +14,7 @@ from ridgeline.engine.request import Sequence
 from ridgeline.engine.sampler import Logits, Sampler
 from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow
 from ridgeline.models.decoder import Decoder
-from ridgeline.ops.inputs import StepInputs
+from ridgeline.ops.inputs import InputRow, StepInputs
 
 
 class Runner(Protocol):
@@ -39,9 +39,10 @@ class TorchRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         with torch.inference_mode():
             self._copy_blocks(plan)
-            inputs, logit_spans = build_inputs(plan.rows, self._block_size)
+            rows = [input_row(row) for row in plan.rows]
+            inputs = StepInputs.from_rows(rows, self._block_size)
             logits = self._decoder.forward(inputs, self._kv_cache)
-        return self._results(plan.rows, logit_spans, logits.numpy())
+        return self._results(plan.rows, logit_spans(rows), logits.numpy())
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         if not plan.copies:
@@ -72,45 +73,19 @@ class TorchRunner:
         return RowResult(samples, predicted)
 
 
-def build_inputs(rows: list[StepRow], block_size: int) -> tuple[StepInputs, list[range]]:
-    """The tensors of one pass, and for each row which rows of the logits are its own."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    query_starts = [0]
-    logit_rows: list[int] = []
-    logit_spans: list[range] = []
+def input_row(row: StepRow) -> InputRow:
+    """The row's tokens and blocks; logits for all of its tokens, the last one, or none."""
+    logits_from = 0 if row.prompt_logprobs else row.count - 1 if row.samplers else None
+    tokens = row.seq.tokens[row.start : row.start + row.count]
+    return InputRow(tokens, row.start, row.seq.block_table, logits_from)
+
+
+def logit_spans(rows: list[InputRow]) -> list[range]:
+    """For each row, which rows of the step's logits are its own."""
+    spans: list[range] = []
+    end = 0
     for row in rows:
-        first = len(token_ids)
-        table = row.seq.block_table
-        here = range(row.start, row.start + row.count)
-        token_ids += row.seq.tokens[row.start : row.start + row.count]
-        positions += here
-        slots += [table[p // block_size] * block_size + p % block_size for p in here]
-        query_starts.append(len(token_ids))
-        wanted = _logit_positions(row, first)
-        logit_spans.append(range(len(logit_rows), len(logit_rows) + len(wanted)))
-        logit_rows += wanted
-    widest = max(-(-(row.start + row.count) // block_size) for row in rows)
-    tables = torch.zeros(len(rows), widest, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        used = row.seq.block_table[:widest]
-        tables[i, : len(used)] = torch.tensor(used)
-    inputs = StepInputs(
-        token_ids=torch.tensor(token_ids),
-        positions=torch.tensor(positions),
-        slots=torch.tensor(slots),
-        query_starts=torch.tensor(query_starts),
-        context_lens=torch.tensor([row.start + row.count for row in rows]),
-        block_tables=tables,
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        block_size=block_size,
-    )
-    return inputs, logit_spans
-
-
-def _logit_positions(row: StepRow, first: int) -> list[int]:
-    """Indices into the step's tokens whose logits are needed: all, the last, or none."""
-    if row.prompt_logprobs:
-        return list(range(first, first + row.count))
-    return [first + row.count - 1] if row.samplers else []
+        begin = end
+        end += 0 if row.logits_from is None else len(row.token_ids) - row.logits_from
+        spans.append(range(begin, end))
+    return spans

@@ -111,11 +111,6 @@ def uniform_at(seed: int, position: int) -> float:
     return (_mix64(_mix64(seed) + position * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
 
 
-def derive_seed(seed: int, index: int) -> int:
-    """The stream of sample `index` of a request: sample 0 has the request's own seed."""
-    return seed & _MASK64 if index == 0 else _mix64(_mix64(seed) ^ (index * 0xD1B54A32D192ED03))
-
-
 def _mix64(value: int) -> int:
     value = (value + 0x9E3779B97F4A7C15) & _MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from ridgeline import SamplingParams
 from tests.engine.prompts import PROMPTS
+from tests.models.gguf_oracle import llama_from_gguf
 
 OUTPUT_TOKENS = 64
 TIE = 1e-3  # transformers' own two best logits closer than this: either choice is right
@@ -13,10 +13,7 @@ TIE = 1e-3  # transformers' own two best logits closer than this: either choice 
 
 @pytest.fixture(scope="module")
 def reference(smollm2_path):
-    model = AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
-    )
-    return model.eval()
+    return llama_from_gguf(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -353,9 +353,10 @@ class TestForecast:
         prompt = list(range(1, 12)) * 4
         engine = engine_with(request("a", prompt, max_tokens=4), num_blocks=16)
         engine.step()
-        engine.scheduler.add(request("b", prompt, max_tokens=4))
-        engine.step()
-        assert len(engine.scheduler.running) == 2  # twice 12 blocks, 10 of them the same
+        for name in ("b", "c"):
+            engine.scheduler.add(request(name, prompt, max_tokens=3))
+            engine.step()
+        assert len(engine.scheduler.running) == 3  # three times 12 blocks, 10 of them the same
         engine.drain()
         assert engine.scheduler.counters.preemptions == 0
 
@@ -425,6 +426,15 @@ class TestPreemption:
             pass
         assert [seq.name for seq in engine.scheduler.waiting] == ["b/0", "c/0"]
 
+    def test_the_preempted_is_not_admitted_again_in_the_same_step(self) -> None:
+        """Twins that computed the same blocks: once one has lost its own, it fits on the other's at once."""
+        twins = [request(name, list(range(1, 10)), max_tokens=9) for name in ("a", "b")]
+        engine = engine_with(*twins, num_blocks=6, expect=1)
+        while not (plan := engine.step()).preempted:
+            pass
+        assert shape(plan) == [("a/0", 12, 1)]
+        assert shape(engine.step()) == [("a/0", 13, 1), ("b/0", 12, 1)]
+
     def test_prompt_logprobs_are_sent_once_though_the_prompt_is_computed_twice(self) -> None:
         engine = engine_with(
             request("old", 4, max_tokens=14),
@@ -438,6 +448,50 @@ class TestPreemption:
         engine.drain()
         assert engine.scheduler.counters.recomputed_tokens > 0
         assert engine.prompt_logprobs["new"] == request("new", 12).prompt_ids[1:]
+
+
+class TestStepsInFlight:
+    def test_a_sequence_in_flight_is_not_planned_again(self) -> None:
+        engine = engine_with(request("a", 4, max_tokens=8), request("b", 4, max_tokens=8), step_tokens=4)
+        assert shape(engine.launch()) == [("a/0", 0, 4)]
+        assert shape(engine.launch()) == [("b/0", 0, 4)]
+        assert shape(engine.launch()) == []
+        engine.land()
+        assert shape(engine.launch()) == [("a/0", 4, 1)]
+
+    def test_nobody_is_preempted_in_flight(self) -> None:
+        engine = engine_with(
+            request("old", 4), request("new", 4, arrival=1.0), num_blocks=2, step_tokens=4, expect=1
+        )
+        assert shape(engine.launch()) == [("old/0", 0, 4)]
+        assert shape(engine.launch()) == [("new/0", 0, 4)]
+        engine.land()
+        waits = engine.launch()  # old needs a block, and new, who must give one, is being computed
+        assert (shape(waits), waits.preempted) == ([], [])
+        engine.land()
+        plan = engine.launch()
+        assert (shape(plan), [seq.name for seq in plan.preempted]) == ([("old/0", 4, 1)], ["new/0"])
+
+    def test_blocks_of_a_request_aborted_in_flight_are_waited_for(self) -> None:
+        engine = engine_with(request("a", 12), num_blocks=4)
+        engine.launch()
+        engine.abort("a")
+        engine.scheduler.add(request("b", 12, max_tokens=2))
+        assert shape(engine.launch()) == []
+        engine.land()
+        assert shape(engine.launch()) == [("b/0", 0, 12)]
+
+    def test_cached_blocks_about_to_be_used_are_not_counted_as_free(self) -> None:
+        engine = engine_with(request("past", [1, 2, 3, 4, 5], max_tokens=1), num_blocks=4)
+        engine.drain()
+        engine.scheduler.add(request("a", 8))
+        engine.launch()
+        engine.abort("a")
+        # One block free, one cached: with the cached one taken, one is left where two are needed.
+        engine.scheduler.add(request("b", [1, 2, 3, 4, *[6] * 8], max_tokens=2))
+        assert shape(engine.launch()) == []
+        engine.land()
+        assert shape(engine.launch()) == [("b/0", 4, 8)]
 
 
 class TestSamples:

@@ -107,12 +107,6 @@ def test_neighbouring_seeds_and_positions_are_uncorrelated():
     assert abs(np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]) < 0.02
 
 
-def test_sample_zero_keeps_the_seed_and_the_others_get_their_own_streams():
-    assert sampling.derive_seed(5, 0) == 5
-    streams = {sampling.derive_seed(5, i) for i in range(100)} | {sampling.derive_seed(6, i) for i in range(100)}
-    assert len(streams) == 200
-
-
 def test_log_normalizer_equals_torch(logits):
     expected = float(torch.logsumexp(torch.tensor(logits, dtype=torch.float64), -1))
     assert sampling.log_normalizer(logits) == pytest.approx(expected, abs=1e-6)
