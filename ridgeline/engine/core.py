@@ -90,7 +90,8 @@ class EngineCore:
 
     def _execute_row(self, plan: StepPlan, index: int) -> RowResult:
         row = plan.rows[index]
-        alone = replace(plan, rows=[row])
+        # Copies once, before the first row: later they would undo what a row has written into its copy.
+        alone = replace(plan, rows=[row], copies=plan.copies if index == 0 else [])
         try:
             return self.runner.execute(alone).rows[0]
         except Exception as error:

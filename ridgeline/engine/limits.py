@@ -14,7 +14,8 @@ import torch
 
 from ridgeline.models.spec import ModelSpec
 
-READ_BYTES = 128 << 20  # larger than most caches; a smaller model may read faster than this from L3
+# Weights are read from a buffer as large as the model, so that a model that fits a cache is measured there.
+READ_BYTES_RANGE = (32 << 20, 256 << 20)
 MATMUL_SIZE = 1024
 REPEATS = 3
 PREFILL_TOKENS = 512  # the prompt length the prefill limit is stated for
@@ -38,7 +39,7 @@ class MeasuredLimits:
 
 def measure_limits(spec: ModelSpec, dtype: torch.dtype) -> MeasuredLimits:
     """Best of a few repeats: interference only ever makes a ceiling look lower."""
-    read = read_bandwidth()
+    read = read_bandwidth(spec.weight_bytes(dtype.itemsize))
     flops = matmul_rate(dtype)
     return MeasuredLimits(
         read_bytes_per_s=read,
@@ -48,10 +49,11 @@ def measure_limits(spec: ModelSpec, dtype: torch.dtype) -> MeasuredLimits:
     )
 
 
-def read_bandwidth() -> float:
+def read_bandwidth(model_bytes: int = READ_BYTES_RANGE[1]) -> float:
     """Bytes per second of summing a buffer with all of torch's threads."""
-    buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32)
-    return READ_BYTES / _best_seconds(lambda: buffer.sum())
+    least, most = READ_BYTES_RANGE
+    buffer = torch.ones(max(least, min(model_bytes, most)) // 4, dtype=torch.float32)
+    return buffer.nbytes / _best_seconds(lambda: buffer.sum())
 
 
 def matmul_rate(dtype: torch.dtype) -> float:

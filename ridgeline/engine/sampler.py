@@ -68,7 +68,7 @@ class Sampler:
             probs = sampling.candidate_probs(
                 logits, params.temperature, params.min_p, params.top_k, params.top_p
             )
-            token = sampling.draw(probs, sampling.uniform_at(seq.seed, seq.num_output))
+            token = sampling.draw(probs, seq.seed, seq.num_output)
         if params.logprobs is None:
             return Sampled(token)
         return Sampled(token, logprob_of(row, token, params.logprobs))

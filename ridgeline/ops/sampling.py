@@ -17,6 +17,11 @@ DoubleRow = np.ndarray[Any, np.dtype[np.float64]]
 IntRow = np.ndarray[Any, np.dtype[np.int64]]
 
 _MASK64 = (1 << 64) - 1
+_GAMMA, _MIX_1, _MIX_2 = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
 # Top-p needs probabilities in order. Sorting a whole vocabulary costs milliseconds, and the nucleus nearly
 # always lies within the best few hundred, so that many are sorted first and all only when they fall short.
 _NUCLEUS_FIRST_TRY = 512
@@ -93,28 +98,38 @@ def _nucleus_threshold(probs: DoubleRow, top_p: float) -> float:
     return float(ordered[min(last, ordered.size - 1)])
 
 
-def draw(probs: DoubleRow, uniform: float) -> int:
-    """The token at which the cumulative weight, in token order, passes uniform · total."""
-    cumulative = np.cumsum(probs)
-    token = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    if token >= probs.size or probs[token] <= 0.0:  # uniform·total rounded up to the total itself
-        token = int(np.flatnonzero(probs)[-1])
-    return token
+def draw(probs: DoubleRow, seed: int, position: int) -> int:
+    """A token in proportion to its weight: every possible token runs an exponential race, the first wins.
 
-
-def uniform_at(seed: int, position: int) -> float:
-    """The one random number of output position `position` in stream `seed`: in [0, 1), 53 bits.
-
-    SplitMix64's output function over (seed, position): a counter-based generator, so that a token's draw
-    can be repeated without replaying the ones before it.
+    token = argmax of probs / noise. A change of the last bits of a weight can turn the result only where
+    two runners are that close, and never through the weights of others. (Looking one random number up in
+    the cumulative weights would: the many tiny tokens of a tail all move when anything before them does.)
     """
-    return (_mix64(_mix64(seed) + position * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
+    possible = np.flatnonzero(probs)
+    return int(possible[np.argmax(probs[possible] / exponentials_at(seed, position, possible))])
+
+
+def exponentials_at(seed: int, position: int, tokens: IntRow) -> DoubleRow:
+    """Exp(1) noise of these tokens at output position `position` of stream `seed`.
+
+    Counter-based: SplitMix64 over (seed, position, token). Nothing is remembered between draws, so any one
+    can be repeated without replaying those before it.
+    """
+    start = np.uint64(_mix64(_mix64(seed) + position))
+    state = tokens.astype(np.uint64) * _GAMMA + start
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    state ^= state >> np.uint64(31)
+    uniform = ((state >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
+    noise: DoubleRow = -np.log(uniform)
+    return noise
 
 
 def _mix64(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    """SplitMix64's output function on one number."""
+    value = (value + int(_GAMMA)) & _MASK64
+    value = ((value ^ (value >> 30)) * int(_MIX_1)) & _MASK64
+    value = ((value ^ (value >> 27)) * int(_MIX_2)) & _MASK64
     return value ^ (value >> 31)
 
 

@@ -1,0 +1,70 @@
+"""The core's fault isolation: a failed pass is run again row by row, and only what fails alone ends."""
+
+from ridgeline.engine.core import EngineCore
+from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.step import StepPlan, StepResult
+from tests.engine.prompts import PROMPTS
+
+PARAMS = SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=12, ignore_eos=True)
+
+
+class FailingRunner:
+    """The real runner, but passes of several rows fail once computed, and `poison` always fails."""
+
+    name = "failing"
+
+    def __init__(self, runner, poison: str = "", fail_batches: bool = True) -> None:
+        self._runner = runner
+        self._poison = poison
+        self._fail_batches = fail_batches
+        self.failures = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = self._runner.execute(plan)
+        poisoned = any(row.seq.request.request_id == self._poison for row in plan.rows)
+        if poisoned or (self._fail_batches and len(plan.rows) > 1):
+            self.failures += 1
+            raise MemoryError("made to fail")
+        return result
+
+
+def run(
+    core: EngineCore, work: dict[str, list[int]]
+) -> dict[tuple[str, int], tuple[list[int], FinishReason]]:
+    for name, prompt_ids in work.items():
+        core.add(Request(name, prompt_ids, PARAMS))
+    tokens: dict[tuple[str, int], list[int]] = {}
+    reasons: dict[tuple[str, int], FinishReason] = {}
+    while core.has_work:
+        for delta in core.step():
+            key = (delta.request_id, delta.index)
+            tokens.setdefault(key, []).extend(delta.tokens)
+            if delta.finish_reason is not None:
+                reasons[key] = delta.finish_reason
+    core.idle()
+    return {key: (tokens[key], reasons[key]) for key in reasons}
+
+
+def test_a_failed_pass_run_row_by_row_gives_the_same_tokens(llm):
+    """Three samples of a prompt that ends inside a block: their copies must be made once, and first."""
+    limits = llm.engine.core.scheduler.limits
+    work = {f"r{i}": llm.tokenizer.encode(PROMPTS[i] + " and so on") for i in range(3)}
+    expected = run(EngineCore(Scheduler(limits), llm.engine.core.runner), work)
+    failing = FailingRunner(llm.engine.core.runner)
+    assert run(EngineCore(Scheduler(limits), failing), work) == expected
+    assert failing.failures > 10
+
+
+def test_a_request_that_fails_alone_ends_alone(llm):
+    limits = llm.engine.core.scheduler.limits
+    work = {f"r{i}": llm.tokenizer.encode(PROMPTS[i]) for i in range(3)}
+    healthy = run(EngineCore(Scheduler(limits), llm.engine.core.runner), work)
+    failing = FailingRunner(llm.engine.core.runner, poison="r1", fail_batches=False)
+    outcome = run(EngineCore(Scheduler(limits), failing), work)
+    for (name, index), (tokens, reason) in outcome.items():
+        if name == "r1":
+            assert reason is FinishReason.ERROR
+        else:
+            assert (tokens, reason) == healthy[name, index]
+    assert len(outcome) == 9
