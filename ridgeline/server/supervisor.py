@@ -78,9 +78,11 @@ class Supervisor:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
-        if self.client is not None:
-            self.client.stop_engine()
         if self._process is not None and self._process.returncode is None:
+            if self.client is not None and not self.client.closed.is_set():
+                self.client.stop_engine()
+            else:
+                self._process.terminate()  # still starting: there is nobody to ask
             try:
                 await asyncio.wait_for(self._process.wait(), timeout=5.0)
             except TimeoutError:
