@@ -32,6 +32,7 @@ from ridgeline.telemetry.metrics import ServerMetrics
 log = logging.getLogger("ridgeline.server")
 
 GIB = 1 << 30
+SEND_BUFFER_BYTES = 128 << 10
 LAST_WORDS_S = 3  # for streams that are told of the end to take that in
 
 
@@ -129,6 +130,8 @@ def _bind(server: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # The kernel would buffer megabytes for a reader that has stopped, and hide it for minutes.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         listener.bind((server.host, server.port))
     except OSError as error:
