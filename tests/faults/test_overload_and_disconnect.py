@@ -122,7 +122,9 @@ def test_a_reader_that_stops_reading_is_cut_and_slows_nobody(serve):
         thread.join(120)
     assert results == [40, 40, 40]
     wait_until(
-        lambda: metric(server, "ridgeline:slow_readers_cut_total") == 2, "the stuck readers were never cut", 90
+        lambda: metric(server, "ridgeline:slow_readers_cut_total") == 2,
+        "the stuck readers were never cut",
+        90,
     )
     wait_until(lambda: metric(server, RUNNING) == 0, "cut streams went on computing")
     for connection in stuck:
