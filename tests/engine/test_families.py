@@ -1,0 +1,43 @@
+"""Every family, through the whole engine, equals transformers token for token on a tiny random checkpoint."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from ridgeline.engine.build import build_engine
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.request import Request, SamplingParams
+from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
+
+OUTPUT_TOKENS = 40  # with the prompts, several times the sliding windows
+TIE = 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_output_equals_transformers(name, tmp_path):
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    built = build_engine(
+        EngineConfig(model=str(tmp_path), kv_tokens=4096, step_tokens=32, threads=1), tmp_path
+    )
+    rng = random.Random(name)
+    prompts = {f"r{i}": [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))] for i in range(8)}
+    outputs: dict[str, list[int]] = {request_id: [] for request_id in prompts}
+    greedy = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    for request_id, prompt in prompts.items():
+        built.core.add(Request(request_id, prompt, greedy))
+    while built.core.has_work:
+        for delta in built.core.step():
+            outputs[delta.request_id] += delta.tokens
+    for request_id, prompt in prompts.items():
+        output = outputs[request_id]
+        assert len(output) == OUTPUT_TOKENS
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        best = logits.topk(2).values
+        is_tie = best[:, 0] - best[:, 1] < TIE
+        assert ((logits.argmax(-1) == torch.tensor(output)) | is_tie).all()
+        assert is_tie.sum() <= 2
