@@ -10,6 +10,7 @@ import difflib
 import functools
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -21,6 +22,9 @@ B = TypeVar("B", bound=Body)
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _QUOTED = re.compile(r"`([^`]*)`")
+_NEAR_JSON = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]")  # what Python writes and reads, but is no JSON
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONGEST_NAME = 64  # of a field worth a guess at what was meant
 _NESTED: dict[str, type[Body]] = {
     "messages[]": Message,
     "messages[].content[]": ContentPart,
@@ -33,15 +37,14 @@ def decode(raw: bytes, body: type[B]) -> B:
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadRequest(
-            None, f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}"
-        ) from None
+        message = f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}"
+        raise BadRequest(None, message, "invalid_json") from None
     try:
         decoded: B = _decoder(body).decode(raw)
     except msgspec.ValidationError as error:
         _refuse_shape(str(error), body)
     except msgspec.DecodeError as error:
-        _refuse_constants(raw)
+        _refuse_leaf(raw)
         raise BadRequest(None, f"the body is not valid JSON: {error}", "invalid_json") from None
     except RecursionError:
         raise BadRequest(None, "the body is nested too deeply", "invalid_json") from None
@@ -62,7 +65,7 @@ def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
     name = _QUOTED.search(what)
     if what.startswith("Object contains unknown field") and name:
         known = fields_of(_NESTED.get(re.sub(r"\[\d+\]", "[]", path), body))
-        nearest = difflib.get_close_matches(name[1], known, n=1)
+        nearest = difflib.get_close_matches(name[1], known, n=1) if len(name[1]) <= _LONGEST_NAME else []
         hint = f"; did you mean {nearest[0]}?" if nearest else "; see docs/http-api.md for the known ones"
         raise BadRequest(_join(path, name[1]), f"unknown field{hint}", "unknown_field")
     if what.startswith("Object missing required field") and name:
@@ -75,16 +78,20 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _refuse_constants(raw: bytes) -> None:
-    """Python clients write NaN and Infinity, which are not JSON: name the field instead of a byte."""
+def _refuse_leaf(raw: bytes) -> None:
+    """Python clients write NaN and lone surrogates, which are not JSON: name the field instead of a byte."""
+    if not _NEAR_JSON.search(raw):
+        return
     try:
         tree = json.loads(raw, parse_constant=_Constant)
     except (ValueError, RecursionError):
         return
-    found = _path_of_constant(tree, "")
-    if found is not None:
-        path, constant = found
-        raise BadRequest(path, f"{constant.name} is not a JSON number", "invalid_json")
+    for path, leaf in _leaves(tree):
+        if isinstance(leaf, _Constant):
+            raise BadRequest(path or None, f"{leaf.name} is not a JSON number", "invalid_json")
+        if isinstance(leaf, str) and (lone := _LONE_SURROGATE.search(leaf)):
+            what = f"\\u{ord(lone[0]):04x} at position {lone.start()} is half of a surrogate pair"
+            raise BadRequest(path or None, f"{what}, which is no character", "invalid_json")
 
 
 class _Constant:
@@ -92,15 +99,18 @@ class _Constant:
         self.name = name
 
 
-def _path_of_constant(node: Any, path: str) -> tuple[str, _Constant] | None:
-    if isinstance(node, _Constant):
-        return path, node
-    children: list[tuple[str, Any]] = []
-    if isinstance(node, dict):
-        children = [(_join(path, key), child) for key, child in node.items()]
-    elif isinstance(node, list):
-        children = [(f"{path}[{i}]", child) for i, child in enumerate(node)]
-    return next((found for where, child in children if (found := _path_of_constant(child, where))), None)
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """All that is no object or list, with its path. Keys are leaves too, at the path of their object."""
+    waiting = [("", tree)]  # not by recursion: the tree may be as deep as Python's stack
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, dict):
+            waiting += [(_join(path, key), child) for key, child in node.items()]
+            waiting += [(path, key) for key in node]  # looked at first: no path holds a bad key
+        elif isinstance(node, list):
+            waiting += [(f"{path}[{i}]", child) for i, child in enumerate(node)]
+        else:
+            yield path, node
 
 
 def _refuse_unsupported(body: Body, path: str) -> None:

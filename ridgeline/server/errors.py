@@ -57,8 +57,15 @@ class ErrorReply:
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        """Names and values of the client's own may stand in it: they come back in part, if they are long."""
+        param = None if self.param is None else _clipped(self.param, 200)
+        message = _clipped(self.message, 2000)
+        error = {"message": message, "type": self.type, "param": param, "code": self.code}
         return msgspec.json.encode({"error": error})
+
+
+def _clipped(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + "…"
 
 
 class ApiError(Exception):
