@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import cast
@@ -21,12 +23,14 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.server.choices import Choices, Piece, Prompt
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange
-from ridgeline.server.feed import Feed
 from ridgeline.server.front import Front
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
 
 _serials = itertools.count()  # two clients may choose the same request id; the engine's ids must differ
+
+
+Arrival = tuple[int, OutputChunk]  # which prompt, and what came for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Course:
         self.choices = Choices(job.prompts, job.params)
         self._front = front
         self._client = client
-        self._feed = Feed([self._source(p) for p in job.prompts], front.config.stream_buffer_chunks)
+        self._feed = _Feed([self._source(p) for p in job.prompts], front.config.stream_buffer_chunks)
         limit_s = front.config.request_timeout_s
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
 
@@ -134,3 +138,64 @@ def _outcome(error: BaseException | None) -> tuple[int, str]:
         return 504, "timeout"
     reply = reply_to(error)
     return (reply.status if reply else 500), "error"
+
+
+class _Feed:
+    """The chunks of all prompts through one bounded buffer.
+
+    A task per prompt takes chunks from the engine's client; the answer takes whatever is waiting, at once.
+    Closing the feed closes every generator, which aborts what still runs in the engine.
+    """
+
+    def __init__(self, sources: Sequence[AsyncGenerator[OutputChunk, None]], buffer_chunks: int) -> None:
+        self._sources = sources
+        self._buffer_chunks = buffer_chunks
+        self._waiting: deque[Arrival] = deque()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._open = len(sources)
+        self._error: Exception | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> _Feed:
+        self._pumps = [asyncio.create_task(self._pump(i, s)) for i, s in enumerate(self._sources)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def batch(self) -> list[Arrival]:
+        """Everything that is waiting, at least one chunk; empty once all prompts ended.
+
+        An error of any prompt is raised after the chunks that came before it.
+        """
+        while not self._waiting and self._open and self._error is None:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._waiting:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            self._room.set()
+            return taken
+        if self._error is not None:
+            raise self._error
+        return []
+
+    async def _pump(self, number: int, source: AsyncGenerator[OutputChunk, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for chunk in source:
+                    while len(self._waiting) >= self._buffer_chunks:
+                        self._room.clear()
+                        await self._room.wait()
+                    self._waiting.append((number, chunk))
+                    self._arrived.set()
+        except Exception as error:
+            self._error = self._error or error
+        finally:
+            self._open -= 1
+            self._arrived.set()

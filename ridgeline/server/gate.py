@@ -4,19 +4,32 @@ is raised for it becomes an answer of the right shape. Nothing that happens to o
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server.auth import KeyRing
-from ridgeline.server.errors import ClientGone, ErrorReply, SlowReader, reply_to, unexpected
+from ridgeline.server.errors import (
+    INVALID,
+    ApiError,
+    ClientGone,
+    ErrorReply,
+    SlowReader,
+    reply_to,
+    unexpected,
+)
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import Front
 from ridgeline.telemetry.logs import log_request
 
 log = logging.getLogger("ridgeline.server")
+
+# Probes and scrapers carry no keys, and learn nothing of anybody's text.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 
 
 class Gate:
@@ -71,3 +84,29 @@ class Gate:
 
 def _response(reply: ErrorReply) -> Response:
     return Response(reply.body(), reply.status, reply.headers, "application/json")
+
+
+class KeyRing:
+    """The accepted keys, kept as digests: all are of one length, so a comparison cannot tell lengths."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Raises 401 unless the path is open, no keys are set, or the request carries one of them."""
+        if not self._digests or path in OPEN_PATHS:
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise _unauthorized("no API key was given; send the header Authorization: Bearer <key>")
+        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        known = False
+        for accepted in self._digests:  # every key is compared, so that the time does not tell which matched
+            known |= hmac.compare_digest(digest, accepted)
+        if not known:
+            raise _unauthorized("this API key is not accepted here")
+
+
+def _unauthorized(message: str) -> ApiError:
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, message, type=INVALID, code="invalid_api_key", headers=headers)
