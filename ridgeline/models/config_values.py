@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ridgeline.models.errors import BrokenModel
 
 _MISSING = object()
@@ -33,6 +35,12 @@ class ConfigValues:
         self.prefix = prefix
         self._defaults = defaults or {}
         self._read: set[str] = set()
+
+    @classmethod
+    def below(cls, prefix: str, values: Mapping[str, Any], where: str) -> ConfigValues:
+        """The keys that start with `prefix`: asked for without it, named in errors with it."""
+        inside = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+        return cls(inside, where, prefix=prefix)
 
     def integer(self, key: str, *, minimum: int = 1) -> int:
         value = self.optional_integer(key, minimum=minimum)
@@ -109,6 +117,16 @@ class ConfigValues:
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
             raise self._wrong(key, "an integer or a list of integers")
         return items
+
+    def array(self, key: str, *, whole: bool = False) -> np.ndarray[Any, Any] | None:
+        """A list of numbers, with `whole` of integers: how GGUF writes scores and token types."""
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return None
+        array = np.asarray(value) if isinstance(value, list | np.ndarray) else np.empty(())
+        if array.ndim != 1 or array.dtype.kind not in ("iu" if whole else "iuf"):
+            raise self._wrong(key, "a list of integers" if whole else "a list of numbers")
+        return array
 
     def mapping(self, key: str) -> dict[str, Any] | None:
         value = self._get(key)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from ridgeline.models.config_values import ConfigValues
 
 CONTROL = 3  # the token type of tokens that are not text
 # Control tokens that end a text or a turn, for files that name only one end token (or the base model's).
@@ -27,16 +26,18 @@ KNOWN_ENDS = frozenset(
 HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
 
 
-def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids the file names (text, turn, message), then the control tokens known to end a turn."""
-    named = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
-    types = metadata.get("tokenizer.ggml.token_type")
+def gguf_end_ids(values: ConfigValues) -> tuple[int, ...]:
+    """The ids the file names (text, turn, message), then the control tokens known to end a turn.
+
+    `values` are the keys below tokenizer.ggml.
+    """
+    named = [values.optional_integer(f"{end}_token_id", minimum=0) for end in ("eos", "eot", "eom")]
+    tokens, types = values.optional_texts("tokens"), values.array("token_type", whole=True)
     found: dict[str, int] = {}
-    if types is not None:
-        tokens = metadata.get("tokenizer.ggml.tokens", [])
-        controls = [index for index, kind in enumerate(types) if kind == CONTROL and index < len(tokens)]
+    if tokens is not None and types is not None:
+        controls = (types[: len(tokens)] == CONTROL).nonzero()[0].tolist()
         found = {tokens[index]: index for index in controls if tokens[index] in KNOWN_ENDS}
     if found.keys() >= HARMONY_ENDS:
         found.pop("<|end|>", None)
-    ids = [index for index in named if isinstance(index, int)] + sorted(found.values())
+    ids = [index for index in named if index is not None] + sorted(found.values())
     return tuple(dict.fromkeys(ids))

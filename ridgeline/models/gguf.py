@@ -36,7 +36,6 @@ _SCALARS: dict[int, struct.Struct] = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-_NUMPY = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
 
 # Tensor types: number in the file → (name, elements per block, bytes per block).
@@ -86,6 +85,8 @@ class GgufFile:
         try:
             tensor_count, key_count = self._read_header()
             self.metadata: dict[str, Any] = dict(self._read_pair() for _ in range(key_count))
+            if len(self.metadata) != key_count:
+                raise self._broken("has a metadata key twice")
             self.tensors: dict[str, GgufTensor] = self._read_tensor_table(tensor_count)
         except (struct.error, UnicodeDecodeError, IndexError) as error:
             raise self._broken(f"is truncated or corrupt near byte {self._pos}: {error}") from error
@@ -132,8 +133,8 @@ class GgufFile:
         kind, count = self._scalar(4), self._scalar(10)
         if count > len(self._map):
             raise self._broken(f"claims a metadata array of {count} items")
-        if kind in _NUMPY:
-            dtype = np.dtype(_NUMPY[kind])
+        if kind in _SCALARS:
+            dtype = np.dtype(_SCALARS[kind].format)
             return np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype)
         if kind == _ARRAY:
             raise self._broken("has nested metadata arrays")

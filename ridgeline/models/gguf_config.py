@@ -71,22 +71,21 @@ def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
 
 
 def _refuse_partial(gguf: GgufFile) -> None:
-    kind, parts = gguf.metadata.get("general.type", "model"), gguf.metadata.get("split.count", 1)
-    if kind != "model":
+    values = ConfigValues(gguf.metadata, str(gguf.path))
+    kind, parts = values.optional_text("general.type"), values.optional_integer("split.count", minimum=0)
+    if kind not in (None, "model"):
         raise UnsupportedModel(f"{gguf.path}: holds {shown(kind)}, not a model of its own (general.type)")
-    if parts != 1:
+    if parts not in (None, 1):
         raise UnsupportedModel(f"{gguf.path}: is one of {parts} parts; join them with gguf-split --merge")
 
 
 def _architecture_values(gguf: GgufFile) -> ConfigValues:
     """Keys without the architecture's prefix. Floats are single precision there: 1e-05, not 9.9999997e-06."""
-    prefix = f"{gguf.architecture}."
     values = {
-        key.removeprefix(prefix): float(str(np.float32(value))) if isinstance(value, float) else value
+        key: float(str(np.float32(value))) if isinstance(value, float) else value
         for key, value in gguf.metadata.items()
-        if key.startswith(prefix)
     }
-    return ConfigValues(values, str(gguf.path), prefix=prefix)
+    return ConfigValues.below(f"{gguf.architecture}.", values, str(gguf.path))
 
 
 def _find_family(gguf: GgufFile, values: ConfigValues) -> Family:
@@ -172,15 +171,13 @@ def _attention_scale(
 
 def _special_tokens(gguf: GgufFile, vocab_size: int) -> tuple[int | None, tuple[int, ...], int | None]:
     """(bos, eos, pad). The ends of a text, of a turn and of a message all end a generation."""
-    values = ConfigValues(gguf.metadata, str(gguf.path))
-    for end in ("eos", "eot", "eom"):
-        values.optional_integer(f"tokenizer.ggml.{end}_token_id", minimum=0)
-    eos_ids = gguf_end_ids(gguf.metadata)
-    bos_id = values.optional_integer("tokenizer.ggml.bos_token_id", minimum=0)
+    values = ConfigValues.below("tokenizer.ggml.", gguf.metadata, str(gguf.path))
+    eos_ids = gguf_end_ids(values)
+    bos_id = values.optional_integer("bos_token_id", minimum=0)
     for token in (*eos_ids, *(() if bos_id is None else (bos_id,))):
         if token >= vocab_size:
             raise BrokenModel(f"{gguf.path}: special token {token} is outside the vocabulary of {vocab_size}")
-    pad_id = values.optional_integer("tokenizer.ggml.padding_token_id", minimum=0)
+    pad_id = values.optional_integer("padding_token_id", minimum=0)
     return bos_id, eos_ids, pad_id if pad_id is not None and pad_id < vocab_size else None
 
 

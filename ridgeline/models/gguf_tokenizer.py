@@ -7,7 +7,7 @@ What the metadata leaves open is never guessed: an unknown pre-tokenizer or mode
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,15 @@ import tokenizers
 from tokenizers import AddedToken, decoders, normalizers
 from tokenizers.models import BPE
 
+from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.detokenizer import SPACE_MARK
 from ridgeline.models.end_tokens import gguf_end_ids
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.gguf_pretokenizers import PRE_TOKENIZATIONS, PreTokenization
 from ridgeline.models.tokenizer_parts import TokenizerParts
+
+# Deriving merges takes time with the square of a piece's length; the longest published token has 256.
+MAX_TOKEN_CHARACTERS = 4096
 
 
 class TokenType(enum.IntEnum):
@@ -48,38 +52,42 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> TokenizerPa
 
 class _Reader:
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
-        self._metadata = metadata
         self._source = source
-        self._tokens: Sequence[str] = self._required("tokens")
+        self._values = ConfigValues.below("tokenizer.ggml.", metadata, source)
+        self._templates = ConfigValues.below("tokenizer.", metadata, source)
+        self._model = self._values.text("model")
+        self._tokens = self._texts("tokens")
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):
             raise BrokenModel(f"{source}: the vocabulary names a token twice")
+        longest = max(map(len, self._tokens), default=0)
+        if longest > MAX_TOKEN_CHARACTERS:
+            raise BrokenModel(f"{source}: the vocabulary has a token of {longest:,} characters")
         self._types = self._token_types()
 
     def parts(self) -> TokenizerParts:
-        model = self._required("model")
-        if model == "gpt2":
+        if self._model == "gpt2":
             way = self._pre_tokenization()
             backend, adds_bos = self._byte_level_bpe(way), way.adds_bos
-        elif model == "llama":
+        elif self._model == "llama":
             backend, adds_bos = self._sentencepiece_bpe(), True
         else:
-            raise UnsupportedModel(f"{self._source}: tokenizer model {model!r}; supported: gpt2, llama")
+            raise UnsupportedModel(f"{self._source}: tokenizer model {self._model!r}; supported: gpt2, llama")
         self._add_marked_tokens(backend)
         special_tokens = self._special_tokens()
         return TokenizerParts(
             backend=backend,
             special_tokens=special_tokens,
-            eos_ids=gguf_end_ids(self._metadata),
-            add_bos=self._get("add_bos_token", adds_bos) and "bos_token" in special_tokens,
-            add_eos=self._get("add_eos_token", False) and "eos_token" in special_tokens,
+            eos_ids=gguf_end_ids(self._values),
+            add_bos=self._values.flag("add_bos_token", adds_bos) and "bos_token" in special_tokens,
+            add_eos=self._values.flag("add_eos_token", False) and "eos_token" in special_tokens,
             chat_template=self._chat_template(),
         )
 
     # ---- byte-level BPE ----
 
     def _pre_tokenization(self) -> PreTokenization:
-        name = self._get("pre", None)
+        name = self._values.optional_text("pre")
         if name not in PRE_TOKENIZATIONS:
             known = ", ".join(PRE_TOKENIZATIONS)
             raise UnsupportedModel(
@@ -89,7 +97,7 @@ class _Reader:
         return PRE_TOKENIZATIONS[name]
 
     def _byte_level_bpe(self, way: PreTokenization) -> tokenizers.Tokenizer:
-        merges = [self._merge_pair(merge) for merge in self._required("merges")]
+        merges = [self._merge_pair(merge) for merge in self._texts("merges")]
         backend = self._backend(merges, ignore_merges=way.whole_words_first)
         normalizer = way.normalizer()
         if normalizer is not None:
@@ -107,7 +115,7 @@ class _Reader:
     # ---- SentencePiece BPE ----
 
     def _sentencepiece_bpe(self) -> tokenizers.Tokenizer:
-        if self._get("remove_extra_whitespaces", False):
+        if self._values.flag("remove_extra_whitespaces", False):
             raise UnsupportedModel(
                 f"{self._source}: the tokenizer removes extra spaces, which is not supported"
             )
@@ -123,7 +131,7 @@ class _Reader:
             decoders.ByteFallback(),
             decoders.Fuse(),
         ]
-        if self._get("add_space_prefix", True):
+        if self._values.flag("add_space_prefix", True):
             backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), marks])
             steps.append(decoders.Strip(" ", 1, 0))
         else:
@@ -136,12 +144,14 @@ class _Reader:
 
         Control, byte and user-defined tokens take no part: text never merges into them.
         """
-        scores = np.asarray(self._required("scores"), dtype=np.float64)
+        scores = self._values.array("scores")
+        if scores is None:
+            raise self._lacks("scores")
         if len(scores) != len(self._tokens):
             raise BrokenModel(f"{self._source}: {len(scores)} scores for {len(self._tokens)} tokens")
         mergeable = (self._types == TokenType.NORMAL) | (self._types == TokenType.UNUSED)
         pieces = {token for token, merges in zip(self._tokens, mergeable.tolist(), strict=True) if merges}
-        for index in np.argsort(-scores, kind="stable").tolist():
+        for index in np.argsort(-scores.astype(np.float64), kind="stable").tolist():
             piece = self._tokens[index]
             if piece not in pieces:
                 continue
@@ -164,8 +174,7 @@ class _Reader:
         plain = self._types == TokenType.USER_DEFINED
         # Gemma's runs of spaces are such tokens; SentencePiece finds them after spaces became marks, so that
         # a mark in the text counts too. Not with a prefix space: it would become part of the token.
-        marks_spaces = self._metadata["tokenizer.ggml.model"] == "llama"
-        normalized = marks_spaces and not self._get("add_space_prefix", True)
+        normalized = self._model == "llama" and not self._values.flag("add_space_prefix", True)
         backend.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in self._chosen(special)]
         )
@@ -181,36 +190,34 @@ class _Reader:
         return {name: self._tokens[index] for name, index in ids.items() if index is not None}
 
     def _token_id(self, key: str) -> int | None:
-        index = self._get(key, None)
-        if index is None:
-            return None
-        if not 0 <= index < len(self._tokens):
+        index = self._values.optional_integer(key, minimum=0)
+        if index is not None and index >= len(self._tokens):
             raise BrokenModel(
                 f"{self._source}: {key} is {index}, but the vocabulary has {len(self._tokens)} tokens"
             )
-        return int(index)
+        return index
 
-    def _token_types(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        types = self._get("token_type", None)
+    def _token_types(self) -> np.ndarray[Any, Any]:
+        types = self._values.array("token_type", whole=True)
         if types is None:
-            return np.full(len(self._tokens), TokenType.NORMAL, dtype=np.int64)
+            return np.full(len(self._tokens), TokenType.NORMAL)
         if len(types) != len(self._tokens):
             raise BrokenModel(f"{self._source}: {len(types)} token types for {len(self._tokens)} tokens")
-        return np.asarray(types, dtype=np.int64)
+        return types
 
     def _chat_template(self) -> str | dict[str, str] | None:
-        default = self._metadata.get("tokenizer.chat_template")
-        names = self._metadata.get("tokenizer.chat_templates", [])
-        named = {name: self._metadata[f"tokenizer.chat_template.{name}"] for name in names}
+        default = self._templates.optional_text("chat_template")
+        names = self._templates.optional_texts("chat_templates") or []
+        named = {name: self._templates.text(f"chat_template.{name}") for name in names}
         if not named:
             return default
         return named if default is None else {"default": default, **named}
 
-    def _required(self, key: str) -> Any:
-        value = self._get(key, None)
-        if value is None:
-            raise BrokenModel(f"{self._source}: has no tokenizer.ggml.{key}, so it cannot be tokenized for")
-        return value
+    def _texts(self, key: str) -> list[str]:
+        texts = self._values.optional_texts(key)
+        if texts is None:
+            raise self._lacks(key)
+        return texts
 
-    def _get(self, key: str, default: Any) -> Any:
-        return self._metadata.get(f"tokenizer.ggml.{key}", default)
+    def _lacks(self, key: str) -> BrokenModel:
+        return BrokenModel(f"{self._source}: has no tokenizer.ggml.{key}, so it cannot be tokenized for")

@@ -45,11 +45,6 @@ class GgufSource:
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self.file = GgufFile(path)
-        parts = self.file.metadata.get("split.count", 1)
-        if parts > 1:
-            raise UnsupportedModel(
-                f"{path}: is one of {parts} parts; join them with `gguf-split --merge` and load the result"
-            )
         self._interleaved = FAMILIES[spec.family].gguf_permutes_qk
 
     def name_of(self, piece: Piece) -> str:
