@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.choices import Piece, Prompt
-from ridgeline.server.course import Course, Job
+from ridgeline.server.course import Job
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.exchange import Exchange, read_body
+from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.prompts import chat_ids, check_prompts
@@ -31,31 +28,27 @@ from ridgeline.server.responses import (
     PromptLogprobs,
     Usage,
 )
-from ridgeline.server.sse import EventStream, WholeAnswer
+from ridgeline.server.sse import answer
 from ridgeline.server.validation import check_stream_options, sampling_params
 
 
 async def chat_completions(request: Request) -> ASGIApp:
     front, exchange = Front.of(request), Exchange.of(request)
-    body = decode(await read_body(request, front.config.max_body_bytes), ChatRequest)
+    raw = await read_body(request, front.config.max_body_bytes)
+    job = await off_loop(len(raw), lambda: _job(front, raw))
+    return answer(front, exchange, job, ChatShape(exchange, job))
+
+
+def _job(front: Front, raw: bytes) -> Job:
+    """From the body's bytes to what the engine takes; a bad request ends here."""
+    body = decode(raw, ChatRequest)
     model = front.served_name(body.model)
     check_stream_options(body)
     client = front.ready_client()
     params = _params(body, client.hello.vocab_size)
-    prompts = [Prompt(await chat_ids(client.tokenizer, body.messages, body))]
+    prompts = [Prompt(chat_ids(client.tokenizer, body.messages, body))]
     check_prompts(client, prompts, params, "messages")
-    job = Job(
-        prompts,
-        params,
-        stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        include_timing=bool(body.include_timing),
-        priority=body.priority or 0,
-        cache_namespace=body.cache_salt or "",
-    )
-    course = Course(front, exchange, client, job)
-    shape = ChatShape(client, exchange, model, front.fingerprint(client), job)
-    return EventStream(front, course, shape) if job.stream else WholeAnswer(course, shape)
+    return Job.of(body, client, model, prompts, params)
 
 
 def _params(body: ChatRequest, vocab_size: int) -> SamplingParams:
@@ -76,16 +69,9 @@ def _params(body: ChatRequest, vocab_size: int) -> SamplingParams:
 class ChatShape:
     """Pieces as chat events, or as one chat completion."""
 
-    def __init__(
-        self, client: AsyncClient, exchange: Exchange, model: str, fingerprint: str, job: Job
-    ) -> None:
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{exchange.request_id}",
-            "created": exchange.created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        self._names = TokenNames(client.tokenizer)
+    def __init__(self, exchange: Exchange, job: Job) -> None:
+        self._head = job.head(exchange, "chatcmpl")
+        self._names = TokenNames(job.client.tokenizer)
         self._params = job.params
         # With include_usage every event has the field, null but on the last.
         self._usage_so_far = None if job.include_usage else UNSET
@@ -112,10 +98,10 @@ class ChatShape:
 
     def whole(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
         told = [self._prompt_logprobs(piece) for piece in pieces]
-        choices = [
-            self._choice(index, [piece for piece in pieces if piece.index == index])
-            for index in range(self._params.n)
-        ]
+        by_choice: list[list[Piece]] = [[] for _ in range(self._params.n)]
+        for piece in pieces:
+            by_choice[piece.index].append(piece)
+        choices = [self._choice(index, parts) for index, parts in enumerate(by_choice)]
         prompt = next((part for part in told if part is not UNSET), UNSET)
         return ChatCompletion(**self._head, choices=choices, usage=usage, prompt_logprobs=prompt)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.choices import Piece
-from ridgeline.server.course import Course, Job
+from ridgeline.server.course import Job
 from ridgeline.server.decoding import decode
-from ridgeline.server.exchange import Exchange, read_body
+from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import (
     TextOffsets,
@@ -32,7 +29,7 @@ from ridgeline.server.responses import (
     TextCompletion,
     Usage,
 )
-from ridgeline.server.sse import EventStream, WholeAnswer
+from ridgeline.server.sse import answer
 from ridgeline.server.validation import check_stream_options, sampling_params
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
@@ -40,25 +37,21 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 async def completions(request: Request) -> ASGIApp:
     front, exchange = Front.of(request), Exchange.of(request)
-    body = decode(await read_body(request, front.config.max_body_bytes), CompletionRequest)
+    raw = await read_body(request, front.config.max_body_bytes)
+    job, body = await off_loop(len(raw), lambda: _job(front, raw))
+    return answer(front, exchange, job, CompletionShape(exchange, job, body))
+
+
+def _job(front: Front, raw: bytes) -> tuple[Job, CompletionRequest]:
+    """From the body's bytes to what the engine takes; a bad request ends here."""
+    body = decode(raw, CompletionRequest)
     model = front.served_name(body.model)
     check_stream_options(body)
     client = front.ready_client()
     params = _params(body, client.hello.vocab_size)
-    prompts = await completion_prompts(client, body)
+    prompts = completion_prompts(client, body)
     check_prompts(client, prompts, params, "prompt")
-    job = Job(
-        prompts,
-        params,
-        stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        include_timing=bool(body.include_timing),
-        priority=body.priority or 0,
-        cache_namespace=body.cache_salt or "",
-    )
-    course = Course(front, exchange, client, job)
-    shape = CompletionShape(client, exchange, model, front.fingerprint(client), job, body)
-    return EventStream(front, course, shape) if job.stream else WholeAnswer(course, shape)
+    return Job.of(body, client, model, prompts, params), body
 
 
 def _params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
@@ -78,23 +71,9 @@ def _params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
 class CompletionShape:
     """Pieces as completion events, or as one completion."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        exchange: Exchange,
-        model: str,
-        fingerprint: str,
-        job: Job,
-        body: CompletionRequest,
-    ) -> None:
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{exchange.request_id}",
-            "created": exchange.created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        self._names = TokenNames(client.tokenizer)
-        self._job = job
+    def __init__(self, exchange: Exchange, job: Job, body: CompletionRequest) -> None:
+        self._head = job.head(exchange, "cmpl")
+        self._names = TokenNames(job.client.tokenizer)
         self._body = body
         self._usage_so_far = None if job.include_usage else UNSET
         self._offsets: dict[int, TextOffsets] = {}

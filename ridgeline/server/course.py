@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.errors import InvalidRequest, QueueFull
@@ -23,7 +23,8 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.server.choices import Choices, Piece, Prompt
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange
-from ridgeline.server.front import Front
+from ridgeline.server.front import Front, fingerprint
+from ridgeline.server.protocol import GenerationRequest
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -35,8 +36,10 @@ Arrival = tuple[int, OutputChunk]  # which prompt, and what came for it
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of the engine, and how the client wants to see it."""
+    """What is asked of which engine, and how the client wants to see it."""
 
+    client: AsyncClient
+    model: str  # the name the client knows it by
     prompts: list[Prompt]
     params: SamplingParams
     stream: bool = False
@@ -45,14 +48,43 @@ class Job:
     priority: int = 0
     cache_namespace: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        body: GenerationRequest,
+        client: AsyncClient,
+        model: str,
+        prompts: list[Prompt],
+        params: SamplingParams,
+    ) -> Job:
+        return cls(
+            client,
+            model,
+            prompts,
+            params,
+            stream=bool(body.stream),
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            include_timing=bool(body.include_timing),
+            priority=body.priority or 0,
+            cache_namespace=body.cache_salt or "",
+        )
+
+    def head(self, exchange: Exchange, prefix: str) -> dict[str, Any]:
+        """What every body of the answer begins with."""
+        return {
+            "id": f"{prefix}-{exchange.request_id}",
+            "created": exchange.created,
+            "model": self.model,
+            "system_fingerprint": fingerprint(self.client),
+        }
+
 
 class Course:
-    def __init__(self, front: Front, exchange: Exchange, client: AsyncClient, job: Job) -> None:
+    def __init__(self, front: Front, exchange: Exchange, job: Job) -> None:
         self.exchange = exchange
         self.job = job
         self.choices = Choices(job.prompts, job.params)
         self._front = front
-        self._client = client
         self._feed = _Feed([self._source(p) for p in job.prompts], front.config.stream_buffer_chunks)
         limit_s = front.config.request_timeout_s
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
@@ -85,7 +117,7 @@ class Course:
                 return pieces
 
     def _source(self, prompt: Prompt) -> AsyncGenerator[OutputChunk, None]:
-        chunks = self._client.generate(
+        chunks = self.job.client.generate(
             prompt.ids,
             self.job.params,
             request_id=f"{self.exchange.request_id}.{next(_serials)}",

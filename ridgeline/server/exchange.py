@@ -9,7 +9,8 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +20,10 @@ from starlette.types import Receive, Scope
 from ridgeline.server.errors import ApiError, ClientGone
 
 T = TypeVar("T")
+
+LONG_BYTES = 16_384  # about a millisecond of reading or writing: longer would hold up everybody's streams
+# Two at once: more would not be faster, they would take turns with the event loop.
+_long_work = ThreadPoolExecutor(2, "ridgeline-long-work")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "ridgeline.exchange"
@@ -70,6 +75,13 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(
         413, f"the body is larger than {max_bytes} bytes, this server's limit", code="body_too_large"
     )
+
+
+async def off_loop(size_bytes: int, work: Callable[[], T]) -> T:
+    """Do `work` at once if it is about little text, else in a thread: nobody's stream waits for it."""
+    if size_bytes <= LONG_BYTES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_long_work, work)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

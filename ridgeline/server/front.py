@@ -60,7 +60,8 @@ class Front:
             raise ApiError(404, message, param="model", code="model_not_found")
         return asked
 
-    def fingerprint(self, client: AsyncClient) -> str:
-        """Equal fingerprints: the same software computes the same model on the same backend."""
-        parts = f"{ridgeline.__version__}\n{client.hello.model}\n{client.hello.backend}"
-        return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
+
+def fingerprint(client: AsyncClient) -> str:
+    """Equal fingerprints: the same software computes the same model on the same backend."""
+    parts = f"{ridgeline.__version__}\n{client.hello.model}\n{client.hello.backend}"
+    return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]

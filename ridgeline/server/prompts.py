@@ -1,9 +1,7 @@
-"""From a body's messages, text or ids to token ids that fit. Long texts are tokenized off the event loop."""
+"""From a body's messages, text or ids to token ids that fit."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from ridgeline.engine.client import AsyncClient
@@ -14,14 +12,11 @@ from ridgeline.server.errors import BadRequest
 from ridgeline.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest
 from ridgeline.server.validation import check_context, check_token_ids, template_messages
 
-LONG_CHARACTERS = 16_384  # about a millisecond of tokenizing: longer would hold up everybody's streams
 MAX_CHOICES = 1024
 RESERVED_VARIABLES = ("self", "messages", "tools", "documents", "add_generation_prompt")
 
 
-async def chat_ids(
-    tokenizer: Tokenizer, messages: list[Message], body: ChatRequest | TokenizeRequest
-) -> list[int]:
+def chat_ids(tokenizer: Tokenizer, messages: list[Message], body: ChatRequest | TokenizeRequest) -> list[int]:
     """The conversation as the model's template writes it."""
     rendered = template_messages(messages)
     variables = body.chat_template_kwargs or {}
@@ -31,22 +26,17 @@ async def chat_ids(
                 f"chat_template_kwargs.{name}", "this name is the template's own; choose another"
             )
     opening = body.add_generation_prompt is not False
-
-    def encode() -> list[int]:
+    try:
         return tokenizer.encode_chat(rendered, add_generation_prompt=opening, **variables)
-
-    return await _off_loop(sum(len(message["content"]) for message in rendered), encode)
-
-
-async def text_ids(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
-    return await _off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
+    except RecursionError:
+        raise BadRequest("chat_template_kwargs", "nested too deeply") from None
 
 
-async def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Prompt]:
+def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Prompt]:
     """One Prompt for a text or a list of ids, several for a list of either."""
     given = body.prompt
     if isinstance(given, str):
-        return [await _text_prompt(client.tokenizer, given, body)]
+        return [_text_prompt(client.tokenizer, given, body)]
     if not given:
         raise BadRequest("prompt", "the list is empty")
     if len(given) * (body.n or 1) > MAX_CHOICES and not isinstance(given[0], int):
@@ -54,7 +44,7 @@ async def completion_prompts(client: AsyncClient, body: CompletionRequest) -> li
     if all(isinstance(item, int) for item in given):
         return [_id_prompt(client, given, "prompt", body)]
     if all(isinstance(item, str) for item in given):
-        return [await _text_prompt(client.tokenizer, str(item), body) for item in given]
+        return [_text_prompt(client.tokenizer, str(item), body) for item in given]
     if all(isinstance(item, list) for item in given):
         return [_id_prompt(client, item, f"prompt[{i}]", body) for i, item in enumerate(given)]
     raise BadRequest("prompt", "a list must hold only texts, only token ids, or only lists of token ids")
@@ -70,14 +60,10 @@ def check_prompts(client: AsyncClient, prompts: list[Prompt], params: SamplingPa
         )
 
 
-async def _text_prompt(tokenizer: Tokenizer, text: str, body: CompletionRequest) -> Prompt:
-    return Prompt(await text_ids(tokenizer, text, body.add_special_tokens is not False), text)
+def _text_prompt(tokenizer: Tokenizer, text: str, body: CompletionRequest) -> Prompt:
+    return Prompt(tokenizer.encode(text, add_special=body.add_special_tokens is not False), text)
 
 
 def _id_prompt(client: AsyncClient, ids: Any, field: str, body: CompletionRequest) -> Prompt:
     check_token_ids(ids, field, client.hello.vocab_size)
     return Prompt(ids, client.tokenizer.decode(ids, skip_special=True) if body.echo else "")
-
-
-async def _off_loop(characters: int, work: Callable[[], list[int]]) -> list[int]:
-    return await asyncio.to_thread(work) if characters > LONG_CHARACTERS else work()

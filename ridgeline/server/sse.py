@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.server.choices import Piece
-from ridgeline.server.course import Course
+from ridgeline.server.course import Course, Job
 from ridgeline.server.errors import ClientGone, SlowReader, reply_to, unexpected
-from ridgeline.server.exchange import while_connected
+from ridgeline.server.exchange import Exchange, off_loop, while_connected
 from ridgeline.server.front import Front
 from ridgeline.server.responses import Event, Usage, Whole, encode
 
@@ -41,8 +42,19 @@ class Shape(Protocol):
     def whole(self, pieces: list[Piece], usage: Usage) -> Whole: ...
 
 
+def answer(front: Front, exchange: Exchange, job: Job, shape: Shape) -> ASGIApp:
+    course = Course(front, exchange, job)
+    return EventStream(front, course, shape) if job.stream else WholeAnswer(course, shape)
+
+
 def event(body: Event) -> bytes:
     return b"data: " + encode(body) + b"\n\n"
+
+
+def _size_bytes(pieces: list[Piece]) -> int:
+    """About how much JSON these become; log-probabilities are nearly all of it."""
+    tokens = (token for piece in pieces for token in (*piece.logprobs, *piece.prompt_logprobs))
+    return sum(len(piece.text) for piece in pieces) + sum(64 * (1 + len(token.top)) for token in tokens)
 
 
 class WholeAnswer:
@@ -56,7 +68,7 @@ class WholeAnswer:
         async with self._course:
             pieces = await while_connected(receive, self._collect())
             usage = self._course.choices.usage(self._course.job.include_timing)
-            body = encode(self._shape.whole(pieces, usage))
+            body = await off_loop(_size_bytes(pieces), lambda: encode(self._shape.whole(pieces, usage)))
             response = Response(body, media_type="application/json", headers=self._timing_headers())
             await response(scope, receive, send)
 
@@ -103,13 +115,16 @@ class EventStream:
         pieces = await self._course.next_pieces(self._config.stream_headers_s)
         await self._start(send, first_token=bool(pieces))
         while pieces is not None:
-            events = [event(body) for piece in pieces for body in self._shape.events(piece)]
-            await self._write(send, b"".join(events) or KEEPALIVE)
+            events = await off_loop(_size_bytes(pieces), partial(self._events, pieces))
+            await self._write(send, events or KEEPALIVE)
             pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
         if not self._course.job.include_usage:
             return DONE
         usage = self._course.choices.usage(self._course.job.include_timing)
         return event(self._shape.usage_event(usage)) + DONE
+
+    def _events(self, pieces: list[Piece]) -> bytes:
+        return b"".join([event(body) for piece in pieces for body in self._shape.events(piece)])
 
     async def _start(self, send: Send, first_token: bool) -> None:
         headers = list(_HEADERS)

@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.exchange import read_body
+from ridgeline.server.exchange import off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames
-from ridgeline.server.prompts import chat_ids, text_ids
+from ridgeline.server.prompts import chat_ids
 from ridgeline.server.protocol import DetokenizeRequest, TokenizeRequest
 from ridgeline.server.responses import Text, Tokens, encode
 from ridgeline.server.validation import check_token_ids
@@ -18,26 +18,36 @@ from ridgeline.server.validation import check_token_ids
 
 async def tokenize(request: Request) -> Response:
     front = Front.of(request)
-    body = decode(await read_body(request, front.config.max_body_bytes), TokenizeRequest)
+    raw = await read_body(request, front.config.max_body_bytes)
+    answer = await off_loop(len(raw), lambda: encode(_tokens(front, raw)))
+    return Response(answer, media_type="application/json")
+
+
+async def detokenize(request: Request) -> Response:
+    front = Front.of(request)
+    raw = await read_body(request, front.config.max_body_bytes)
+    answer = await off_loop(len(raw), lambda: encode(_text(front, raw)))
+    return Response(answer, media_type="application/json")
+
+
+def _tokens(front: Front, raw: bytes) -> Tokens:
+    body = decode(raw, TokenizeRequest)
     front.served_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("prompt", "give either prompt or messages")
     client = front.ready_client()
     if body.messages is not None:
-        ids = await chat_ids(client.tokenizer, body.messages, body)
+        ids = chat_ids(client.tokenizer, body.messages, body)
     else:
-        ids = await text_ids(client.tokenizer, body.prompt or "", body.add_special_tokens is not False)
+        ids = client.tokenizer.encode(body.prompt or "", add_special=body.add_special_tokens is not False)
     names = TokenNames(client.tokenizer)
     extra = {"token_strs": [names.name(id) for id in ids]} if body.return_token_strs else {}
-    answer = Tokens(len(ids), client.hello.max_context, ids, **extra)
-    return Response(encode(answer), media_type="application/json")
+    return Tokens(len(ids), client.hello.max_context, ids, **extra)
 
 
-async def detokenize(request: Request) -> Response:
-    front = Front.of(request)
-    body = decode(await read_body(request, front.config.max_body_bytes), DetokenizeRequest)
+def _text(front: Front, raw: bytes) -> Text:
+    body = decode(raw, DetokenizeRequest)
     front.served_name(body.model)
     client = front.ready_client()
     check_token_ids(body.tokens, "tokens", client.hello.vocab_size)
-    text = client.tokenizer.decode(body.tokens, skip_special=bool(body.skip_special_tokens))
-    return Response(encode(Text(text)), media_type="application/json")
+    return Text(client.tokenizer.decode(body.tokens, skip_special=bool(body.skip_special_tokens)))

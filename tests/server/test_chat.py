@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from ridgeline.server.config import ServerConfig
 from tests.server.events import chunks, joined_chat, whole_chat
-from tests.server.scripted_client import END, MAX_CONTEXT, say
+from tests.server.scripted_client import END, say
 from tests.server.stage import CHAT, HELLO, Stage
 
 OPTIONS: list[dict[str, Any]] = [
@@ -149,16 +147,6 @@ async def test_messages_are_rendered_with_parts_joined_and_developer_as_system(s
     await stage.post(CHAT, {"messages": messages, "add_generation_prompt": False})
     prompt = stage.client.tokenizer.decode(stage.client.asked[0]["prompt"])
     assert prompt == "system: be brief\nuser: a\nb\n"
-
-
-async def test_a_long_prompt_is_tokenized_off_the_loop_to_the_same_ids() -> None:
-    stage = Stage(say("ok"), ServerConfig(max_body_bytes=1 << 20))
-    stage.client.hello = msgspec.structs.replace(stage.client.hello, max_context=100_000)
-    text = "x" * 20_000
-    response = await stage.post(CHAT, {"messages": [{"role": "user", "content": text}]})
-    assert response.status_code == 200
-    assert text in stage.client.tokenizer.decode(stage.client.asked[0]["prompt"])
-    assert len(stage.client.asked[0]["prompt"]) > MAX_CONTEXT
 
 
 async def test_the_model_may_be_left_out_or_called_by_any_served_name(stage: Stage) -> None:
