@@ -7,8 +7,8 @@ here, in the caller's process. Closing a stream aborts its request in the engine
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -75,16 +75,21 @@ class AsyncClient:
         self._writer = writer
         self._mailboxes: dict[str, _Mailbox] = {}
         self._answers: dict[int, asyncio.Future[Pong | StepDump]] = {}
-        self._next_question = 0
+        self._serials = itertools.count()
+        self._end_reason = "the engine process ended unexpectedly"
         self.closed = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def connect(cls, socket_path: str | Path, tokenizer: Tokenizer) -> AsyncClient:
         reader, writer = await asyncio.open_unix_connection(str(socket_path))
-        hello = await _read_message(reader)
-        if not isinstance(hello, Hello):
-            raise EngineDied(f"the engine at {socket_path} did not introduce itself")
+        try:
+            hello = await _read_message(reader)
+            if not isinstance(hello, Hello):
+                raise EngineDied(f"the engine at {socket_path} did not introduce itself")
+        except BaseException:
+            writer.close()
+            raise
         return cls(reader, writer, tokenizer, hello)
 
     # ---- asking for text ----
@@ -94,19 +99,21 @@ class AsyncClient:
         prompt: str | list[int],
         params: SamplingParams | None = None,
         *,
-        request_id: str | None = None,
+        request_id: str = "request",
         arrival: float | None = None,
         priority: int = 0,
         cache_namespace: str = "",
     ) -> AsyncIterator[OutputChunk]:
         """Stream the n samples of a prompt, interleaved as they grow.
 
-        Raises InvalidRequest or QueueFull before the first chunk, EngineDied or RequestFailed at any time.
+        `request_id` names it in the engine's log; it need not be unique. Raises InvalidRequest or QueueFull
+        before the first chunk, EngineDied or RequestFailed at any time.
         """
         params = params or SamplingParams()
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         request = Request(
-            request_id or uuid.uuid4().hex,
+            # Never used again: what still comes for one that was aborted must not reach another.
+            f"{request_id}.{next(self._serials)}",
             prompt_ids,
             params,
             time.monotonic() if arrival is None else arrival,
@@ -130,7 +137,7 @@ class AsyncClient:
                     self._mailboxes.pop(request.request_id, None)  # before the caller sees its last chunk
                 yield chunk
         finally:
-            if self._mailboxes.pop(request.request_id, None) is not None and not self.closed.is_set():
+            if self._mailboxes.pop(request.request_id, None) is not None:
                 self._send(Abort(request.request_id))
 
     def chat(
@@ -142,8 +149,6 @@ class AsyncClient:
     def _open(self, request: Request) -> _Mailbox:
         if self.closed.is_set():
             raise EngineDied("the engine is not running")
-        if request.request_id in self._mailboxes:
-            raise InvalidRequest("request_id", f"{request.request_id!r} is already open")
         mailbox = self._mailboxes[request.request_id] = _Mailbox()
         self._send(Submit(request))
         return mailbox
@@ -152,19 +157,19 @@ class AsyncClient:
 
     async def ping(self) -> EngineStats:
         """Answered by the engine's loop between two steps: an answer means progress."""
-        answer = await self._ask(Ping(self._question()))
+        answer = await self._ask(Ping(next(self._serials)))
         assert isinstance(answer, Pong)
         return answer.stats
 
     async def dump_steps(self) -> list[StepRecord]:
-        answer = await self._ask(DumpSteps(self._question()))
+        answer = await self._ask(DumpSteps(next(self._serials)))
         assert isinstance(answer, StepDump)
         return answer.steps
 
     def stop_engine(self) -> None:
-        """Tell the engine to leave its loop and exit."""
-        if not self.closed.is_set():
-            self._send(Stop())
+        """Tell the engine to leave its loop and exit. What is still open then ends with that reason."""
+        self._end_reason = "the engine was stopped before this request was complete"
+        self._send(Stop())
 
     async def close(self) -> None:
         self._reading.cancel()
@@ -174,10 +179,6 @@ class AsyncClient:
     @property
     def open_requests(self) -> int:
         return len(self._mailboxes)
-
-    def _question(self) -> int:
-        self._next_question += 1
-        return self._next_question
 
     async def _ask(self, question: Ping | DumpSteps) -> Pong | StepDump:
         if self.closed.is_set():
@@ -193,14 +194,19 @@ class AsyncClient:
     # ---- the socket ----
 
     def _send(self, message: ToEngine) -> None:
-        self._writer.write(frame(message))
+        # To an engine that has just died nothing is said; `_read` is about to tell every stream.
+        if not self._writer.is_closing():
+            self._writer.write(frame(message))
 
     async def _read(self) -> None:
         try:
             while True:
                 self._dispatch(await _read_message(self._reader))
         except (OSError, EOFError):
-            self._end_everything("the engine process ended unexpectedly")
+            self._end_everything(self._end_reason)
+        except Exception as error:  # not a message of ours: whatever follows cannot be trusted either
+            self._end_everything(f"the engine's answer cannot be read: {error}")
+            self._writer.close()
 
     def _dispatch(self, message: ToFront) -> None:
         self.heard_at = time.monotonic()

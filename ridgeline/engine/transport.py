@@ -7,6 +7,7 @@ buffer. Connections are numbered; the loop learns of a closed one through the in
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import selectors
@@ -23,6 +24,8 @@ from ridgeline.engine.messages import (
     decode_to_engine,
     frame,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,8 @@ class EngineSocket:
                 self._deliver(number, connection.received)
         except BlockingIOError:
             pass
-        except (OSError, ValueError):  # gone, or sent what is not a frame of ours
+        except Exception as error:  # gone, or sent what is not a message of ours: this thread serves others
+            log.info("front %d is dropped: %s", number, error)
             self._drop(number)
 
     def _deliver(self, number: int, received: bytearray) -> None:
