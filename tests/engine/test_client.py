@@ -1,0 +1,210 @@
+"""The client and the engine's socket together: a test plays the engine's loop, frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.errors import EngineDied
+from ridgeline.engine.messages import FRAME_HEADER, Abort, Hello, Outputs, Ping, Pong, Submit, frame
+from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.step import SeqDelta
+from ridgeline.engine.transport import Closed, EngineSocket, Opened
+from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.telemetry.stats import EngineStats
+
+HELLO = Hello(1, "played", "none", 128, 8, 4096, 49152, 16, {}, {}, {})
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class PlayedEngine:
+    """The engine's side of the socket, with the test in place of the loop."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = EngineSocket(path)
+
+    async def received(self):
+        return await asyncio.to_thread(self.socket.inbox.get, timeout=10)
+
+    async def next(self, kind):
+        number, message = await self.received()
+        assert isinstance(message, kind), message
+        return number, message
+
+    async def accept(self) -> int:
+        number, _ = await self.next(Opened)
+        self.socket.send(number, HELLO)
+        return number
+
+    def say(self, number: int, *deltas: SeqDelta) -> None:
+        self.socket.send(number, Outputs(list(deltas), EngineStats(last_step_end=1.0)))
+
+
+@pytest.fixture
+def engine(tmp_path) -> PlayedEngine:
+    return PlayedEngine(tmp_path / "engine.sock")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_path) -> Tokenizer:
+    return Tokenizer.load(smollm2_path)
+
+
+async def connected(engine: PlayedEngine, tokenizer: Tokenizer) -> tuple[AsyncClient, int]:
+    connecting = asyncio.create_task(AsyncClient.connect(engine.path, tokenizer))
+    number = await engine.accept()
+    return await connecting, number
+
+
+def raw_connection(engine: PlayedEngine) -> socket.socket:
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    raw.connect(str(engine.path))
+    return raw
+
+
+async def texts(stream) -> list[str]:
+    return [chunk.text async for chunk in stream]
+
+
+async def test_an_id_used_again_after_an_abort_gets_nothing_of_the_aborted_request(engine, tokenizer):
+    client, number = await connected(engine, tokenizer)
+    async with aclosing(client.generate([1, 2], GREEDY, request_id="same")) as first:
+        taking = asyncio.create_task(anext(first))
+        _, submitted = await engine.next(Submit)
+        engine.say(number, SeqDelta(submitted.request.request_id, 0, tokenizer.encode("old")))
+        assert (await taking).text == "old"
+    second = asyncio.create_task(texts(client.generate([1, 2], GREEDY, request_id="same")))
+    await engine.next(Abort)
+    _, resubmitted = await engine.next(Submit)
+    old, new = submitted.request.request_id, resubmitted.request.request_id
+    engine.say(number, SeqDelta(old, 0, tokenizer.encode(" stale")))  # was under way
+    engine.say(number, SeqDelta(old, 0, finish_reason=FinishReason.ABORT))
+    engine.say(number, SeqDelta(new, 0, tokenizer.encode("new"), finish_reason=FinishReason.LENGTH))
+    assert await asyncio.wait_for(second, 10) == ["new"]
+    assert client.open_requests == 0
+    await client.close()
+
+
+async def test_closing_a_finished_stream_late_leaves_the_next_one_with_its_id_alone(engine, tokenizer):
+    client, number = await connected(engine, tokenizer)
+    finished = client.generate([1], GREEDY, request_id="same")
+    taking = asyncio.create_task(anext(finished))
+    _, submitted = await engine.next(Submit)
+    engine.say(number, SeqDelta(submitted.request.request_id, 0, [5], finish_reason=FinishReason.LENGTH))
+    assert (await taking).finish_reason is FinishReason.LENGTH
+    second = asyncio.create_task(texts(client.generate([1], GREEDY, request_id="same")))
+    _, resubmitted = await engine.next(Submit)
+    await finished.aclose()
+    ended = SeqDelta(resubmitted.request.request_id, 0, [5], finish_reason=FinishReason.LENGTH)
+    engine.say(number, ended)
+    assert len(await asyncio.wait_for(second, 10)) == 1
+    await client.close()
+
+
+async def test_what_is_no_message_ends_every_stream_with_an_error(engine, tokenizer):
+    """Whoever reads on after it would wait for ever."""
+    client, number = await connected(engine, tokenizer)
+    stream = asyncio.create_task(texts(client.generate([1], GREEDY)))
+    await engine.next(Submit)
+    ping = asyncio.create_task(client.ping())
+    await engine.next(Ping)
+    engine.socket._connections[number].socket.send(FRAME_HEADER.pack(3) + b"\xc1\xc1\xc1")
+    for waiting in (stream, ping):
+        with pytest.raises(EngineDied, match="cannot be read"):
+            await asyncio.wait_for(waiting, 10)
+    assert client.closed.is_set()
+    await engine.next(Closed)
+
+
+async def test_streams_open_when_the_engine_is_stopped_are_told_so(engine, tokenizer):
+    client, number = await connected(engine, tokenizer)
+    stream = asyncio.create_task(texts(client.generate([1], GREEDY)))
+    await engine.next(Submit)
+    client.stop_engine()
+    engine.socket._connections[number].socket.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(EngineDied, match="stopped before"):
+        await asyncio.wait_for(stream, 10)
+    with pytest.raises(EngineDied):
+        await anext(client.generate([1], GREEDY))
+    assert client.open_requests == 0
+
+
+async def test_an_engine_that_leaves_before_its_hello_leaves_no_socket_open(engine, tokenizer):
+    connecting = asyncio.create_task(AsyncClient.connect(engine.path, tokenizer))
+    number, _ = await engine.next(Opened)
+    engine.say(number)  # anything but a Hello
+    with pytest.raises(EngineDied, match="introduce"):
+        await connecting
+    await engine.next(Closed)
+
+
+# ---- the engine's socket against fronts that break off or talk nonsense ----
+
+
+def frame_with_params_nobody_may_have() -> bytes:
+    body = msgspec.msgpack.decode(frame(Submit(Request("r", [1], GREEDY)))[FRAME_HEADER.size :])
+    body["request"]["params"]["temperature"] = -1.0
+    encoded = msgspec.msgpack.encode(body)
+    return FRAME_HEADER.pack(len(encoded)) + encoded
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        frame_with_params_nobody_may_have(),
+        FRAME_HEADER.pack(4) + b"\xc1\xc1\xc1\xc1",
+        FRAME_HEADER.pack(2**32 - 1) + b"huge",
+        FRAME_HEADER.pack(1000) + b"broken off",
+        b"\x01",
+    ],
+    ids=["impossible params", "no msgpack", "huge", "half a body", "half a header"],
+)
+async def test_a_front_that_talks_nonsense_or_breaks_off_is_dropped_and_harms_no_other(
+    engine, tokenizer, nonsense
+):
+    client, number = await connected(engine, tokenizer)
+    raw = raw_connection(engine)
+    other, _ = await engine.next(Opened)
+    raw.sendall(nonsense)
+    with contextlib.suppress(OSError):
+        raw.shutdown(socket.SHUT_WR)
+    assert await engine.next(Closed) == (other, Closed())
+    assert raw.recv(1) == b""
+    raw.close()
+    ping = asyncio.create_task(client.ping())
+    _, question = await engine.next(Ping)
+    engine.socket.send(number, Pong(question.id, EngineStats(steps=7)))
+    assert (await asyncio.wait_for(ping, 10)).steps == 7
+    await client.close()
+
+
+async def test_a_frame_sent_byte_by_byte_is_one_message(engine):
+    raw = raw_connection(engine)
+    number, _ = await engine.next(Opened)
+    for byte in frame(Abort("r", 3)) + frame(Ping(4))[:5]:
+        raw.sendall(bytes([byte]))
+    assert await engine.next(Abort) == (number, Abort("r", 3))
+    raw.sendall(frame(Ping(4))[5:])
+    assert await engine.next(Ping) == (number, Ping(4))
+    raw.close()
+
+
+async def test_a_large_answer_reaches_a_front_that_reads_late(engine, tokenizer):
+    """Larger than every buffer between them; the engine's loop does not wait for it."""
+    client, number = await connected(engine, tokenizer)
+    stream = client.generate([1], GREEDY)
+    taking = asyncio.create_task(anext(stream))
+    _, submitted = await engine.next(Submit)
+    tokens = tokenizer.encode("word " * 400_000)
+    engine.say(number, SeqDelta(submitted.request.request_id, 0, tokens, finish_reason=FinishReason.LENGTH))
+    chunk = await asyncio.wait_for(taking, 60)
+    assert chunk.tokens == tokens
+    await client.close()
