@@ -14,7 +14,8 @@ from ridgeline.telemetry.timing import TimingRecord
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """New text of one of the n samples. The last chunk of a sample has `finish_reason` and `timing`.
+    """New text of one of the n samples. The last chunk of a sample has `finish_reason` and its `timing`; the
+    first has a `timing` that grows with every token, for whoever does not see the last.
 
     Text may lag behind tokens (half a character, a possible stop string); joined, the chunks' texts are
     exactly the text of the whole completion. `tokens` and `logprobs` stop at the token that ended it.

@@ -50,7 +50,16 @@ class TextStream:
             return self._end(delta, "".join(texts))
         if not delta.tokens and not delta.prompt_logprobs:
             return None
-        return OutputChunk(self._index, "".join(texts), delta.tokens, delta.logprobs, delta.prompt_logprobs)
+        # The record shares its list of token times with us: it stays true until the complete one replaces it.
+        so_far = replace(delta.timing, token_times=self._token_times) if delta.timing else None
+        return OutputChunk(
+            self._index,
+            "".join(texts),
+            delta.tokens,
+            delta.logprobs,
+            delta.prompt_logprobs,
+            timing=so_far,
+        )
 
     def _text_of(self, token: int, delta: SeqDelta) -> str:
         """The token that ended the sequence is counted but not shown, unless asked for."""

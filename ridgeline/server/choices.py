@@ -99,8 +99,11 @@ class Choices:
         source = self._sources[source_number]
         index = source_number * self._params.n + chunk.index
         self._completion_tokens += len(chunk.tokens)
+        if chunk.timing is not None:
+            self.timings[index] = chunk.timing
+            source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
         if chunk.finish_reason is not None:
-            self._finish(index, source, chunk)
+            self._finish(index, chunk)
         first = index not in self._begun
         self._begun.add(index)
         if not (first or chunk.text or chunk.logprobs or chunk.finish_reason):
@@ -115,13 +118,10 @@ class Choices:
             chunk.stop_reason,
         )
 
-    def _finish(self, index: int, source: _Source, chunk: OutputChunk) -> None:
+    def _finish(self, index: int, chunk: OutputChunk) -> None:
         if chunk.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise RequestFailed(f"the engine ended choice {index} early ({chunk.finish_reason})")
         self.finish_reasons[index] = chunk.finish_reason.value
-        if chunk.timing is not None:
-            self.timings[index] = chunk.timing
-            source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
 
 
 def _timing(index: int, record: TimingRecord) -> Timing:

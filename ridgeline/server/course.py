@@ -142,20 +142,23 @@ class Course:
         """Tell metrics and log how every choice ended. What the engine did not accept the gate books."""
         if isinstance(error, InvalidRequest | QueueFull):
             return
+        self.exchange.booked = True
         status, failure = _outcome(error)
         if isinstance(error, SlowReader):
             self._front.metrics.stream_cut()
         now = time.monotonic()
         for index in range(self.choices.count):
-            timing = self.choices.timings.get(index) or self._unfinished_timing(index, now, failure)
+            timing = self.choices.timings.get(index) or self._unbegun(index)
+            if index not in self.choices.finish_reasons:
+                timing.end, timing.end_reason = now, failure
             timing.sent = now
             reason = failure or self.choices.finish_reasons[index]
             self._front.metrics.request_finished(timing, self.exchange.path, reason)
             log_request(self.exchange.request_id, self.exchange.path, status, timing, reason)
 
-    def _unfinished_timing(self, index: int, now: float, reason: str) -> TimingRecord:
+    def _unbegun(self, index: int) -> TimingRecord:
         prompt = self.job.prompts[index // self.job.params.n]
-        return TimingRecord(self.exchange.arrival, end=now, prompt_tokens=len(prompt.ids), end_reason=reason)
+        return TimingRecord(self.exchange.arrival, prompt_tokens=len(prompt.ids))
 
 
 def _outcome(error: BaseException | None) -> tuple[int, str]:

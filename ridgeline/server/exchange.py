@@ -29,12 +29,13 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "ridgeline.exchange"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exchange:
     request_id: str
     path: str
     arrival: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
+    booked: bool = False  # metrics and log know how it ended
 
     @classmethod
     def begin(cls, scope: Scope, asked_id: str | None) -> Exchange:

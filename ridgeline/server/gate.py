@@ -61,8 +61,9 @@ class Gate:
             pass  # nobody is there; the course has booked it
         except Exception as error:
             reply = self._reply(error, exchange)
-            if not started:
+            if not exchange.booked:
                 self._refuse(reply, exchange)
+            if not started:
                 await _response(reply)(scope, receive, send_with_id)
             # A body that has begun stays unfinished: the server closes the connection, and the client sees
             # that the answer is not whole.

@@ -126,3 +126,10 @@ def test_streamed_equals_whole_for_any_tokens_and_any_split(tokenizer, data):
     assert full.startswith(text)
     assert not any(stop in text for stop in stops)
     assert (text == full) or any(full.startswith(text + stop) for stop in stops)
+
+
+def test_the_first_chunks_record_grows_with_the_stream(tokenizer):
+    tokens = tokenizer.encode("one two three four")
+    chunks = stream(tokenizer, tokens, SamplingParams(), finish=None)
+    assert chunks[0].timing is not None
+    assert chunks[0].timing.token_times == [10.0 + step for step in range(len(tokens))]

@@ -105,3 +105,11 @@ async def test_refusals_are_counted_by_reason_and_status(stage: Stage) -> None:
     assert any('reason="missing_field",status="400"' in line and line.endswith(" 1.0") for line in refused)
     assert any('reason="queue_full",status="429"' in line and line.endswith(" 1.0") for line in refused)
     assert "request_success_total{" not in stage.metrics_text()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_request_that_fails_before_its_first_byte_is_counted_once(stream: bool) -> None:
+    stage = Stage(fail(EngineDied("gone")))
+    assert (await stage.post(CHAT, {**HELLO, "stream": stream})).status_code == 503
+    assert 'finished_reason="error"' in stage.metrics_text()
+    assert "request_refused_total{" not in stage.metrics_text()

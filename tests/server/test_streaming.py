@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.engine.errors import EngineDied, RequestFailed
+from ridgeline.engine.errors import EngineDied, QueueFull, RequestFailed
 from ridgeline.engine.output import OutputChunk
 from ridgeline.server.config import ServerConfig
 from tests.server.events import chunks, events
-from tests.server.scripted_client import Script, fail, flood, hang, last_chunk, say
+from tests.server.scripted_client import Script, fail, flood, hang, last_chunk, say, timing
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
 
 STREAM: dict[str, Any] = {**HELLO, "stream": True}
@@ -40,6 +40,18 @@ async def test_a_stream_that_fails_ends_with_an_error_event_and_a_broken_body(
     assert 'finished_reason="error"' in stage.metrics_text()
     assert "request_refused_total{" not in stage.metrics_text()  # it was accepted, and ended once
     assert not any(choice["finish_reason"] for part in found[:-1] for choice in part["choices"])
+
+
+async def test_a_refusal_that_comes_after_the_headers_is_told_and_counted_as_one() -> None:
+    async def late(prompt: list[int], params: Any) -> AsyncIterator[OutputChunk]:
+        await asyncio.sleep(0.1)
+        raise QueueFull(512, 1.0)
+        yield OutputChunk(0)
+
+    stage = Stage(late, ServerConfig(stream_headers_s=0.01))
+    assert (await _events_of_a_broken_stream(stage))[-1]["error"]["code"] == "queue_full"
+    assert 'reason="queue_full",status="429"' in stage.metrics_text()
+    assert "request_success_total{" not in stage.metrics_text()
 
 
 async def test_an_engine_that_just_stops_sending_is_an_error_too() -> None:
@@ -73,6 +85,33 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_aborts_every_promp
         async with http.stream("POST", COMPLETIONS, json=body) as response:
             await anext(response.aiter_text())
         await until(lambda: len(stage.client.aborted) == 3)
+
+
+async def test_an_aborted_request_is_counted_with_the_tokens_it_got() -> None:
+    async def three_tokens(prompt: list[int], params: Any) -> AsyncIterator[OutputChunk]:
+        record = timing(prompt, 1)
+        yield OutputChunk(0, "a", [97], timing=record)
+        for _ in range(2):
+            record.token_times.append(time.monotonic())
+            yield OutputChunk(0, "a", [97])
+        await asyncio.Event().wait()
+
+    stage = Stage(three_tokens)
+    async with stage.served() as http:
+        async with http.stream("POST", CHAT, json=STREAM) as response:
+            await anext(response.aiter_text())
+            await asyncio.sleep(0.05)
+        await until(lambda: stage.client.aborted)
+    text = stage.metrics_text()
+    assert 'finished_reason="abort"' in text
+    for name in (
+        "time_to_first_token_seconds",
+        "request_queue_time_seconds",
+        "request_inference_time_seconds",
+    ):
+        assert f'ridgeline:{name}_count{{model_name="m"}} 1.0' in text
+    assert 'ridgeline:request_generation_tokens_sum{model_name="m"} 3.0' in text
+    assert 'ridgeline:inter_token_latency_seconds_count{model_name="m"} 2.0' in text
 
 
 async def test_one_prompt_that_fails_aborts_the_others() -> None:
