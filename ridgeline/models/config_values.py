@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,17 @@ class ConfigValues:
         value = self._get(key)
         found = "is missing" if value is _MISSING else f"is {shown(value)}"
         return BrokenModel(f"{self.where}: {self.prefix}{key} {found}; {expected} was expected")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The file's content, which must be a JSON object; what is wrong with it is said with its name."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BrokenModel(f"{path}: is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise BrokenModel(f"{path}: holds {type(content).__name__}, not a JSON object")
+    return content
 
 
 def is_set(value: Any) -> bool:

@@ -1,5 +1,11 @@
 """The errors of the models layer: each says what is wrong with which file, and what to do about it."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
+
 
 class ModelError(Exception):
     """Base of everything that can be wrong with a model: its name, files, configuration or template."""
@@ -19,3 +25,10 @@ class BrokenModel(ModelError):
 
 class TemplateError(ModelError):
     """The chat template is missing, or refused these messages."""
+
+
+def pickle_refusal(path: Path) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{path}: is a pickle, and loading a pickle runs any code its author put there; "
+        "convert to safetensors, or use the model's .safetensors or .gguf files"
+    )

@@ -6,13 +6,13 @@ tokenizer.json is taken as it stands, also in whether it adds BOS and EOS; token
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
 
+from ridgeline.models.config_values import ConfigValues, read_json_object
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.tokenizer_parts import TokenizerParts
 
@@ -21,7 +21,12 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     config = _read_config(directory)
     special_tokens = _special_tokens(config)
     backend = _read_backend(directory / "tokenizer.json")
-    _add_configured_tokens(backend, config, special_tokens)
+    try:
+        _add_configured_tokens(backend, config, special_tokens)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BrokenModel(
+            f"{directory / 'tokenizer_config.json'}: its added tokens are not as they should be: {error!r}"
+        ) from error
     return TokenizerParts(
         backend=backend,
         special_tokens=special_tokens,
@@ -66,7 +71,7 @@ def _token_text(value: Any) -> str | None:
     """A token is written as its text, or as an object with the text in `content`."""
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and value else None
 
 
 def _add_configured_tokens(
@@ -88,9 +93,9 @@ def _eos_ids(directory: Path, backend: tokenizers.Tokenizer, eos_token: str | No
     """The tokenizer's end token, and those generation_config.json (else config.json) stops at."""
     ids: list[int] = [] if eos_token is None else [_known_id(backend, eos_token)]
     for name in ("generation_config.json", "config.json"):
-        stops = _read_json(directory / name).get("eos_token_id")
-        if stops is not None:
-            ids += stops if isinstance(stops, list) else [stops]
+        stops = ConfigValues(_read_json(directory / name), str(directory / name)).integers("eos_token_id")
+        if stops:
+            ids += stops
             break
     return tuple(dict.fromkeys(ids))
 
@@ -107,24 +112,23 @@ def _chat_template(directory: Path, config: dict[str, Any]) -> str | dict[str, s
     if (directory / "chat_template.jinja").is_file():
         files["default"] = directory / "chat_template.jinja"
     if files:
-        templates = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        templates = {name: _read_template(path) for name, path in files.items()}
         return templates["default"] if list(templates) == ["default"] else templates
-    configured = config.get("chat_template") or _read_json(directory / "chat_template.json").get(
-        "chat_template"
-    )
-    if isinstance(configured, list):
-        return {entry["name"]: entry["template"] for entry in configured}
-    return configured
+    older = _read_json(directory / "chat_template.json")
+    configured = config.get("chat_template") or older.get("chat_template")
+    if not isinstance(configured, list):
+        return ConfigValues({"chat_template": configured}, str(directory)).optional_text("chat_template")
+    entries = [ConfigValues(entry, f"{directory}: chat_template") for entry in configured]
+    return {entry.text("name"): entry.text("template") for entry in entries}
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise BrokenModel(f"{path}: is not UTF-8 text: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """An absent file is an empty object; a broken one is refused by name."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BrokenModel(f"{path}: is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise BrokenModel(f"{path}: should hold an object, but holds a {type(content).__name__}")
-    return content
+    return read_json_object(path) if path.is_file() else {}

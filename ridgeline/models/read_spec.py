@@ -6,18 +6,16 @@ cannot be served (`families.check_servable` decides that). Never opens a pickle.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
+from ridgeline.models.config_values import read_json_object
+from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound, UnsupportedModel, pickle_refusal
 from ridgeline.models.gguf import GgufFile
 from ridgeline.models.gguf_config import spec_from_gguf
 from ridgeline.models.hf_config import spec_from_hf
+from ridgeline.models.registry import refuse_pickles_alone
 from ridgeline.models.spec import ModelSpec
-
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read_spec(path: Path) -> ModelSpec:
@@ -32,21 +30,18 @@ def read_spec(path: Path) -> ModelSpec:
     if path.suffix == ".json":
         return _from_config(path)
     if path.suffix in PICKLE_SUFFIXES:
-        raise _pickle(path)
+        raise pickle_refusal(path)
     raise UnsupportedModel(
         f"{path}: not a model; give a .gguf file, a config.json, or the directory that holds config.json"
     )
 
 
 def _from_directory(directory: Path) -> ModelSpec:
+    refuse_pickles_alone(directory)
     config = directory / "config.json"
     weights = sorted(directory.glob("*.safetensors"))
-    pickles = sorted(file for file in directory.iterdir() if file.suffix in PICKLE_SUFFIXES)
-    ggufs = sorted(directory.glob("*.gguf"))
-    if pickles and not weights:
-        raise _pickle(pickles[0])
     if not config.is_file():
-        if ggufs:
+        if ggufs := sorted(directory.glob("*.gguf")):
             names = ", ".join(file.name for file in ggufs)
             raise ModelNotFound(f"{directory}: holds GGUF files; give one of them instead: {names}")
         raise ModelNotFound(f"{directory}: has no config.json")
@@ -63,21 +58,11 @@ def _from_config(config: Path) -> ModelSpec:
         config.with_name("hf_quant_config.json"),
     )
     return spec_from_hf(
-        _read_json(config),
+        read_json_object(config),
         name=_model_name(config),
-        generation_config=_read_json(generation) if generation.is_file() else None,
-        quantization=_read_json(quantization) if quantization.is_file() else None,
+        generation_config=read_json_object(generation) if generation.is_file() else None,
+        quantization=read_json_object(quantization) if quantization.is_file() else None,
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise BrokenModel(f"{path}: is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise BrokenModel(f"{path}: holds {type(content).__name__}, not a JSON object")
-    return content
 
 
 def _model_name(config: Path) -> str:
@@ -88,9 +73,3 @@ def _model_name(config: Path) -> str:
     if directory.parent.name == "snapshots":
         return directory.parent.parent.name.removeprefix("models--").replace("--", "/")
     return directory.name
-
-
-def _pickle(path: Path) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{path}: is a pickle, which can run code when it is opened; convert to safetensors and try again"
-    )

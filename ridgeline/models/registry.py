@@ -16,19 +16,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
+from ridgeline.models.errors import (
+    PICKLE_SUFFIXES,
+    BrokenModel,
+    ModelNotFound,
+    UnsupportedModel,
+    pickle_refusal,
+)
 
 Source = Literal["registry", "directory", "gguf", "hub"]
 
-PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
-HUB_FILES = (
-    "config.json",
-    "generation_config.json",
-    "*token*",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.jinja",
-)
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+# The same weights once more, in layouts of other programs.
+HUB_DUPLICATES = ("consolidated*", "original/*", "onnx/*")
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _HASH_CHUNK_BYTES = 1 << 20
 
@@ -220,7 +220,12 @@ def _resolve_hub(name: str) -> ResolvedModel:
             f"{name}: huggingface_hub is not installed: pip install huggingface_hub"
         ) from error
     try:
-        path = snapshot_download(repo, revision=revision, allow_patterns=list(HUB_FILES))
+        path = snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(HUB_FILES),
+            ignore_patterns=list(HUB_DUPLICATES),
+        )
     except Exception as error:  # the hub's clients raise a dozen kinds, some not even OSErrors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelNotFound(
@@ -231,7 +236,15 @@ def _resolve_hub(name: str) -> ResolvedModel:
     return ResolvedModel(repo, _checked_directory(Path(path)), "hub")
 
 
+def refuse_pickles_alone(directory: Path) -> None:
+    """A directory whose only weights are pickles; beside safetensors they are never opened."""
+    pickles = sorted(file for file in directory.iterdir() if file.suffix in PICKLE_SUFFIXES)
+    if pickles and not any(directory.glob("*.safetensors")) and not any(directory.glob("*.gguf")):
+        raise pickle_refusal(pickles[0])
+
+
 def _checked_directory(path: Path) -> Path:
+    refuse_pickles_alone(path)
     if (path / "config.json").is_file():
         return path
     ggufs = sorted(path.glob("*.gguf"))
@@ -244,10 +257,7 @@ def _checked_file(path: Path) -> Path:
     if suffix == ".gguf":
         return path
     if suffix in PICKLE_SUFFIXES:
-        raise UnsupportedModel(
-            f"{path}: a pickle, which can run any code when it is opened, so it is refused; "
-            "use the model's .safetensors or .gguf files"
-        )
+        raise pickle_refusal(path)
     if suffix == ".safetensors":
         raise UnsupportedModel(f"{path}: weights alone; give the directory that also holds its config.json")
     raise UnsupportedModel(f"{path}: not a .gguf file and not a model directory")

@@ -14,15 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, pickle_refusal
+from ridgeline.models.registry import refuse_pickles_alone
 from ridgeline.models.spec import ModelSpec
 from ridgeline.models.weights_gguf import GgufSource
 from ridgeline.models.weights_layout import DecoderWeights, LayerWeights, Piece, allocate, pieces, target
 from ridgeline.models.weights_safetensors import SafetensorsSource
 
 __all__ = ["DecoderWeights", "LayerWeights", "load_weights", "open_source", "random_weights"]
-
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 class TensorSource(Protocol):
@@ -98,27 +97,18 @@ def open_source(path: Path, spec: ModelSpec) -> TensorSource:
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
         if index.exists() or single.exists():
             return SafetensorsSource(index if index.exists() else single, spec)
+        refuse_pickles_alone(path)
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:
             return GgufSource(ggufs[0], spec)
-        pickles = [file for file in sorted(path.iterdir()) if file.suffix in PICKLE_SUFFIXES]
-        if pickles:
-            raise _pickle_refusal(pickles[0])
         if ggufs:
             raise BrokenModel(f"{path}: holds {len(ggufs)} .gguf files; name the one to load")
         raise BrokenModel(f"{path}: holds no weights (model.safetensors, its index, or a .gguf file)")
     if path.suffix in PICKLE_SUFFIXES:
-        raise _pickle_refusal(path)
+        raise pickle_refusal(path)
     if path.suffix == ".safetensors":
         return SafetensorsSource(path, spec)
     return GgufSource(path, spec)
-
-
-def _pickle_refusal(path: Path) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{path}: is a pickle, and loading a pickle runs any code its author put there; "
-        "convert it to safetensors on a machine you can afford to lose"
-    )
 
 
 def _check(source: TensorSource, pieces: list[Piece], spec: ModelSpec, path: Path) -> dict[Piece, str]:

@@ -6,7 +6,6 @@ allocated.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ridgeline.models.config_values import ConfigValues, read_json_object
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.spec import ModelSpec
 from ridgeline.models.weights_layout import Piece
@@ -62,8 +62,12 @@ class SafetensorsSource:
         self.path = path
         self.spec = spec
         self._files = {file: _open(file) for file in _shard_paths(path)}
-        names = {file: list(handle.keys()) for file, handle in self._files.items()}
-        self._places = {name: file for file in names for name in names[file]}
+        self._places: dict[str, Path] = {}
+        for file, handle in self._files.items():
+            for name in handle.keys():  # noqa: SIM118 (not a dict)
+                if name in self._places:
+                    raise BrokenModel(f"{file}: tensor {name} is also in {self._places[name].name}")
+                self._places[name] = file
         self._prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in self._places), "model.")
         self._head = next((name for name in _HEADS if name in self._places), _HEADS[0])
         self._names = _LAYER_NAMES | (_FOUR_NORM_NAMES if spec.post_norms else {})
@@ -133,11 +137,10 @@ def _open(path: Path) -> Any:
 def _shard_paths(path: Path) -> list[Path]:
     if path.suffix != ".json":
         return [path]
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted({str(shard) for shard in weight_map.values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise BrokenModel(f"{path}: is not a safetensors index: {error!r}") from error
+    weight_map = ConfigValues(read_json_object(path), str(path)).mapping("weight_map")
+    if not weight_map:
+        raise BrokenModel(f"{path}: is not a safetensors index: it has no weight_map")
+    shards = sorted({str(shard) for shard in weight_map.values()})
     for shard in shards:
         if Path(shard).name != shard:
             raise BrokenModel(f"{path}: names the shard {shard!r}, which is not in the model's own directory")

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from ridgeline.models import registry
 from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
@@ -175,17 +177,22 @@ def test_a_hub_model_asks_for_its_revision_and_for_no_pickle(
     asked = {}
     (tmp_path / "config.json").write_text("{}")
 
-    def snapshot_download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.update(repo=repo, revision=revision, patterns=allow_patterns)
+    def snapshot_download(repo: str, **options: Any) -> str:
+        asked.update(repo=repo, **options)
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     found = resolve("hf:org/some.model@v1.2")
     assert (found.name, found.path, found.source) == ("org/some.model", tmp_path, "hub")
     assert (asked["repo"], asked["revision"]) == ("org/some.model", "v1.2")
-    assert not any(
-        pattern.endswith((".bin", ".pt", "*")) and pattern != "*token*" for pattern in asked["patterns"]
-    )
+    there = [
+        *("config.json", "generation_config.json", "hf_quant_config.json", "model.safetensors.index.json"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json"),
+        *("chat_template.jinja", "additional_chat_templates/rag.jinja", "model-00001-of-00002.safetensors"),
+    ]
+    others = ["pytorch_model.bin", "model.pt", "tokenizer.pkl", "consolidated.safetensors", "README.md"]
+    options = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*there, *others], **options)) == there
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

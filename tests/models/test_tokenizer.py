@@ -157,12 +157,23 @@ def test_a_directory_without_a_template_says_what_to_do(directory: Path) -> None
     [
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{", "is not a tokenizer"),
-        ("tokenizer_config.json", "{", "is not JSON"),
-        ("tokenizer_config.json", "[]", "should hold an object"),
+        ("tokenizer_config.json", "{", "is not readable JSON"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
+        ("tokenizer_config.json", "[" * 100_000, "is not readable JSON"),
+        ("tokenizer_config.json", {"added_tokens_decoder": ["x"]}, "its added tokens are not"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"x": {"content": "y"}}},
+            "its added tokens are not",
+        ),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"7": {}}}, "its added tokens are not"),
+        ("tokenizer_config.json", {"chat_template": 7}, "chat_template is 7; a string was expected"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}, "template is missing"),
+        ("generation_config.json", {"eos_token_id": "</s>"}, "an integer or a list of integers"),
     ],
 )
 def test_a_missing_or_broken_file_is_refused_by_name(
-    directory: Path, name: str, content: str | None, message: str
+    directory: Path, name: str, content: Any, message: str
 ) -> None:
     if content is None:
         (directory / name).unlink()
@@ -171,6 +182,17 @@ def test_a_missing_or_broken_file_is_refused_by_name(
     with pytest.raises(BrokenModel, match=message) as raised:
         Tokenizer.load(directory)
     assert str(directory) in str(raised.value)
+
+
+def test_a_template_that_is_not_utf_8_is_refused_by_name(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(BrokenModel, match=r"chat_template\.jinja: is not UTF-8"):
+        Tokenizer.load(directory)
+
+
+def test_an_empty_special_token_is_none(directory: Path) -> None:
+    configure(directory, eos_token="")
+    assert Tokenizer.load(directory).eos_id is None
 
 
 def test_half_a_surrogate_pair_is_refused_with_its_place(directory: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from ridgeline.models.read_spec import read_spec
 from safetensors.torch import load_file, save_file
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.read_spec import read_spec
 from ridgeline.models.weights import DecoderWeights, load_weights, random_weights
 from tests.models.tiny_checkpoints import tiny_model
 
@@ -77,6 +77,16 @@ def test_shards_load_as_one_file_does(checkpoint: Path, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(sharded, max_shard_size="60KB")
     assert len(list(sharded.glob("*.safetensors"))) > 3
     assert_same(load(sharded), load(checkpoint))
+
+
+def test_a_tensor_that_two_shards_hold_is_refused(tmp_path: Path) -> None:
+    """Which of the two is meant? Taking the last one read would serve whichever it happens to be."""
+    tiny_model("llama").save_pretrained(tmp_path, max_shard_size="60KB")
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor + 1}, second, metadata={"format": "pt"})
+    with pytest.raises(BrokenModel, match=rf"{second.name}: tensor {name} is also in {first.name}"):
+        load(tmp_path)
 
 
 def test_tied_embeddings_are_one_tensor_counted_once(tmp_path: Path) -> None:
@@ -150,8 +160,14 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("{", "is not a safetensors index"),
-        ("[]", "is not a safetensors index"),
+        ("{", "is not readable JSON"),
+        ("[" * 100_000, "is not readable JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "is not a safetensors index"),
+        ('{"weight_map": []}', "an object was expected"),
+        (json.dumps({"weight_map": {"a": ".."}}), "file is missing"),
+        (json.dumps({"weight_map": {"a": ""}}), "file is missing"),
+        (json.dumps({"weight_map": {"a": 7}}), "file is missing"),
         (json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}), "not in the model's own directory"),
     ],
 )
