@@ -34,7 +34,7 @@ from ridgeline.server.validation import check_stream_options, sampling_params
 
 async def chat_completions(request: Request) -> ASGIApp:
     front, exchange = Front.of(request), Exchange.of(request)
-    raw = await read_body(request, front.config.max_body_bytes)
+    raw = await read_body(request, front.config)
     job = await off_loop(len(raw), lambda: _job(front, raw))
     return answer(front, exchange, job, ChatShape(exchange, job))
 

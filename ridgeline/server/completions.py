@@ -37,7 +37,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 async def completions(request: Request) -> ASGIApp:
     front, exchange = Front.of(request), Exchange.of(request)
-    raw = await read_body(request, front.config.max_body_bytes)
+    raw = await read_body(request, front.config)
     job, body = await off_loop(len(raw), lambda: _job(front, raw))
     return answer(front, exchange, job, CompletionShape(exchange, job, body))
 

@@ -18,6 +18,9 @@ class ServerConfig:
     api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
     cors_origins: tuple[str, ...] = option((), "web origins whose pages may call this server; * for all")
     max_body_bytes: int = option(8 << 20, "largest request body; a larger one is answered 413")
+    upload_timeout_s: float = option(
+        60.0, "longest time for a request body to arrive; then it is answered 408"
+    )
     request_timeout_s: float | None = option(None, "longest time for a whole answer; default: no limit")
     stream_buffer_chunks: int = option(256, "chunks that may wait for one slow reader")
     stream_stall_s: float = option(10.0, "a stream whose reader takes nothing for so long is cut")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
+from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, ClientGone
 
 T = TypeVar("T")
@@ -51,24 +52,31 @@ class Exchange:
         return exchange
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body, refused as soon as it is known to be too large: by its header, or while it comes."""
+async def read_body(request: Request, config: ServerConfig) -> bytes:
+    """The whole body, refused as soon as it is known to be too large, by its header or while it comes, and
+    when it comes so slowly that it only holds memory and a connection.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # A web page may send text/plain anywhere without asking; JSON it may not.
         message = f"the content type is {kind or 'missing'}; send the header Content-Type: application/json"
         raise ApiError(415, message, code="unsupported_media_type")
+    max_bytes = config.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > max_bytes:
-                raise _too_large(max_bytes)
+        async with asyncio.timeout(config.upload_timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
     except ClientDisconnect:
         raise ClientGone from None
+    except TimeoutError:
+        message = f"the body had not arrived after {config.upload_timeout_s:g} s, this server's limit"
+        raise ApiError(408, message, code="timeout", headers={"connection": "close"}) from None
     return bytes(body)
 
 

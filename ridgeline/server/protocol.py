@@ -95,10 +95,15 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     presence_penalty: Annotated[float | None, About("-2 to 2")] = None
     frequency_penalty: Annotated[float | None, About("-2 to 2")] = None
     repetition_penalty: Annotated[float | None, About("0.01 to 10; 1 is off")] = None
-    logit_bias: Annotated[dict[str, float] | None, About("token id (as a string) to -100 … 100")] = None
+    logit_bias: Annotated[
+        dict[str, float] | None, About("token id (as a string) to -100 … 100; up to 1024")
+    ] = None
     seed: Annotated[int | None, About("same seed, same text, whatever else the server computes")] = None
-    stop: Annotated[str | list[str] | None, About("one string or up to 16; the text ends before it")] = None
-    stop_token_ids: Annotated[list[Int] | None, About("token ids that end the text")] = None
+    stop: Annotated[
+        str | list[str] | None,
+        About("one string or up to 16, of up to 1024 characters; the text ends before it"),
+    ] = None
+    stop_token_ids: Annotated[list[Int] | None, About("up to 1024 token ids that end the text")] = None
     include_stop_str_in_output: Annotated[bool | None, About("keep the matched stop in the text")] = None
     ignore_eos: Annotated[bool | None, About("do not stop at the end-of-sequence token")] = None
     prompt_logprobs: Annotated[

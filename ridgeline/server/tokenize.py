@@ -18,14 +18,14 @@ from ridgeline.server.validation import check_token_ids
 
 async def tokenize(request: Request) -> Response:
     front = Front.of(request)
-    raw = await read_body(request, front.config.max_body_bytes)
+    raw = await read_body(request, front.config)
     answer = await off_loop(len(raw), lambda: encode(_tokens(front, raw)))
     return Response(answer, media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
     front = Front.of(request)
-    raw = await read_body(request, front.config.max_body_bytes)
+    raw = await read_body(request, front.config)
     answer = await off_loop(len(raw), lambda: encode(_text(front, raw)))
     return Response(answer, media_type="application/json")
 

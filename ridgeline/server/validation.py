@@ -14,7 +14,9 @@ from ridgeline.server.errors import BadRequest, ErrorCode
 from ridgeline.server.protocol import GenerationRequest, Message
 
 MAX_STOPS = 16
-MAX_BIASES = 1024
+MAX_STOP_CHARACTERS = 1024
+MAX_TOKEN_IDS = 1024  # to bias or to stop at: the engine looks at all of them for every token
+MAX_SALT_CHARACTERS = 1024
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 UNSUPPORTED_ROLES = ("tool", "function")
 
@@ -71,7 +73,11 @@ def sampling_params(
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stops) > MAX_STOPS:
         raise BadRequest("stop", f"at most {MAX_STOPS} stop strings, got {len(stops)}")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise BadRequest("stop", f"at most {MAX_STOP_CHARACTERS} characters each")
     stop_ids = tuple(body.stop_token_ids or ())
+    if len(stop_ids) > MAX_TOKEN_IDS:
+        raise BadRequest("stop_token_ids", f"at most {MAX_TOKEN_IDS} token ids, got {len(stop_ids)}")
     check_token_ids(stop_ids, "stop_token_ids", vocab_size)
     if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
         raise BadRequest(logprobs_field, f"must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}")
@@ -112,8 +118,8 @@ _SAME_NAME = (
 
 
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
-    if len(biases) > MAX_BIASES:
-        raise BadRequest("logit_bias", f"at most {MAX_BIASES} tokens, got {len(biases)}")
+    if len(biases) > MAX_TOKEN_IDS:
+        raise BadRequest("logit_bias", f"at most {MAX_TOKEN_IDS} tokens, got {len(biases)}")
     by_id = {}
     for key, bias in biases.items():
         # str.isdecimal alone would let other scripts' digits through.
@@ -157,3 +163,5 @@ def check_stream_options(body: GenerationRequest) -> None:
         raise BadRequest("stream_options", "only allowed together with stream: true")
     if body.cache_salt == "":
         raise BadRequest("cache_salt", "must not be empty; leave it out to share the common cache")
+    if body.cache_salt is not None and len(body.cache_salt) > MAX_SALT_CHARACTERS:
+        raise BadRequest("cache_salt", f"at most {MAX_SALT_CHARACTERS} characters")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -43,10 +44,12 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("seed beyond 64 bits", chat(seed=2**64), "seed"),
     ("empty stop", chat(stop=""), "stop"),
     ("17 stops", chat(stop=[str(i) for i in range(17)]), "stop"),
+    ("stop of a novel's length", chat(stop="x" * 1025), "stop"),
     ("stop of wrong type", chat(stop=["a", 1]), "stop[1]"),
     ("min above max", chat(min_tokens=5, max_tokens=2), "min_tokens"),
     ("min beyond the context", chat(min_tokens=MAX_CONTEXT), "min_tokens"),
     ("stop id outside the vocabulary", chat(stop_token_ids=[VOCAB_SIZE]), "stop_token_ids"),
+    ("1025 stop ids", chat(stop_token_ids=[1] * 1025), "stop_token_ids"),
     ("bias of a word", chat(logit_bias={"hello": 1}), "logit_bias.hello"),
     ("bias of other digits", chat(logit_bias={"٣": 1}), "logit_bias.٣"),
     ("bias outside the vocabulary", chat(logit_bias={str(VOCAB_SIZE): 1}), f"logit_bias.{VOCAB_SIZE}"),
@@ -56,6 +59,7 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("21 prompt_logprobs", chat(prompt_logprobs=21), "prompt_logprobs"),
     ("stream options without stream", chat(stream_options={"include_usage": True}), "stream_options"),
     ("empty cache salt", chat(cache_salt=""), "cache_salt"),
+    ("huge cache salt", chat(cache_salt="x" * 1025), "cache_salt"),
     ("no messages", chat(messages=[]), "messages"),
     ("messages missing", {"model": "m"}, "messages"),
     ("messages a string", chat(messages="hi"), "messages"),
@@ -297,6 +301,20 @@ async def test_a_chunked_body_that_grows_too_large_is_413_while_it_is_read() -> 
         response = await http.post(CHAT, content=endless(), headers={"content-type": "application/json"})
     assert response.status_code == 413
     assert sent < 200_000
+
+
+async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_closed() -> None:
+    stage = Stage(config=ServerConfig(upload_timeout_s=0.2))
+    async with stage.served() as http:
+        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        writer.write(
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            'content-length: 1000\r\n\r\n{"messages"'.encode()
+        )
+        answer = (await asyncio.wait_for(reader.read(), 5)).decode()  # to the end of the connection
+        writer.close()
+    assert answer.startswith("HTTP/1.1 408")
+    assert json.loads(answer.partition("\r\n\r\n")[2])["error"]["code"] == "timeout"
 
 
 async def test_a_body_that_is_not_declared_as_json_is_415(stage: Stage) -> None:
