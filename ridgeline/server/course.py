@@ -7,7 +7,6 @@ the engine's generators, which aborts what is unfinished, and books the request 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -27,9 +26,6 @@ from ridgeline.server.front import Front, fingerprint
 from ridgeline.server.protocol import GenerationRequest
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
-
-_serials = itertools.count()  # two clients may choose the same request id; the engine's ids must differ
-
 
 Arrival = tuple[int, OutputChunk]  # which prompt, and what came for it
 
@@ -120,7 +116,7 @@ class Course:
         chunks = self.job.client.generate(
             prompt.ids,
             self.job.params,
-            request_id=f"{self.exchange.request_id}.{next(_serials)}",
+            request_id=self.exchange.request_id,
             arrival=self.exchange.arrival,
             priority=self.job.priority,
             cache_namespace=self.job.cache_namespace,
