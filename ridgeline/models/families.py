@@ -76,7 +76,9 @@ QWEN2 = Family(
     gguf_architecture="qwen2",
     qkv_bias=True,
     window_rule="from_layer",
-    defaults=MappingProxyType({"use_sliding_window": False, "rope_theta": 10_000.0}),
+    defaults=MappingProxyType(
+        {"use_sliding_window": False, "sliding_window": 4096, "rope_theta": 10_000.0}
+    ),
 )
 
 QWEN3 = Family(
@@ -87,7 +89,9 @@ QWEN3 = Family(
     attention_bias_key=True,
     qk_norm=True,
     window_rule="from_layer",
-    defaults=MappingProxyType({"head_dim": 128, "use_sliding_window": False, "rope_theta": 10_000.0}),
+    defaults=MappingProxyType(
+        {"head_dim": 128, "use_sliding_window": False, "sliding_window": 4096, "rope_theta": 10_000.0}
+    ),
 )
 
 # Gemma's published configs name only what differs from the reference defaults: the 4B one has six keys.
