@@ -27,13 +27,14 @@ LONG_BYTES = 16_384  # about a millisecond of reading or writing: longer would h
 _long_work = ThreadPoolExecutor(2, "ridgeline-long-work")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_LONGEST_PATH = 200  # of what stands in a log line; ours are shorter
 _STATE_KEY = "ridgeline.exchange"
 
 
 @dataclass(slots=True)
 class Exchange:
     request_id: str
-    path: str
+    path: str  # as it is logged
     arrival: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     booked: bool = False  # metrics and log know how it ended
@@ -42,7 +43,8 @@ class Exchange:
     def begin(cls, scope: Scope, asked_id: str | None) -> Exchange:
         """The client's own id is kept if it is short and plain; it will stand in headers and log lines."""
         sane = asked_id is not None and _SANE_ID.fullmatch(asked_id) is not None
-        exchange = cls(asked_id if asked_id and sane else uuid.uuid4().hex, scope["path"])
+        path = scope["path"][:_LONGEST_PATH]
+        exchange = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
         scope[_STATE_KEY] = exchange
         return exchange
 

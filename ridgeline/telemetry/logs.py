@@ -93,7 +93,7 @@ class JsonFormatter(logging.Formatter):
         event.update(_extra_fields(record))
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, ensure_ascii=False, default=str)
+        return json.dumps(event, default=str)  # ASCII: what ends a line elsewhere (U+2028) is escaped here
 
 
 class TextFormatter(logging.Formatter):
@@ -115,10 +115,10 @@ def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _readable(value: Any) -> str:
-    """A value that may hold spaces or line ends is quoted: a log line stays one line, and splittable."""
+    """A value with spaces is quoted, one with line ends or terminal codes is escaped: a log line stays one
+    line, splittable, and harmless to look at.
+    """
     text = str(value)
-    return (
-        json.dumps(text, ensure_ascii=False)
-        if not text or any(c.isspace() or c in '"=' for c in text)
-        else text
-    )
+    if not text.isprintable():
+        return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False) if not text or any(c in ' "=' for c in text) else text

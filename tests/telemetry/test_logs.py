@@ -87,12 +87,17 @@ def test_a_second_setup_replaces_the_first_and_doubles_no_line() -> None:
     assert len(second.getvalue().splitlines()) == 1
 
 
-def test_a_value_with_line_ends_cannot_forge_a_line() -> None:
-    for format in ("text", "json"):
-        out = io.StringIO()
-        logs.setup("info", format, out)
-        logs.log_request("r4\n12:00:00.000 INFO forged", "/x", 400, error="bad = value")
-        assert len(out.getvalue().splitlines()) == 1
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize(
+    "end", ["\n", "\r", "\x85", "\u2028", "\x1b[2J", "\x9b2J", "\u202e", "\ud800"], ids=ascii
+)
+def test_a_path_with_line_ends_or_terminal_codes_cannot_forge_or_hide_a_line(format: str, end: str) -> None:
+    out = io.StringIO()
+    logs.setup("info", format, out)
+    logs.log_request("r4", f"/x{end}12:00:00.000 INFO forged", 400, error="bad = value")
+    (line,) = out.getvalue().splitlines()
+    assert line.isprintable()
+    assert line.isascii()
 
 
 def test_an_exception_stays_inside_its_json_line() -> None:
