@@ -1,8 +1,13 @@
-"""Which tokens end a generation, read off GGUF metadata: one rule for the engine and for the tokenizer."""
+"""Which tokens end a generation, beyond those config.json names: read for ModelSpec.eos_ids, which the engine
+stops at. GGUF files and fine-tuned directories often leave the end of a turn to the tokenizer's own files.
+"""
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
+from pathlib import Path
+from typing import Any
+
+from ridgeline.models.config_values import ConfigValues, read_json_object
 
 CONTROL = 3  # the token type of tokens that are not text
 # Control tokens that end a text or a turn, for files that name only one end token (or the base model's).
@@ -41,3 +46,34 @@ def gguf_end_ids(values: ConfigValues) -> tuple[int, ...]:
         found.pop("<|end|>", None)
     ids = [index for index in named if index is not None] + sorted(found.values())
     return tuple(dict.fromkeys(ids))
+
+
+def hf_end_id(directory: Path) -> int | None:
+    """The end token of tokenizer_config.json, by its id in tokenizer.json; None where they name none."""
+    text = token_text(read_tokenizer_config(directory).get("eos_token"))
+    vocabulary = directory / "tokenizer.json"
+    if text is None or not vocabulary.is_file():
+        return None
+    added = read_json_object(vocabulary).get("added_tokens")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    index = next((token.get("id") for token in tokens if token.get("content") == text), None)
+    return index if isinstance(index, int) else None
+
+
+def read_tokenizer_config(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json; older directories keep the special tokens in a file of their own."""
+    config = _read_if_there(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= _read_if_there(directory / "special_tokens_map.json")
+    return config
+
+
+def token_text(value: Any) -> str | None:
+    """A token is written as its text, or as an object with the text in `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}

@@ -76,9 +76,7 @@ QWEN2 = Family(
     gguf_architecture="qwen2",
     qkv_bias=True,
     window_rule="from_layer",
-    defaults=MappingProxyType(
-        {"use_sliding_window": False, "sliding_window": 4096, "rope_theta": 10_000.0}
-    ),
+    defaults=MappingProxyType({"use_sliding_window": False, "sliding_window": 4096, "rope_theta": 10_000.0}),
 )
 
 QWEN3 = Family(

@@ -17,7 +17,6 @@ from tokenizers.models import BPE
 
 from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.detokenizer import SPACE_MARK
-from ridgeline.models.end_tokens import gguf_end_ids
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.gguf_pretokenizers import PRE_TOKENIZATIONS, PreTokenization
 from ridgeline.models.tokenizer_parts import TokenizerParts
@@ -78,7 +77,6 @@ class _Reader:
         return TokenizerParts(
             backend=backend,
             special_tokens=special_tokens,
-            eos_ids=gguf_end_ids(self._values),
             add_bos=self._values.flag("add_bos_token", adds_bos) and "bos_token" in special_tokens,
             add_eos=self._values.flag("add_eos_token", False) and "eos_token" in special_tokens,
             chat_template=self._chat_template(),

@@ -44,8 +44,12 @@ def spec_from_hf(
     name: str,
     generation_config: dict[str, Any] | None = None,
     quantization: dict[str, Any] | None = None,
+    tokenizer_end: int | None = None,
 ) -> ModelSpec:
-    """The model `config` describes. `quantization` is the content of hf_quant_config.json."""
+    """The model `config` describes.
+
+    `quantization` is the content of hf_quant_config.json, `tokenizer_end` the tokenizer's own end token.
+    """
     where = f"{name}: config.json"
     config, notes = _language_model(config, where)
     family = _find_family(config, where)
@@ -58,6 +62,8 @@ def spec_from_hf(
     _expect(values, "use_qk_norm", family.qk_norm)
     vocab_size = values.integer("vocab_size")
     bos_id, eos_ids, pad_id = _special_tokens(values, generation_config or {}, vocab_size, name)
+    if tokenizer_end is not None and tokenizer_end not in eos_ids and tokenizer_end < vocab_size:
+        eos_ids += (tokenizer_end,)
     scale_root = values.optional_number("query_pre_attn_scalar") or head_dim
     spec = ModelSpec(
         family=family.name,

@@ -13,12 +13,13 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ridgeline.models.config_values import ConfigValues, read_json_object
+from ridgeline.models.end_tokens import read_tokenizer_config, token_text
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.tokenizer_parts import TokenizerParts
 
 
 def read_hf_tokenizer(directory: Path) -> TokenizerParts:
-    config = _read_config(directory)
+    config = read_tokenizer_config(directory)
     special_tokens = _special_tokens(config)
     backend = _read_backend(directory / "tokenizer.json")
     try:
@@ -30,7 +31,6 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     return TokenizerParts(
         backend=backend,
         special_tokens=special_tokens,
-        eos_ids=_eos_ids(directory, backend, special_tokens.get("eos_token")),
         add_bos=None,
         add_eos=None,
         chat_template=_chat_template(directory, config),
@@ -52,26 +52,12 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    config = _read_json(directory / "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:  # older directories keep the special tokens in their own file
-        config |= _read_json(directory / "special_tokens_map.json")
-    return config
-
-
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """bos_token, eos_token and the like, with the extra ones some models name (image_token, …)."""
     extra = config.get("extra_special_tokens")
     named = {**config, **(extra if isinstance(extra, dict) else {})}
-    texts = {name: _token_text(value) for name, value in named.items() if name.endswith("_token")}
+    texts = {name: token_text(value) for name, value in named.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
-
-
-def _token_text(value: Any) -> str | None:
-    """A token is written as its text, or as an object with the text in `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
 
 
 def _add_configured_tokens(
@@ -84,26 +70,9 @@ def _add_configured_tokens(
     backend.add_tokens(missing)
     known |= {token.content: token.special for token in missing}
     listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    others = [_token_text(token) for token in listed] if isinstance(listed, list) else []
+    others = [token_text(token) for token in listed] if isinstance(listed, list) else []
     unmarked = [text for text in (*special_tokens.values(), *others) if text and not known.get(text)]
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in unmarked])
-
-
-def _eos_ids(directory: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> tuple[int, ...]:
-    """The tokenizer's end token, and those generation_config.json (else config.json) stops at."""
-    ids: list[int] = [] if eos_token is None else [_known_id(backend, eos_token)]
-    for name in ("generation_config.json", "config.json"):
-        stops = ConfigValues(_read_json(directory / name), str(directory / name)).integers("eos_token_id")
-        if stops:
-            ids += stops
-            break
-    return tuple(dict.fromkeys(ids))
-
-
-def _known_id(backend: tokenizers.Tokenizer, token: str) -> int:
-    index: int | None = backend.token_to_id(token)
-    assert index is not None, f"{token} was added with the special tokens"
-    return index
 
 
 def _chat_template(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
@@ -114,8 +83,9 @@ def _chat_template(directory: Path, config: dict[str, Any]) -> str | dict[str, s
     if files:
         templates = {name: _read_template(path) for name, path in files.items()}
         return templates["default"] if list(templates) == ["default"] else templates
-    older = _read_json(directory / "chat_template.json")
-    configured = config.get("chat_template") or older.get("chat_template")
+    configured = config.get("chat_template")
+    if not configured and (directory / "chat_template.json").is_file():
+        configured = read_json_object(directory / "chat_template.json").get("chat_template")
     if not isinstance(configured, list):
         return ConfigValues({"chat_template": configured}, str(directory)).optional_text("chat_template")
     entries = [ConfigValues(entry, f"{directory}: chat_template") for entry in configured]
@@ -127,8 +97,3 @@ def _read_template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except ValueError as error:
         raise BrokenModel(f"{path}: is not UTF-8 text: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """An absent file is an empty object; a broken one is refused by name."""
-    return read_json_object(path) if path.is_file() else {}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.models.config_values import read_json_object
+from ridgeline.models.end_tokens import hf_end_id
 from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound, UnsupportedModel, pickle_refusal
 from ridgeline.models.gguf import GgufFile
 from ridgeline.models.gguf_config import spec_from_gguf
@@ -62,6 +63,7 @@ def _from_config(config: Path) -> ModelSpec:
         name=_model_name(config),
         generation_config=read_json_object(generation) if generation.is_file() else None,
         quantization=read_json_object(quantization) if quantization.is_file() else None,
+        tokenizer_end=hf_end_id(config.parent),
     )
 
 

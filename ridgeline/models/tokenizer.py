@@ -42,7 +42,6 @@ class Tokenizer:
         self.special_tokens = parts.special_tokens
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
-        self.eos_ids = parts.eos_ids
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.adds_bos = self.bos_id is not None and self.encode("")[:1] == [self.bos_id]

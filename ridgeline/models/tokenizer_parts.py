@@ -16,7 +16,6 @@ class TokenizerParts:
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]  # bos_token, eos_token, … : the names templates know them by
-    eos_ids: tuple[int, ...]  # every token that ends a generation, the model's own first
     add_bos: bool | None
     add_eos: bool | None
     chat_template: str | dict[str, str] | None

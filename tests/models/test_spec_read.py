@@ -47,6 +47,25 @@ def test_a_directory_is_read_with_what_lies_beside_its_config(checkpoint: Path) 
     )
 
 
+@pytest.mark.parametrize("end", ["<end>", {"content": "<end>", "lstrip": False}])
+def test_the_tokenizer_s_end_token_ends_a_generation_too(checkpoint: Path, end: Any) -> None:
+    """Fine-tunes name the end of a turn there, and leave config.json as the base model had it."""
+    added = {"added_tokens": [{"id": 7, "content": "<pad>"}, {"id": 9, "content": "<end>"}]}
+    (checkpoint / "tokenizer.json").write_text(json.dumps(added))
+    assert read_spec(checkpoint).eos_ids == (2,)
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    assert read_spec(checkpoint).eos_ids == (2, 9)
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 5]}))
+    assert read_spec(checkpoint).eos_ids == (9, 5)
+
+
+@pytest.mark.parametrize("vocabulary", [{}, {"added_tokens": 7}, {"added_tokens": [7, {"content": "<end>"}]}])
+def test_an_end_token_without_an_id_is_none(checkpoint: Path, vocabulary: Any) -> None:
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    (checkpoint / "tokenizer.json").write_text(json.dumps(vocabulary))
+    assert read_spec(checkpoint).eos_ids == (2,)
+
+
 def test_a_config_file_alone_is_enough(checkpoint: Path) -> None:
     spec = read_spec(checkpoint / "config.json")
     assert (spec.name, spec.stored_bytes) == ("tiny-llama", None)

@@ -98,14 +98,7 @@ def test_special_tokens_of_older_directories_are_read_from_their_own_file(direct
     write(directory, "tokenizer_config.json", {})
     write(directory, "special_tokens_map.json", {"bos_token": {"content": "<s>"}, "eos_token": "</s>"})
     tokenizer = Tokenizer.load(directory)
-    assert (tokenizer.bos_id, tokenizer.eos_ids) == (0, (1,))
-
-
-def test_every_stop_token_of_the_generation_configuration_is_an_end(directory: Path) -> None:
-    write(directory, "config.json", {"eos_token_id": 9})
-    assert Tokenizer.load(directory).eos_ids == (1, 9)
-    write(directory, "generation_config.json", {"eos_token_id": [7, 1]})
-    assert Tokenizer.load(directory).eos_ids == (1, 7)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
 
 
 def test_the_template_sees_the_special_tokens_and_bos_is_not_doubled(directory: Path) -> None:
@@ -169,7 +162,6 @@ def test_a_directory_without_a_template_says_what_to_do(directory: Path) -> None
         ("tokenizer_config.json", {"added_tokens_decoder": {"7": {}}}, "its added tokens are not"),
         ("tokenizer_config.json", {"chat_template": 7}, "chat_template is 7; a string was expected"),
         ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}, "template is missing"),
-        ("generation_config.json", {"eos_token_id": "</s>"}, "an integer or a list of integers"),
     ],
 )
 def test_a_missing_or_broken_file_is_refused_by_name(

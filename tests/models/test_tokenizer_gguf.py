@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
+from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.end_tokens import gguf_end_ids
 from ridgeline.models.errors import BrokenModel, TemplateError, UnsupportedModel
 from ridgeline.models.gguf_tokenizer import TokenType, read_gguf_tokenizer
 from ridgeline.models.tokenizer import Tokenizer
@@ -119,7 +121,7 @@ def test_smollm2_renders_and_encodes_a_chat_by_one_path(smollm2: Tokenizer) -> N
 
 
 def test_smollm2_knows_its_special_tokens(smollm2: Tokenizer) -> None:
-    assert (smollm2.vocab_size, smollm2.bos_id, smollm2.eos_ids[0]) == (49152, 1, 2)
+    assert (smollm2.vocab_size, smollm2.bos_id, smollm2.eos_id) == (49152, 1, 2)
     assert smollm2.adds_bos is False
     assert smollm2.token_text(0) == "<|endoftext|>"
     assert {0, 1, 2} <= smollm2.special_ids
@@ -171,15 +173,19 @@ def test_token_types_decide_what_is_matched_whole() -> None:
     assert tokenizer.special_ids == {3, 4}
 
 
+def end_ids(**changes: Any) -> tuple[int, ...]:
+    return gguf_end_ids(ConfigValues.below("tokenizer.ggml.", byte_level_metadata(**changes), "small.gguf"))
+
+
 def test_every_token_that_ends_a_turn_is_an_end() -> None:
-    assert read().eos_ids == (3, 4)
-    assert read(eot_token_id=2).eos_ids == (3, 2, 4)
+    assert end_ids() == (3, 4)
+    assert end_ids(eot_token_id=2) == (3, 2, 4)
 
 
 def test_a_message_end_is_no_end_where_others_are_named() -> None:
     tokens = ["a", "b", "ab", "<|return|>", "<|end|>", "<|call|>", "x"]
     types = [1, 1, 1, *[int(TokenType.CONTROL)] * 3, 1]
-    assert read(tokens=tokens, token_type=types).eos_ids == (3, 5)
+    assert end_ids(tokens=tokens, token_type=types) == (3, 5)
 
 
 def test_bos_and_eos_are_added_where_the_file_says() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from ridgeline.models.read_spec import read_spec
 
 from ridgeline.models.decoder import Decoder, allocate_kv
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.read_spec import read_spec
 from ridgeline.models.weights import load_weights
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.inputs import InputRow, StepInputs
@@ -30,6 +31,13 @@ def test_every_architecture_loads_as_its_safetensors_do(name: str, tmp_path: Pat
     model.save_pretrained(tmp_path / "hf")
     write_gguf(model, tmp_path / "tiny.gguf", packed_as(F32))
     assert_same(load(tmp_path / "tiny.gguf"), load(tmp_path / "hf"))
+    ours, theirs = read_spec(tmp_path / "tiny.gguf"), read_spec(tmp_path / "hf")
+    assert ours.attention_scale == pytest.approx(theirs.attention_scale)  # single precision in the file
+    # What is stored differently: the name, the type, Gemma's 1, and a padding token.
+    same = replace(theirs, norm_offset=0.0, pad_id=None, notes=(), attention_scale=ours.attention_scale)
+    for field in fields(ours):
+        if field.name not in ("name", "weight_format", "stored_bytes"):
+            assert getattr(ours, field.name) == getattr(same, field.name), field.name
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

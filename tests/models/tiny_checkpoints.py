@@ -95,6 +95,12 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3-wide": lambda: _qwen3(hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=1),
     "mistral": _mistral,
     "gemma3": _gemma3,
+    "gemma3-scaled": lambda: _gemma3(
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    ),
     "gemma3-untied-capped": lambda: _gemma3(tie_word_embeddings=False, final_logit_softcapping=3.0),
 }
 
