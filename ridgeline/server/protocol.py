@@ -62,6 +62,7 @@ class ContentPart(Body, kw_only=True, frozen=True):
     input_audio: Annotated[Any, refused("audio is not supported yet")] = None
     file: Annotated[Any, refused("files are not supported yet")] = None
     refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
+    prompt_cache_breakpoint: Annotated[Any, ignored("prefixes are found by their tokens")] = None
 
 
 class Message(Body, kw_only=True, frozen=True):
@@ -71,6 +72,7 @@ class Message(Body, kw_only=True, frozen=True):
     ] = None
     name: Annotated[str | None, About("given to the template, which may use it")] = None
     refusal: Annotated[Any, refused("refusals are not supported yet")] = None
+    annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
     audio: Annotated[Any, refused("audio is not supported yet")] = None
     tool_calls: Annotated[Any, refused("tool calls are not supported yet", [])] = None
     tool_call_id: Annotated[Any, refused("tool calls are not supported yet")] = None
@@ -148,6 +150,9 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     parallel_tool_calls: Annotated[Any, ignored("there are no tool calls")] = None
     service_tier: Annotated[Any, ignored("there is one tier")] = None
     prompt_cache_key: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    prompt_cache_options: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
+    moderation: Annotated[Any, refused("moderation is not supported yet")] = None
     safety_identifier: Annotated[Any, ignored("an end user's name")] = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 from tests.server.events import chunks, joined_chat, whole_chat
 from tests.server.scripted_client import END, say
@@ -147,6 +148,14 @@ async def test_messages_are_rendered_with_parts_joined_and_developer_as_system(s
     await stage.post(CHAT, {"messages": messages, "add_generation_prompt": False})
     prompt = stage.client.tokenizer.decode(stage.client.asked[0]["prompt"])
     assert prompt == "system: be brief\nuser: a\nb\n"
+
+
+async def test_an_answer_of_the_sdk_may_be_sent_back_as_it_is(stage: Stage) -> None:
+    answer = ChatCompletion.model_validate((await stage.post(CHAT, HELLO)).json())
+    message = answer.choices[0].message.model_dump()
+    messages = [*HELLO["messages"], message, {"role": "user", "content": "go on"}]
+    assert (await stage.post(CHAT, {"messages": messages})).status_code == 200
+    assert "assistant: hé!" in stage.client.tokenizer.decode(stage.client.asked[1]["prompt"])
 
 
 async def test_the_model_may_be_left_out_or_called_by_any_served_name(stage: Stage) -> None:

@@ -10,6 +10,10 @@ import re
 import typing
 from pathlib import Path
 
+import pytest
+from openai.types import chat, completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
 from ridgeline.server import protocol
 from ridgeline.server.app import ROUTES
 from ridgeline.server.errors import ErrorCode
@@ -55,6 +59,21 @@ def write(page: Path = PAGE) -> None:
 def test_the_tables_of_fields_are_current() -> None:
     text = PAGE.read_text("utf-8")
     assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == generated()
+
+
+@pytest.mark.parametrize(
+    ("sdk", "body"),
+    [
+        (chat_create_params.CompletionCreateParamsBase, protocol.ChatRequest),
+        (completion_create_params.CompletionCreateParamsBase, protocol.CompletionRequest),
+        (chat.ChatCompletionAssistantMessageParam, protocol.Message),
+        (chat.ChatCompletionUserMessageParam, protocol.Message),
+        (chat.ChatCompletionContentPartTextParam, protocol.ContentPart),
+        (chat.ChatCompletionStreamOptionsParam, protocol.StreamOptions),
+    ],
+)
+def test_every_field_that_the_openai_sdk_can_send_is_decided_on(sdk: type, body: type[protocol.Body]) -> None:
+    assert set(typing.get_type_hints(sdk)) - set(fields_of(body)) == set()
 
 
 def test_every_route_is_on_the_page() -> None:
