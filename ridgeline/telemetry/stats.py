@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,3 @@ class StepRecord:
     decode_context: int  # Σ KV tokens read by decode rows
     wall_s: float  # the forward pass and sampling
     schedule_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
