@@ -1,1 +1,18 @@
-"""One replica's HTTP face: OpenAI endpoints, validation, SSE, health, metrics, engine supervision."""
+"""One replica's HTTP face: OpenAI endpoints, validation, SSE, health, metrics, engine supervision.
+
+A chat request's way, from the socket and back to it:
+
+    app          which path is answered by what; `front`: what all handlers need (settings, engine, figures)
+    gate         every request passes first and last: its id, its key, and every exception becomes an answer
+    chat         reads the body (`exchange`) and makes a Job of it; `completions` does likewise
+      decoding     bytes → the structs of `protocol`, or a 400 that names the field
+      validation   options → SamplingParams; `prompts`: messages, text or ids → token ids that fit
+    sse          the two kinds of answer, whole or streamed, both fed by one course
+      course       the Job under way: the engine's chunks through a bounded buffer, ended and booked once
+      choices      chunks → pieces of numbered choices; usage
+    chat         pieces → the structs of `responses`, with `logprobs`; sse writes them to the socket
+
+`errors` maps every exception to its answer. `health` and `tokenize` are the other endpoints; `main` and
+`supervisor` start, watch and stop the engine. What is large (a body, log-probabilities) is read and written
+off the event loop (`exchange.off_loop`), which carries everybody's streams.
+"""

@@ -17,7 +17,7 @@ from tests.conftest import LiveServer
 MODEL = "smollm2-135m"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "The capital of France is"
-GREEDY = {"temperature": 0.0, "max_tokens": 10}
+GREEDY = {"temperature": 0.0, "max_tokens": 8}  # a whole answer to the question, its end token included
 
 
 @pytest.fixture
@@ -27,26 +27,31 @@ def client(live_server: LiveServer) -> OpenAI:
 
 CHAT_OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
-    "seeded": {"temperature": 0.9, "top_p": 0.9, "seed": 7, "max_tokens": 10},
-    "three seeded samples": {"temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 6},
+    "seeded": {
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "seed": 7,
+        "max_tokens": 6,
+        "extra_body": {"top_k": 20, "min_p": 0.02},
+    },
+    "three seeded samples": {"temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 5},
     "logprobs": {**GREEDY, "logprobs": True, "top_logprobs": 3},
     "stop string": {**GREEDY, "stop": ["France"]},
     "stop string across tokens": {**GREEDY, "stop": "l of Fr"},
     "stop string kept": {**GREEDY, "stop": ["France"], "extra_body": {"include_stop_str_in_output": True}},
     "cut by length": {"temperature": 0.0, "max_tokens": 3},
-    "past the end": {**GREEDY, "max_tokens": 14, "extra_body": {"ignore_eos": True}},
-    "penalties": {**GREEDY, "presence_penalty": 1.0, "frequency_penalty": 0.5},
-    "bias": {**GREEDY, "logit_bias": {"504": -100}},
-    "top_k and min_p": {
-        "temperature": 1.0,
-        "seed": 1,
-        "max_tokens": 6,
-        "extra_body": {"top_k": 5, "min_p": 0.1},
+    "past the end": {**GREEDY, "max_tokens": 10, "extra_body": {"ignore_eos": True}},
+    "penalties and bias": {
+        **GREEDY,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"504": -100},
+        "extra_body": {"repetition_penalty": 1.1},
     },
     "emoji": {
         **GREEDY,
         "messages": [{"role": "user", "content": "Repeat exactly: 🎉é漢字🎉"}],
-        "max_tokens": 16,
+        "max_tokens": 12,
     },
 }
 
@@ -261,7 +266,7 @@ async def test_many_async_streams_at_once_equal_one_alone(live_server: LiveServe
 
         async def ask() -> str:
             stream = await client.chat.completions.create(
-                model=MODEL, messages=QUESTION, temperature=0, max_tokens=10, stream=True
+                model=MODEL, messages=QUESTION, temperature=0, max_tokens=6, stream=True
             )
             return "".join([part.choices[0].delta.content or "" async for part in stream if part.choices])
 
