@@ -14,7 +14,7 @@ from dataclasses import replace
 from ridgeline.engine.request import Request
 from ridgeline.engine.runner import Runner
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.step import RowResult, SeqDelta, StepPlan, StepResult
+from ridgeline.engine.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from ridgeline.telemetry.step_ring import StepRing
 
@@ -63,7 +63,11 @@ class EngineCore:
             return []
         planned = self._clock()
         record = self._describe(plan, started, planned - started)
-        result = self._execute(plan)
+        try:
+            result = self._execute(plan)
+        except BaseException:  # Ctrl-C: no step stays in flight, and the books balance
+            self.scheduler.apply(StepResult([RowResult(error="interrupted")] * len(plan.rows)), self._clock())
+            raise
         ended = self._clock()
         deltas = self.scheduler.apply(result, ended)
         self.last_step_end = ended
@@ -86,12 +90,12 @@ class EngineCore:
             return self.runner.execute(plan)
         except Exception:
             log.exception("step %d failed; running its %d rows one by one", plan.step_id, len(plan.rows))
-        return StepResult([self._execute_row(plan, i) for i in range(len(plan.rows))])
+        return StepResult([self._execute_row(plan, row) for row in plan.rows])
 
-    def _execute_row(self, plan: StepPlan, index: int) -> RowResult:
-        row = plan.rows[index]
-        # Copies once, before the first row: later they would undo what a row has written into its copy.
-        alone = replace(plan, rows=[row], copies=plan.copies if index == 0 else [])
+    def _execute_row(self, plan: StepPlan, row: StepRow) -> RowResult:
+        # Each with its own copies alone: those of others would undo what these have written into them.
+        copies = [copy for copy in plan.copies if copy.target in row.seq.block_table]
+        alone = replace(plan, rows=[row], copies=copies)
         try:
             return self.runner.execute(alone).rows[0]
         except Exception as error:

@@ -4,7 +4,7 @@
     llm = LLM("smollm2-135m")
     print(llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(max_tokens=64)).text)
 
-All prompts of one call are batched together. Not thread-safe: one caller at a time.
+All prompts of one call are batched together. Not thread-safe: one call or open stream at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from ridgeline.engine.build import BuiltEngine, build_engine
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.intake import refuse_unservable
 from ridgeline.engine.output import Completion, Generation, OutputChunk
 from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.text import TextStream
@@ -36,6 +37,7 @@ class LLM:
         self.engine: BuiltEngine = build_engine(self.config, path)
         self.tokenizer = Tokenizer.load(path)
         self._ids = itertools.count()
+        self._streaming = False
 
     def generate(
         self,
@@ -112,9 +114,14 @@ class LLM:
     def _stream(self, work: list[tuple[list[int], SamplingParams]]) -> Iterator[tuple[int, OutputChunk]]:
         """Run all the work together, yielding (which prompt, chunk) as the steps bring them."""
         core = self.engine.core
+        if self._streaming:
+            raise RuntimeError("another stream of this LLM is still open: take all of it or close() it first")
+        for prompt_ids, params in work:  # before the first is computed, not when the last has its turn
+            refuse_unservable(Request("", prompt_ids, params), core.scheduler.limits)
         waiting = list(reversed(list(enumerate(work))))
         numbers: dict[str, int] = {}
         streams: dict[tuple[str, int], TextStream] = {}
+        self._streaming = True
         try:
             while waiting or core.has_work:
                 self._submit_what_fits(waiting, numbers, streams)
@@ -129,10 +136,9 @@ class LLM:
                         core.abort(delta.request_id, delta.index)
                     yield number, chunk
         finally:
+            self._streaming = False
             for name in numbers:
                 core.abort(name)
-            while core.has_work:
-                core.step()
             core.idle()
 
     def _submit_what_fits(

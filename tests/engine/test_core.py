@@ -68,3 +68,37 @@ def test_a_request_that_fails_alone_ends_alone(llm):
         else:
             assert (tokens, reason) == healthy[name, index]
     assert len(outcome) == 9
+
+
+class CopylessOnce:
+    """The real runner, but the first row that is run alone fails before its blocks are copied."""
+
+    name = "failing"
+
+    def __init__(self, runner) -> None:
+        self._runner = runner
+        self.victim = ""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.copies and len(plan.rows) > 1:
+            raise MemoryError("made to fail")
+        if plan.copies and self.victim in ("", plan.rows[0].seq.name):
+            self.victim = plan.rows[0].seq.name
+            raise MemoryError("made to fail")
+        return self._runner.execute(plan)
+
+
+def test_a_row_that_fails_before_the_copies_does_not_leave_others_without_theirs(llm):
+    """Three samples share the prompt's last block; whoever lacks its copy reads what lay in the new one."""
+    limits = llm.engine.core.scheduler.limits
+    work = {"r0": llm.tokenizer.encode(PROMPTS[0] + " and so on")}
+    assert len(work["r0"]) % limits.block_size
+    healthy = run(EngineCore(Scheduler(limits), llm.engine.core.runner), work)
+    failing = CopylessOnce(llm.engine.core.runner)
+    for layer in failing._runner._kv_cache:
+        layer.fill_(5.0)  # what a block holds that nothing was copied into
+    outcome = run(EngineCore(Scheduler(limits), failing), work)
+    ended = [key for key, (_, reason) in outcome.items() if reason is FinishReason.ERROR]
+    assert [f"{name}/{index}" for name, index in ended] == [failing.victim]
+    for key in outcome.keys() - set(ended):
+        assert outcome[key] == healthy[key]
