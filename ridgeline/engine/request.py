@@ -119,6 +119,7 @@ class Sequence:
     order:        place among all sequences: (priority, arrival, serial number, sample)
     furthest:     most tokens ever computed; what is computed below it again was lost to preemption
     prompt_logprobs_sent: prompt tokens whose log-probabilities the owner already has
+    timing_sent:  the owner knows all of the timing record but the times of the newest tokens
     """
 
     request: Request
@@ -134,6 +135,7 @@ class Sequence:
     order: tuple[int, float, int, int] = (0, 0.0, 0, 0)
     furthest: int = 0
     prompt_logprobs_sent: int = 0
+    timing_sent: bool = False
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: TimingRecord = field(default_factory=TimingRecord)

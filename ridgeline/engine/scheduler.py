@@ -169,6 +169,7 @@ class Scheduler:
         seq.state = SeqState.WAITING
         self.waiting.add(seq)
         seq.timing.preemptions += 1
+        seq.timing_sent = False
         self.counters.preemptions += 1
         plan.preempted.append(seq)
 
@@ -277,6 +278,8 @@ class Scheduler:
         if reason:
             self._end(seq, reason, now)
             self.output_lengths.record(seq.num_output)
+        timing = seq.timing if reason or not seq.timing_sent else None
+        seq.timing_sent = True
         return SeqDelta(
             request_id=seq.request.request_id,
             index=seq.index,
@@ -285,7 +288,7 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
             stop_token=sampled.token if stops else None,
-            timing=seq.timing if reason or seq.num_output == 1 else None,
+            timing=timing,
         )
 
     def _stops_at(self, seq: Sequence, token: int) -> bool:

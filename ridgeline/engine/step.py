@@ -102,4 +102,4 @@ class SeqDelta:
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # which id ended it, when a token did
     error: str | None = None
-    timing: TimingRecord | None = None  # with the first token (so far) and the last (complete)
+    timing: TimingRecord | None = None  # with the first token, the first after a preemption, and the end

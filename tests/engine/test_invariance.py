@@ -3,9 +3,12 @@
 Tokens equal, log-probabilities within 1e-4, on the real model.
 """
 
+from dataclasses import replace
+
 import pytest
 
-from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.telemetry.timing import TimingRecord
 from tests.engine.conftest import Outcome
 from tests.engine.prompts import PROMPTS
 
@@ -85,6 +88,23 @@ def test_preempted_and_resumed_equals_uninterrupted(driver, prompts, params, pre
     assert sum(outcome.timing.preemptions for outcome in outcomes) > 0
     for alone, resumed in zip(expected, outcomes, strict=True):
         assert_same(alone, resumed)
+
+
+def test_a_stream_cut_by_the_front_knows_of_its_preemptions(driver, prompts):
+    """A stop string ends it in the front, which has only the records that came until then."""
+    tight = driver(num_blocks=12)
+    force_admission(tight)
+    for i in range(6):
+        tight.core.add(Request(f"p{i}", prompts[i], GREEDY))
+    known: dict[str, TimingRecord] = {}
+    while tight.core.has_work:
+        for delta in tight.core.step():
+            if delta.timing is not None and delta.finish_reason is None:
+                known[delta.request_id] = replace(delta.timing)
+            if delta.finish_reason is not None:
+                assert known[delta.request_id].preemptions == delta.timing.preemptions
+                assert known[delta.request_id].recomputed_tokens == delta.timing.recomputed_tokens
+    assert sum(timing.preemptions for timing in known.values()) > 0
 
 
 def force_admission(driver) -> None:
