@@ -14,7 +14,8 @@ import jinja2
 import numpy as np
 
 from ridgeline.models.errors import TemplateError
-from ridgeline.models.template_sandbox import BudgetExceeded, TemplateEnvironment, render_budget
+from ridgeline.models.template_budget import BudgetExceeded, render_budget
+from ridgeline.models.template_sandbox import TemplateEnvironment
 
 MISSING_TEMPLATE = (
     "this model has no chat template, so messages cannot be turned into a prompt: send plain text to the "
@@ -82,7 +83,7 @@ def _compile(name: str, source: str) -> jinja2.Template:
 
 def _render(template: jinja2.Template, data: dict[str, Any]) -> str:
     try:
-        with render_budget():
+        with render_budget(data):
             return template.render(data)
     except BudgetExceeded as error:
         raise TemplateError(f"the chat template was stopped: {error}") from error

@@ -1,20 +1,18 @@
 """The Jinja environment chat templates run in: sandboxed, with the functions templates expect, and bounded.
 
 A template comes with the model's files, so it is code from strangers. It cannot reach Python's internals
-(Jinja's immutable sandbox), and it cannot hang or fill the server: loop turns, calls and emitted characters
-are charged to a budget per render, and operations that could make a huge value in one go are refused first.
+(Jinja's immutable sandbox), and it cannot hang or fill the server: what it does is charged to a budget per
+render (`template_budget`), and what could make a huge value in one go is refused before it does.
 Used by `chat_template` alone.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import wraps
+from itertools import islice
 from typing import Any
 
 import jinja2
@@ -26,46 +24,29 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_STEPS = 500_000  # loop turns and calls in one render: one or two seconds at most
-MAX_CHARS = 32_000_000  # characters emitted in one render, and the length of any one value
-MAX_POWER_BITS = 4096
+from ridgeline.models.template_budget import (
+    ITEM_CHARS,
+    MAX_INTEGER_BITS,
+    MAX_STEPS,
+    BudgetExceeded,
+    charge,
+    formatted_size,
+    grown_size,
+    made,
+    own_size,
+    refuse_above,
+    take,
+    written_size,
+)
 
 # Names no template can spell, so that only the rewritten tree uses these filters.
-_TURNS, _EMIT, _BOUND = "loop turns", "emitted text", "bounded value"
-_SIZED_METHODS = {"ljust", "rjust", "center", "zfill", "expandtabs"}
-_WIDE_FIELD = re.compile(r"\d{8,}")
-_SIZED_FILTERS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "tojson", "format")
-
-
-class BudgetExceeded(Exception):
-    """The render went over a bound; the message says which."""
-
-
-class _Budget:
-    def __init__(self) -> None:
-        self.steps = 0
-        self.chars = 0
-
-    def charge(self, steps: int = 0, chars: int = 0) -> None:
-        self.steps += steps
-        self.chars += chars
-        if self.steps > MAX_STEPS:
-            raise BudgetExceeded(f"it took more than {MAX_STEPS:,} loop turns and calls")
-        if self.chars > MAX_CHARS:
-            raise BudgetExceeded(f"it wrote more than {MAX_CHARS:,} characters")
-
-
-_budget: ContextVar[_Budget] = ContextVar("template_budget")
-
-
-@contextmanager
-def render_budget() -> Iterator[None]:
-    """A fresh budget for the renders inside; every template of this environment must run within one."""
-    token = _budget.set(_Budget())
-    try:
-        yield
-    finally:
-        _budget.reset(token)
+_TURNS, _EMIT, _TAKEN, _MADE = "loop turns", "emitted text", "taken value", "made value"
+# Filters that answer with another value than one made of their inputs, or with their input itself.
+_FREE_FILTERS = {"default", "d", "length", "count", "safe", "first", "last"}
+_COMPARING_TESTS = {
+    *("in", "==", "eq", "equalto", "!=", "ne"),
+    *("<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=", "ge"),
+}
 
 
 class _Metered(NodeTransformer):
@@ -83,7 +64,24 @@ class _Metered(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
-        return _filtered(node, _BOUND)
+        node.nodes = [_taken(child) for child in node.nodes]
+        return _filtered(node, _MADE)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        node.expr = _taken(node.expr)
+        for operand in node.ops:
+            operand.expr = _taken(operand.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        """A slice is a copy, made without asking the environment."""
+        self.generic_visit(node)
+        return _filtered(node, _MADE) if isinstance(node.arg, nodes.Slice) else node
+
+
+def _taken(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _filtered(node, _TAKEN)
 
 
 def _expression(node: nodes.Node) -> nodes.Expr:
@@ -101,58 +99,54 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
 # pass_context keeps Jinja's optimizer from running these once, at compile time.
 @jinja2.pass_context
 def _charge_turns(_: Context, items: Iterable[Any]) -> list[Any]:
-    turns = list(items)
-    _budget.get().charge(steps=len(turns))
+    turns = list(islice(items, MAX_STEPS + 1))
+    charge(steps=len(turns))
     return turns
 
 
 @jinja2.pass_context
 def _charge_text(_: Context, value: Any) -> str:
+    take((value,))
     text = str(value)
-    _budget.get().charge(chars=len(text))
+    charge(chars=len(text))
     return text
 
 
 @jinja2.pass_context
-def _check_value(_: Context, value: Any) -> Any:
-    return _bounded(value)
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str | list | tuple) and len(value) > MAX_CHARS:
-        raise BudgetExceeded(f"it built a value longer than {MAX_CHARS:,}")
+def _take_value(_: Context, value: Any) -> Any:
+    take((value,))
     return value
 
 
-def _refuse_huge_sizes(arguments: Iterable[Any]) -> None:
-    if any(isinstance(argument, int) and abs(argument) > MAX_CHARS for argument in arguments):
-        raise BudgetExceeded(f"it asked for a value longer than {MAX_CHARS:,}")
+@jinja2.pass_context
+def _made_value(_: Context, value: Any) -> Any:
+    return made(value)
 
 
-def _refuse_huge_power(base: int, exponent: int) -> None:
-    if base.bit_length() * exponent > MAX_POWER_BITS:
-        raise BudgetExceeded(f"it asked for a power of more than {MAX_POWER_BITS} bits")
-
-
-def _refuse_wide_format(form: str, arguments: Iterable[Any]) -> None:
-    """Widths stand in the format string itself, or among the arguments."""
-    if _WIDE_FIELD.search(form):
-        raise BudgetExceeded(f"it asked for a value longer than {MAX_CHARS:,}")
-    _refuse_huge_sizes(arguments)
-
-
-def _sized(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, refusing widths and counts that would fill memory."""
+def _metered(name: str, function: Any) -> Callable[..., Any]:
+    """A filter or test that charges what it takes and makes, and is refused what would multiply too far."""
+    leading = 1 if hasattr(function, "jinja_pass_arg") else 0  # the context, which Jinja passes first
 
     @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        value, *sizes = args
-        if function.__name__ == "do_format":
-            _refuse_wide_format(str(value), sizes)
-        _refuse_huge_sizes((*sizes, *kwargs.values()))
-        return _bounded(function(*args, **kwargs))
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        charge(steps=1)
+        first, *rest = args[leading:] or (None,)
+        options = (*rest, *kwargs.values())
+        if name == "join":
+            first = first if isinstance(first, list | tuple | str) else list(first)
+            args = (*args[:leading], first, *rest)
+            refuse_above(written_size(first, {}) + len(first) * sum(own_size(option) for option in options))
+        elif name == "format":
+            refuse_above(formatted_size(str(first), options))
+        elif name in ("batch", "slice"):
+            refuse_above(max([0, *(ITEM_CHARS * option for option in options if isinstance(option, int))]))
+        elif isinstance(first, str | bytes):
+            refuse_above(grown_size(name, first, options))
+        take((first, *options))
+        result = function(*args, **kwargs)
+        return result if name in _FREE_FILTERS else made(result)
 
-    return checked
+    return metered
 
 
 class _GenerationTag(Extension):
@@ -218,9 +212,14 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes HTML, which is not what models were trained on."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    refuse_above(indent if isinstance(indent, int) else 0)
+    if indent is None and separators is None:
+        return encoder.encode(value)
+    # Piece by piece: how far these multiply a nested value is seen only while they do.
+    return "".join([made(piece) for piece in encoder.iterencode(value)])
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -233,9 +232,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
         )
         self.filters["tojson"] = _tojson
-        for name in _SIZED_FILTERS:
-            self.filters[name] = _sized(self.filters[name])
-        self.filters |= {_TURNS: _charge_turns, _EMIT: _charge_text, _BOUND: _check_value}
+        for name in ("urlize", "xmlattr", "pprint"):  # for web pages; of no use in a prompt
+            del self.filters[name]
+        self.filters = {name: _metered(name, function) for name, function in self.filters.items()}
+        self.tests |= {name: _metered(name, self.tests[name]) for name in _COMPARING_TESTS}
+        self.filters |= {_TURNS: _charge_turns, _EMIT: _charge_text, _TAKEN: _take_value, _MADE: _made_value}
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -249,33 +250,45 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _budget.get().charge(steps=1)
+        charge(steps=1)
         if isinstance(obj, LoopContext) and args:  # a recursive loop calls itself with the next iterable
             args = (_charge_turns(context, args[0]), *args[1:])
-        is_text_method = isinstance(getattr(obj, "__self__", None), str)
-        if is_text_method and getattr(obj, "__name__", "") in _SIZED_METHODS:
-            _refuse_huge_sizes(args)
-        return _bounded(super().call(context, obj, *args, **kwargs))
+        text, method = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(text, str | bytes):
+            if method == "join" and args:
+                args = (list(islice(args[0], MAX_STEPS)), *args[1:])
+                refuse_above(written_size(args[0], {}) + len(args[0]) * len(text))
+            refuse_above(grown_size(method, text, (*args, *kwargs.values())))
+            take((text,))
+        take((*args, *kwargs.values()))
+        return made(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """The sandbox swaps in its own `str.format` and `format_map`; they get the width check too."""
+        """The sandbox swaps in its own `str.format` and `format_map`; they are measured first too."""
         formatted = super().wrap_str_format(value)
         if formatted is None:
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            _refuse_wide_format(value.__self__, (*args, *kwargs.values()))
+            refuse_above(formatted_size(value.__self__, (*args, *kwargs.values())))
             return formatted(*args, **kwargs)
 
         return checked
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
+        if isinstance(left, int) and isinstance(right, int):
+            _refuse_huge_integer(operator, left, right)
+        elif operator == "*":
             for sequence, count in ((left, right), (right, left)):
-                if isinstance(sequence, str | list | tuple) and isinstance(count, int):
-                    _refuse_huge_sizes((len(sequence) * count,))
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _refuse_huge_power(left, right)
-        if operator == "%" and isinstance(left, str):
-            _refuse_wide_format(left, right if isinstance(right, tuple) else (right,))
-        return _bounded(super().call_binop(context, operator, left, right))
+                if isinstance(sequence, str | bytes | list | tuple) and isinstance(count, int):
+                    refuse_above(own_size(sequence) * count)
+        elif operator == "%" and isinstance(left, str):
+            refuse_above(formatted_size(left, right if isinstance(right, tuple) else (right,)))
+        take((left, right))
+        return made(super().call_binop(context, operator, left, right))
+
+
+def _refuse_huge_integer(operator: str, left: int, right: int) -> None:
+    bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(right, 0)}
+    if bits.get(operator, 0) > MAX_INTEGER_BITS:
+        raise BudgetExceeded(f"it asked for a number of more than {MAX_INTEGER_BITS} bits")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -235,8 +237,19 @@ def test_the_sandbox_refuses_python_internals(source: str) -> None:
         ChatTemplate(source).render([USER])
 
 
+@pytest.fixture
+def two_more_gib() -> Iterator[None]:
+    """No more memory than that: a bound that fails shall fail a test, not the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
 ENDS = "{% endfor %}{% endfor %}{% endfor %}"
+DOUBLED = "{% set a = ['x'] %}" + 40 * "{% set a = [a, a] %}"  # a kilobyte of lists; written out, terabytes
 
 
 @pytest.mark.parametrize(
@@ -263,14 +276,70 @@ ENDS = "{% endfor %}{% endfor %}{% endfor %}"
         "{{ '{:9999999999}'.format(1) }}",
         "{{ '{:{}}'.format(1, 9999999999) }}",
         "{{ lipsum(n=100000) }}",
+        "{{ ('a' * 1000).replace('a', 'b' * 9000000) | length }}",
+        "{{ ('a' * 1000) | replace('a', 'b' * 9000000) | length }}",
+        "{{ ('a' * 9000).replace('', 'b' * 9000000) | length }}",
+        "{{ ('a' * 9000).encode().replace('a'.encode(), ('b' * 9000000).encode()) | length }}",
+        "{{ 'x'.encode() * 9999999999 }}",
+        "{{ ('b' * 1000000).join(['x'] * 9000) | length }}",
+        "{{ (['x'] * 9000) | join('b' * 1000000) | length }}",
+        "{{ (['b' * 1000000] * 9000) | join | length }}",
+        "{{ ('{0}' * 9000).format('b' * 1000000) | length }}",
+        "{{ ('{:9999999}' * 9000).format(1) | length }}",
+        "{{ ('%9999999d' * 9000) % 1 }}",
+        "{{ ('\t' * 9000).expandtabs(1000000) | length }}",
+        "{{ ('a' * 9000).translate({97: 'b' * 1000000}) | length }}",
+        "{{ ('\nx' * 9000) | indent('b' * 1000000) | length }}",
+        "{{ ('x ' * 9000) | wordwrap(1, wrapstring='b' * 1000000) | length }}",
+        "{{ (['x'] * 9000) | tojson(indent='b' * 1000000) | length }}",
+        "{{ (['x'] * 9000) | tojson(separators=['b' * 1000000, ':']) | length }}",
+        "{{ ['b' * 1000000] * 9000 }}",
+        "{{ (['b' * 1000000] * 9000) | string | length }}",
+        "{{ (['b' * 1000000] * 9000) | tojson | length }}",
+        "{{ (['b' * 1000000] * 9000) ~ 'x' }}",
+        "{{ (['x'] * 1000) | map('replace', 'x', 'b' * 9000000) | list | length }}",
+        "{{ namespace(a=['b' * 1000000] * 9000) }}",
+        DOUBLED + "{{ a }}",
+        DOUBLED + "{{ a | tojson | length }}",
+        DOUBLED + DOUBLED.replace(" a ", " b ") + "{{ a == b }}",
+        "{% set s = namespace(t=[]) %}{% for i in range(99) %}{% set s.t = s.t + [[0] * 9999] %}{% endfor %}",
+        "{% set s = namespace(n=9) %}{% for i in range(99) %}{% set s.n = s.n * s.n %}{% endfor %}",
+        "{% for i in range(90000) %}{{ ('a' * 9000000) | length }}{% endfor %}",
+        "{% set a = 'a' * 30000000 %}{% for i in range(90000) %}{{ 'b' in a }}{% endfor %}",
+        "{% set a = 'a' * 30000000 %}{% for i in range(90000) %}{{ a[:] | length }}{% endfor %}",
+        "{% for i in range(999) %}{{ range(99999) | map('abs') | list | length }}{% endfor %}",
+        "{% for letter in 'a' * 30000000 %}{% endfor %}",
     ],
 )
-def test_a_template_cannot_hang_or_fill_the_server(source: str) -> None:
+def test_a_template_cannot_hang_or_fill_the_server(source: str, two_more_gib: None) -> None:
     template = ChatTemplate(source)
     began = time.process_time()
-    with pytest.raises(TemplateError):
+    with pytest.raises(TemplateError) as stopped:
         template.render([USER])
     assert time.process_time() - began < 15
+    assert "MemoryError" not in str(stopped.value)
+
+
+def test_a_request_as_large_as_the_server_takes_is_within_the_budget() -> None:
+    """Eight megabytes in a thousand messages, through what templates commonly do with each."""
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'user' and messages | length > loop.index0 %}"
+        "{{ '<' ~ m.role ~ '>' + m.content | trim | replace('\n', ' ') }}"
+        "{{ m.content.split('x')[-1] }}{{ '%s' % m.content[:9] }}{{ m | tojson }}"
+        "{% endif %}{% endfor %}{{ messages | map(attribute='content') | join('|') | length }}"
+    )
+    messages = [{"role": "user", "content": "line\n" * 1600} for _ in range(1000)]
+    began = time.process_time()
+    assert template.render(messages).endswith("8000999")
+    assert time.process_time() - began < 5
+
+
+def test_numbers_of_any_size_are_formatted() -> None:
+    """Only a width makes a long text of a number."""
+    source = (
+        "{{ '%d' % 1700000000 }} {{ '{}'.format(1700000000) }} {{ '%s|%5.2f' | format(1700000000, 2.5) }}"
+    )
+    assert ChatTemplate(source).render([USER]) == "1700000000 1700000000 1700000000| 2.50"
 
 
 def test_the_budget_is_per_render() -> None:
