@@ -29,6 +29,7 @@ class AnswerStats:
     decode_s: float | None  # first token to last
     e2e_s: float | None
     finish_reason: str
+    decode_limit_per_s: float | None = None  # tokens per second this machine could decode, where it is known
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -42,11 +43,17 @@ class AnswerStats:
         if self.ttft_s is not None:
             parts.append(f"TTFT {1e3 * self.ttft_s:.0f} ms")
         if self.tokens_per_s is not None:
-            parts.append(f"{self.tokens_per_s:.1f} tok/s")
+            parts.append(f"{self.tokens_per_s:.1f} tok/s{self._share_of_limit(self.tokens_per_s)}")
         parts.append(f"{self.output_tokens} tokens")
         parts.append(f"prompt {self.prompt_tokens} ({self.cached_tokens} cached)")
         parts.append(self.finish_reason)
         return " · ".join(parts)
+
+    def _share_of_limit(self, tokens_per_s: float) -> str:
+        limit = self.decode_limit_per_s
+        return (
+            "" if not limit else f" ({100 * tokens_per_s / limit:.0f}% of this machine's limit, {limit:.0f})"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -57,6 +64,9 @@ class AnswerStats:
             "decode_ms": _ms(self.decode_s),
             "e2e_ms": _ms(self.e2e_s),
             "tokens_per_s": None if self.tokens_per_s is None else round(self.tokens_per_s, 2),
+            "tokens_per_s_limit": None
+            if self.decode_limit_per_s is None
+            else round(self.decode_limit_per_s, 2),
         }
 
 
@@ -86,24 +96,25 @@ class LocalAnswers:
 
         self.model = config.model
         self._llm = LLM(**asdict(config))
+        self._decode_limit_per_s = self._llm.engine.limits.get("decode_tokens_per_s")
 
     def chat(self, messages: list[Message], sampling: Sampling) -> Iterator[Piece]:
-        return _pieces(self._llm.chat_stream(messages, sampling.params()))
+        return _pieces(self._llm.chat_stream(messages, sampling.params()), self._decode_limit_per_s)
 
     def complete(self, prompt: str, sampling: Sampling) -> Iterator[Piece]:
-        return _pieces(self._llm.generate_stream(prompt, sampling.params()))
+        return _pieces(self._llm.generate_stream(prompt, sampling.params()), self._decode_limit_per_s)
 
 
-def _pieces(chunks: Iterator[OutputChunk]) -> Iterator[Piece]:
+def _pieces(chunks: Iterator[OutputChunk], decode_limit_per_s: float | None) -> Iterator[Piece]:
     with closing(chunks):  # type: ignore[type-var]  # the engine's streams are generators
         for chunk in chunks:
             stats = None
             if chunk.finish_reason is not None and chunk.timing is not None:
-                stats = _stats(chunk.timing, chunk.finish_reason.value)
+                stats = _stats(chunk.timing, chunk.finish_reason.value, decode_limit_per_s)
             yield Piece(chunk.text, stats)
 
 
-def _stats(timing: TimingRecord, finish_reason: str) -> AnswerStats:
+def _stats(timing: TimingRecord, finish_reason: str, decode_limit_per_s: float | None) -> AnswerStats:
     return AnswerStats(
         prompt_tokens=timing.prompt_tokens,
         cached_tokens=timing.cached_tokens,
@@ -112,6 +123,7 @@ def _stats(timing: TimingRecord, finish_reason: str) -> AnswerStats:
         decode_s=timing.decode_s,
         e2e_s=timing.e2e_s,
         finish_reason=finish_reason,
+        decode_limit_per_s=decode_limit_per_s,
     )
 
 

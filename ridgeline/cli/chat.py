@@ -65,6 +65,8 @@ def typed_lines(stdin: TextIO) -> Iterator[str]:
         try:
             yield input(prompt)
         except EOFError:
+            if prompt:
+                print()  # the shell's prompt goes on a line of its own
             return
         except KeyboardInterrupt:
             print("  (Ctrl-D leaves)", end="")

@@ -5,14 +5,13 @@ Nothing heavy is imported here or by the verbs' parsers: `ridgeline --help` answ
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from ridgeline import __version__
 from ridgeline.cli import chat, doctor, models, run, serve
-from ridgeline.cli.parsing import Help
+from ridgeline.cli.parsing import Help, Parser
 from ridgeline.cli.remote import RemoteError
 from ridgeline.engine.errors import EngineError, InvalidRequest
 from ridgeline.models.errors import ModelError
@@ -36,7 +35,9 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 pipe closed."""
-    args = build_parser().parse_args(arguments)
+    args, unknown = build_parser().parse_known_args(arguments)
+    if unknown:
+        args.parser.refuse(unknown)
     debug = args.debug or bool(os.environ.get("RIDGELINE_DEBUG"))
     try:
         code: int = args.run(args)
@@ -63,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="ridgeline",
         description="Run language models on your own machine: serve, chat, inspect.",
         epilog=EXAMPLES,

@@ -102,11 +102,11 @@ def run_inspect(args: argparse.Namespace) -> int:
     from ridgeline.models.read_spec import read_spec
 
     spec = read_spec(path)
-    template = chat_template(path)
+    template, reason = chat_template(path)
     if args.json:
         print(json.dumps(figures(spec, path, template), indent=2, ensure_ascii=False))
         return 0
-    lines = [("file", str(path)), *describe(spec), ("chat template", template_line(template))]
+    lines = [("file", str(path)), *describe(spec), ("chat template", reason or template_line(template))]
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         print(f"{label:<{width}}  {value}")
@@ -129,17 +129,19 @@ def figures(spec: ModelSpec, path: Path, template: str | dict[str, str] | None) 
     }
 
 
-def chat_template(path: Path) -> str | dict[str, str] | None:
-    """The template's text (or its named texts); None where the model has none, or no tokenizer at all."""
+def chat_template(path: Path) -> tuple[str | dict[str, str] | None, str]:
+    """The template's text (or its named texts), None where there is none; and why it could not be read."""
     from ridgeline.models.tokenizer import Tokenizer
 
+    if path.suffix == ".json":
+        return None, "not looked for: the tokenizer's files say, not this one"
     try:
-        template = Tokenizer.load(path).chat_template if path.suffix != ".json" else None
-    except ModelError:
-        return None
+        template = Tokenizer.load(path).chat_template
+    except ModelError as error:
+        return None, f"cannot be read: {error}"
     if template is None:
-        return None
-    return template.source if isinstance(template.source, str) else dict(template.source)
+        return None, ""
+    return template.source if isinstance(template.source, str) else dict(template.source), ""
 
 
 def template_line(template: str | dict[str, str] | None) -> str:

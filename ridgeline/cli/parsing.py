@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.options import build, given_flags, options_of
@@ -18,6 +21,19 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the nearest flag, instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End over the first argument that nothing here understands."""
+        flag = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, re.findall(r"--[\w-]+", self.format_usage()), n=1)
+        self.error(f"unknown argument {flag}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 Verbs = Any  # argparse's own type for what add_subparsers returns is private and generic
@@ -34,6 +50,7 @@ def add_verb(
         epilog="examples:\n" + examples.rstrip("\n"),
         formatter_class=Help,
     )
+    parser.set_defaults(parser=parser)
     return parser
 
 

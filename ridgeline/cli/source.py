@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from ridgeline.cli.answers import Answers, LocalAnswers
 from ridgeline.cli.parsing import engine_config
@@ -33,4 +35,18 @@ def open_answers(args: argparse.Namespace) -> Answers:
         return RemoteAnswers(args.url, args.model, args.api_key or os.environ.get(API_KEY_VARIABLE, ""))
     config = engine_config(args)
     fetch(config.model, sys.stderr)
-    return LocalAnswers(config)
+    with announced(f"loading {config.model} …"):
+        return LocalAnswers(config)
+
+
+@contextlib.contextmanager
+def announced(text: str) -> Iterator[None]:
+    """A line on a terminal's stderr for as long as it takes; nothing is left of it."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

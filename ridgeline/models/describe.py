@@ -59,12 +59,13 @@ def _shape(spec: ModelSpec) -> list[tuple[str, str]]:
 
 def _costs(spec: ModelSpec) -> list[tuple[str, str]]:
     full, few = spec.max_context, min(spec.max_context, FEW_TOKENS)
+    prompt = min(full, PROMPT_TOKENS)
     return [
         ("KV per token", f"{_bytes(spec.kv_bytes_per_token())} at 16 bits"),
         ("KV at full context", f"{_bytes(full * spec.kv_bytes_per_token())} at 16 bits"),
         (
             "prefill per token",
-            f"{_flops(spec.prefill_flops_per_token(PROMPT_TOKENS))}, mean of a {PROMPT_TOKENS}-token prompt",
+            f"{_flops(spec.prefill_flops_per_token(prompt))}, mean of a {prompt}-token prompt",
         ),
         (
             "decode per token",

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,13 @@ def roles(messages: list[Message]) -> list[str]:
 def test_each_answer_is_followed_by_its_figures(parrot: Parrot) -> None:
     _, shown = talk(parrot, "hello")
     assert shown == "answer 1\n[TTFT 10 ms · 20.0 tok/s · 3 tokens · prompt 20 (16 cached) · stop]\n"
+
+
+def test_a_known_limit_stands_beside_the_speed() -> None:
+    known = replace(STATS, decode_limit_per_s=80.0)
+    assert "20.0 tok/s (25% of this machine's limit, 80) · 3 tokens" in known.line()
+    assert known.as_dict()["tokens_per_s_limit"] == 80.0
+    assert STATS.as_dict()["tokens_per_s_limit"] is None
 
 
 def test_the_conversation_so_far_goes_with_every_question(parrot: Parrot) -> None:

@@ -86,9 +86,37 @@ def test_wrong_usage_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "absent.toml: cannot be read" in capsys.readouterr().err
     assert main(["run", "--temperature", "300", "hello"]) == 2
     assert "temperature" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["run", "--temprature", "1", "x"],
+            "ridgeline run: unknown argument --temprature; did you mean --temp",
+        ),
+        (["serve", "--prot=9000"], "ridgeline serve: unknown argument --prot; did you mean --port?"),
+        (
+            ["models", "list", "--jsom"],
+            "ridgeline models list: unknown argument --jsom; did you mean --json?",
+        ),
+        (["chat", "smollm2", "extra"], "ridgeline chat: unknown argument extra (see"),
+        (
+            ["run", "--temperature", "warm"],
+            "ridgeline run: argument --temperature: 'warm' is not a number (see",
+        ),
+        (["modles"], "ridgeline: argument VERB: invalid choice: 'modles'"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_the_nearest_flag(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["serve", "--no-such-flag"])
+        main(words)
     assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(said)
+    assert line.endswith("--help`)")
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,10 +158,12 @@ def test_a_model_without_a_template_is_told_of_raw(
 def test_the_real_model_answers_through_a_pipe(smollm2_path: Path) -> None:
     command = [sys.executable, "-m", "ridgeline.cli.main", "run", "--temperature", "0", "--max-tokens", "4"]
     done = subprocess.run(
-        [*command, "--kv-tokens", "1024", "--raw"],
+        [*command, "--kv-tokens", "1024", "--raw", "--json"],
         input="The capital of France is\n",
         capture_output=True,
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Paris" in done.stdout
+    result = json.loads(done.stdout)
+    assert "Paris" in result["text"]
+    assert result["stats"]["tokens_per_s_limit"] > 0  # measured by the engine at its start
