@@ -24,7 +24,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Front → engine: nobody waits for this request (or this one sample of it) any more. Not answered."""
+    """Front → engine: nobody waits for this request (or this one sample of it) any more.
+
+    Answered by the deltas of its end, if it had not ended yet.
+    """
 
     request_id: str
     index: int | None = None

@@ -50,14 +50,14 @@ EXIT_CANNOT_START = 3  # a reason was printed; starting again would not help
 class EngineLoop:
     """Owns the core and the socket. Requests are known inside by 'connection:request id'."""
 
-    def __init__(self, built: BuiltEngine, socket: EngineSocket, model: str) -> None:
+    def __init__(self, built: BuiltEngine, socket: EngineSocket, model: str, parent: int) -> None:
         self._built = built
         self._core = built.core
         self._socket = socket
         self._model = model
+        self._parent = parent  # the front that started this process; it may die while the weights load
         self._owners: dict[str, int] = {}  # open requests → connection
         self._open_samples: dict[str, int] = {}  # open requests → samples not finished yet
-        self._parent = os.getppid()
         self._stopping = False
 
     def run(self) -> None:
@@ -169,7 +169,7 @@ def main() -> int:
     except (ModelError, EngineError) as error:
         print(f"ridgeline: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
-    EngineLoop(built, EngineSocket(Path(args.socket)), config.model).run()
+    EngineLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent).run()
     return 0
 
 
@@ -180,6 +180,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
     parser.add_argument("--path", required=True, help="model directory or GGUF file")
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument(
+        "--parent", type=int, required=True, help="process id of the front; leave when it does"
+    )
     parser.add_argument("--started", type=float, required=True, help="monotonic time of the start")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", default="auto")

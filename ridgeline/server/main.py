@@ -68,7 +68,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listene
         )
     )
     stop = asyncio.Event()
-    _on_signals(stop)
+    _on_signals(stop, supervisor)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         starting = asyncio.create_task(supervisor.start())
@@ -82,6 +82,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listene
             await _drain(supervisor, server.drain_s)
         else:
             starting.cancel()
+            await asyncio.wait([starting])
     except (EngineCannotStart, EngineError) as error:
         print(f"ridgeline: {error}", file=sys.stderr)
         return 1
@@ -101,7 +102,7 @@ async def _drain(supervisor: Supervisor, drain_s: float) -> None:
         log.info("draining: %d requests open, at most %.0f s", client.open_requests, drain_s)
         while client.open_requests and not client.closed.is_set() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        if client.open_requests:
+        if client.open_requests and not client.closed.is_set():
             log.warning("drain deadline passed: %d requests are ended with an error", client.open_requests)
 
 
@@ -112,11 +113,12 @@ class _Http(uvicorn.Server):
         yield
 
 
-def _on_signals(stop: asyncio.Event) -> None:
+def _on_signals(stop: asyncio.Event, supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
 
     def told(number: signal.Signals) -> None:
         if stop.is_set():  # told twice: the user does not want to wait
+            supervisor.abandon()
             os._exit(128 + number)
         log.info("%s: stopping", number.name)
         stop.set()

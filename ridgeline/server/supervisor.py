@@ -1,7 +1,8 @@
 """The front's watch over its engine process: start, readiness by progress, restart after death, stop.
 
 Open streams of a dead engine are ended by the client with an explicit error; here the next engine is
-started. An engine that says why it cannot start (exit code 3) is not started again.
+started. A first engine that cannot start ends the service; a later one is tried again and again, because
+what it lacks (memory, a file) was there before and may come back.
 """
 
 from __future__ import annotations
@@ -32,15 +33,24 @@ log = logging.getLogger("ridgeline.supervisor")
 PING_EVERY_S = 1.0
 HUNG_AFTER_STALLS = 8  # an engine silent for so many stall times is killed and started again
 RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after each death in a row; the last one repeats
+STOP_S = 5.0  # an engine that has not ended so long after it was told, or lost its front, is killed
 STABLE_AFTER_S = 60.0  # an engine that lived so long starts the row afresh
+# -P: a random.py in the current directory is the user's, not ours.
+ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.process")
 
 
 class EngineCannotStart(Exception):
-    """The engine said why it cannot start; starting it again would not help."""
+    """The engine said why it cannot start (exit code 3)."""
 
 
 class Supervisor:
-    def __init__(self, config: EngineConfig, path: Path, server: ServerConfig) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        path: Path,
+        server: ServerConfig,
+        program: tuple[str, ...] = ENGINE_PROGRAM,
+    ) -> None:
         self.client: AsyncClient | None = None
         self.draining = False
         self.restarts = 0
@@ -48,6 +58,7 @@ class Supervisor:
         self.on_start: Callable[[AsyncClient], None] = lambda client: None
         self._config = config
         self._path = path
+        self._program = program
         self._tokenizer: Tokenizer | None = None
         self._stall_s = server.stall_s
         self._log_flags = (f"--log-level={server.log_level}", f"--log-format={server.log_format}")
@@ -76,20 +87,20 @@ class Supervisor:
         """End the engine: ask, then insist."""
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+            await asyncio.wait([self._watch])
         if self._process is not None and self._process.returncode is None:
             if self.client is not None and not self.client.closed.is_set():
                 self.client.stop_engine()
             else:
-                self._process.terminate()  # still starting: there is nobody to ask
-            try:
-                await asyncio.wait_for(self._process.wait(), timeout=5.0)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
-        if self.client is not None:
-            await self.client.close()
+                self._signal(signal.SIGTERM)  # still starting: there is nobody to ask
+            await self._end_process()
+        await self._forget_client()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Leave nothing behind, at once: for a front that exits in the next line."""
+        if self._process is not None and self._process.returncode is None:
+            self._signal(signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---- one engine process ----
@@ -97,12 +108,11 @@ class Supervisor:
     async def _launch(self) -> None:
         socket_path = self._folder / f"engine-{self.restarts}.sock"
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "ridgeline.engine.process",
+            *self._program,
             f"--socket={socket_path}",
             f"--path={self._path}",
             f"--config={msgspec.json.encode(self._config).decode()}",
+            f"--parent={os.getpid()}",
             f"--started={time.monotonic()}",
             *self._log_flags,
             stdin=asyncio.subprocess.DEVNULL,
@@ -134,35 +144,33 @@ class Supervisor:
             await self._watch_until_death()
             if time.monotonic() - started > STABLE_AFTER_S:
                 deaths = 0
-            assert self._process is not None
-            await self._process.wait()
-            log.error("the engine died (%s); starting it again", _exit_reason(self._process.returncode))
+            log.error("the engine died (%s); starting it again", await self._end_process())
             while True:
                 await asyncio.sleep(RESTART_PAUSES_S[min(deaths, len(RESTART_PAUSES_S) - 1)])
                 deaths += 1
                 self.restarts += 1
                 self.on_restart()
+                await self._forget_client()
                 try:
                     await self._launch()
                     break
-                except (EngineDied, EngineCannotStart) as error:
+                except Exception as error:  # of whatever kind: nobody else would try again
                     log.error("%s", error)
+                    await self._end_process()
 
     async def _watch_until_death(self) -> None:
         """Ping the loop; an answer means progress. Returns when the connection is gone."""
         client = self.client
         assert client is not None
-        closed = asyncio.create_task(client.closed.wait())
-        ping: asyncio.Task[object] | None = None
-        while not closed.done():
-            if ping is None or ping.done():
-                if ping is not None:
-                    ping.exception()  # EngineDied, when it died while being asked
-                ping = asyncio.create_task(client.ping())
-            await asyncio.wait([closed], timeout=PING_EVERY_S)
-            self._check_progress(client)
-        if ping is not None:
-            ping.cancel()
+        pinging = asyncio.create_task(_keep_pinging(client))
+        try:
+            while not client.closed.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PING_EVERY_S):
+                        await client.closed.wait()
+                self._check_progress(client)
+        finally:
+            pinging.cancel()
 
     def _check_progress(self, client: AsyncClient) -> None:
         silent_s = time.monotonic() - client.heard_at
@@ -178,10 +186,34 @@ class Supervisor:
             log.error("no progress for %.0f s; killing the engine", silent_s)
             self._signal(signal.SIGKILL)
 
+    async def _end_process(self) -> str:
+        """Wait for the process to end, and insist if it takes too long; how it ended."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(STOP_S):  # wait_for would lose a cancellation here, on Python 3.11
+                await self._process.wait()
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+        return _exit_reason(self._process.returncode)
+
+    async def _forget_client(self) -> None:
+        """Close what is left of the connection. The totals have taken the dead engine's last figures."""
+        if self.client is not None:
+            client, self.client = self.client, None
+            await client.close()
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, number)
+
+
+async def _keep_pinging(client: AsyncClient) -> None:
+    with contextlib.suppress(EngineDied):
+        while True:
+            await client.ping()
+            await asyncio.sleep(PING_EVERY_S)
 
 
 def _exit_reason(code: int | None) -> str:

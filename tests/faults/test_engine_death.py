@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.conftest import await_ready
+from tests.conftest import await_ready, start_server
 from tests.faults.conftest import chat_body, engine_pid, events_of, is_clean_end, metric
 
 
@@ -90,9 +90,28 @@ def test_an_engine_without_its_front_leaves(serve):
     pid = engine_pid(server)
     server.process.kill()
     server.process.wait()
-    deadline = time.monotonic() + 10
+    _wait_for_its_end(pid, 10)
+
+
+def test_an_engine_whose_front_dies_while_it_starts_leaves_too(smollm2_path, tmp_path):
+    server = start_server(tmp_path / "server.log", "--kv-tokens", "8192")
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+    deadline = time.monotonic() + 30
+    while not children.read_text().split():
+        assert time.monotonic() < deadline, "the front started no engine"
+        time.sleep(0.01)
+    pid = engine_pid(server)
+    server.process.kill()
+    server.process.wait()
+    _wait_for_its_end(pid, 60)
+
+
+def _wait_for_its_end(pid: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
-        assert time.monotonic() < deadline, "the engine outlived its front"
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            raise AssertionError("the engine outlived its front")
         time.sleep(0.1)
 
 

@@ -1,0 +1,153 @@
+"""The supervisor against engines that die, lie and dawdle: a stub process in place of the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import EngineDied
+from ridgeline.server import supervisor as module
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.supervisor import EngineCannotStart, Supervisor
+
+STUB = Path(__file__).with_name("stub_engine.py")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(module, "RESTART_PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr(module, "PING_EVERY_S", 0.05)
+    monkeypatch.setattr(module, "STOP_S", 2.0)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+def supervisor_of(behaviours: str) -> Supervisor:
+    supervisor = Supervisor(
+        EngineConfig(), Path("no-model"), ServerConfig(), program=(sys.executable, str(STUB), behaviours)
+    )
+    supervisor._tokenizer = object()  # type: ignore[assignment]  # the stub has no text
+    return supervisor
+
+
+def children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+async def until(condition, what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)
+
+
+async def test_starts_that_fail_in_every_way_are_followed_by_another_until_one_succeeds():
+    """A crash, a stated reason, a process that says no Hello: each is ended, and none stops the row."""
+    supervisor = supervisor_of("ok,exit:1,exit:3,rude,ok")
+    dead_figures = []
+    supervisor.on_restart = lambda: dead_figures.append(supervisor.client and supervisor.client.stats.steps)
+    await supervisor.start()
+    await until(lambda: supervisor.client.stats.steps == 5, "the engine never answered a ping")
+    sockets = len(os.listdir("/proc/self/fd"))
+    os.kill(supervisor._process.pid, signal.SIGKILL)
+    await until(lambda: supervisor.restarts == 4 and supervisor.ready()[0], "no engine was started again")
+    assert dead_figures == [5, None, None, None], "a dead engine's figures are for the totals once"
+    assert len(children()) == 1
+    assert len(os.listdir("/proc/self/fd")) == sockets, "the dead engine's socket stayed open"
+    await supervisor.stop()
+    assert children() == []
+    assert not supervisor._folder.exists()
+
+
+async def test_an_engine_whose_answers_cannot_be_read_is_replaced():
+    supervisor = supervisor_of("garbled,ok")
+    await supervisor.start()
+    await until(lambda: supervisor.restarts == 1 and supervisor.ready()[0], "the garbled engine was kept")
+    assert len(children()) == 1
+    await supervisor.stop()
+
+
+async def test_a_start_that_cannot_even_fork_is_tried_again(monkeypatch):
+    supervisor = supervisor_of("ok")
+    await supervisor.start()
+    real, failures = asyncio.create_subprocess_exec, []
+
+    async def short_of_memory(*args, **kwargs):
+        if len(failures) < 2:
+            failures.append(1)
+            raise OSError(12, "Cannot allocate memory")
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", short_of_memory)
+    os.kill(supervisor._process.pid, signal.SIGKILL)
+    await until(lambda: supervisor.restarts == 3 and supervisor.ready()[0], "the watch gave up")
+    await supervisor.stop()
+
+
+@pytest.mark.parametrize(("code", "error"), [(3, EngineCannotStart), (1, EngineDied)])
+async def test_a_first_start_that_fails_is_said_and_leaves_nothing(code, error):
+    supervisor = supervisor_of(f"exit:{code}")
+    with pytest.raises(error):
+        await supervisor.start()
+    await supervisor.stop()
+    assert children() == []
+    assert not supervisor._folder.exists()
+
+
+async def test_stopping_during_the_first_start_leaves_nothing():
+    supervisor = supervisor_of("never ready")
+    starting = asyncio.create_task(supervisor.start())
+    await until(lambda: supervisor._process is not None, "no process was started")
+    starting.cancel()
+    await asyncio.wait([starting])
+    await supervisor.stop()
+    assert children() == []
+    assert not supervisor._folder.exists()
+
+
+async def test_stopping_during_a_restart_leaves_nothing():
+    supervisor = supervisor_of("ok,never ready")
+    await supervisor.start()
+    first = supervisor._process.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: supervisor._process.pid != first, "no second process was started")
+    assert not supervisor.ready()[0]
+    await supervisor.stop()
+    assert children() == []
+    assert not supervisor._folder.exists()
+
+
+async def test_a_front_that_must_leave_at_once_takes_its_engine_along():
+    supervisor = supervisor_of("ok")
+    await supervisor.start()
+    engine = supervisor._process
+    supervisor.abandon()
+    assert not supervisor._folder.exists()
+    await supervisor.stop()
+    assert engine.returncode == -signal.SIGKILL
+
+
+async def test_the_death_of_an_engine_leaves_no_task_with_an_unread_error():
+    unread = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unread.append(context))
+    supervisor = supervisor_of("ok")
+    for restarts in range(3):
+        if restarts == 0:
+            await supervisor.start()
+        os.kill(supervisor._process.pid, signal.SIGSTOP)  # so that a ping is under way when it dies
+        await asyncio.sleep(0.15)
+        os.kill(supervisor._process.pid, signal.SIGKILL)
+        await until(
+            lambda wanted=restarts + 1: supervisor.restarts == wanted and supervisor.ready()[0], "no restart"
+        )
+    await supervisor.stop()
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert unread == []
