@@ -13,7 +13,7 @@ from ridgeline import __version__
 from ridgeline.cli import chat, doctor, models, run, serve
 from ridgeline.cli.parsing import Help, Parser
 from ridgeline.cli.remote import RemoteError
-from ridgeline.engine.errors import EngineError, InvalidRequest
+from ridgeline.engine.errors import EngineError, InvalidConfig, InvalidRequest
 from ridgeline.models.errors import ModelError
 from ridgeline.options import OptionError
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone, as `head` does. Python would complain once more while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    except (OptionError, InvalidRequest) as error:
+    except (OptionError, InvalidConfig, InvalidRequest) as error:
         return _failed(error, EXIT_USAGE, debug)
     except (ModelError, EngineError, RemoteError) as error:
         return _failed(error, EXIT_FAILED, debug)

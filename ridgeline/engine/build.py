@@ -85,7 +85,6 @@ def _import_torch(config: EngineConfig) -> None:
     import torch
 
     torch.set_num_threads(config.threads or usable_cpus())
-    torch.set_grad_enabled(False)
 
 
 def usable_cpus() -> int:
@@ -155,7 +154,7 @@ def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
     from ridgeline.engine.scheduler import Scheduler
 
     warm = EngineCore(Scheduler(core.scheduler.limits), core.runner)
-    length = min(WARM_UP_TOKENS, plan.max_context - 2)
+    length = min(WARM_UP_TOKENS, plan.max_context - 1)
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     warm.add(Request("warm-up", [0] * length, params))
     while warm.has_work:

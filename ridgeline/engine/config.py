@@ -5,6 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ridgeline.engine.errors import InvalidConfig
+
+# Each must be at least this, where it is set at all; a context of two holds one token and its answer.
+_LEAST = {
+    "max_context": 2,
+    "block_size": 1,
+    "kv_tokens": 1,
+    "kv_memory_gib": 0.0,
+    "step_tokens": 1,
+    "prefill_chunk": 1,
+    "max_running": 1,
+    "max_waiting": 1,
+    "threads": 1,
+    "step_ring": 1,
+}
+
 
 def option(default: Any, doc: str) -> Any:
     """A field with its one-line documentation, read by the flag, schema and docs generators."""
@@ -32,3 +48,14 @@ class EngineConfig:
     prefix_cache: bool = option(True, "reuse the KV of shared prompt beginnings")
     threads: int | None = option(None, "compute threads; default: the CPUs this process may use")
     step_ring: int = option(4096, "how many step records are kept for /debug/steps")
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                flag = "--" + name.replace("_", "-")
+                raise InvalidConfig(f"{flag} must be at least {least:g}, got {value:g}")
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise InvalidConfig(
+                f"--memory-fraction must be above 0 and at most 1, got {self.memory_fraction:g}"
+            )

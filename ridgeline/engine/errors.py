@@ -31,5 +31,9 @@ class RequestFailed(EngineError):
     """This request failed inside the engine; no other request was touched."""
 
 
+class InvalidConfig(EngineError):
+    """A setting has a value that makes no sense; the message names its flag."""
+
+
 class OutOfMemoryPlan(EngineError):
     """The memory plan does not fit; the message says which limit to lower."""

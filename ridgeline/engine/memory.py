@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ GIB = 1 << 30
 # Without a wish from the user: room for this many tokens (or one full context, whichever is more). Enough
 # for dozens of chats; a laptop is not filled with cache for a small model.
 DEFAULT_KV_TOKENS = 65_536
-_CGROUP_V2 = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,15 @@ def _activation_bytes(spec: ModelSpec, step_tokens: int) -> int:
 def available_memory() -> int:
     """Bytes this process may still take: free memory of the machine, or of its cgroup if that is less."""
     available = _meminfo_available()
-    limit, current = (_read_number(path) for path in _CGROUP_V2)
-    if limit is not None and current is not None:
-        available = min(available, max(limit - current, 0))
-    return available
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        current = int((CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        # Files read or written once count as used, but give way: a model just pulled must not fill the limit.
+        reclaimable = int(stat["inactive_file"])
+    except (OSError, ValueError, KeyError):  # no cgroup v2, or its limit is "max"
+        return available
+    return min(available, max(limit - current + reclaimable, 0))
 
 
 def _meminfo_available() -> int:
@@ -103,21 +109,13 @@ def _meminfo_available() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    import os  # not Linux: half of what is built in is the best guess there is
-
+    # Not Linux: half of what is built in is the best guess there is.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return None
 
 
 def resident_bytes() -> int:
     """What this process holds in memory now."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0

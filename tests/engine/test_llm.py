@@ -130,3 +130,10 @@ def test_a_stop_string_ends_one_sample_of_n_and_the_others_go_on(llm):
         assert len(cut.logprobs) == len(cut.tokens)
         assert cut.timing.output_tokens == len(cut.tokens)
         assert cut.finish_reason is (FinishReason.STOP if found else FinishReason.LENGTH)
+
+
+def test_loading_a_model_leaves_the_callers_gradients_on(llm):
+    import torch
+
+    weight = torch.ones(1, requires_grad=True)
+    assert (2 * weight).requires_grad

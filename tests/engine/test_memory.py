@@ -2,6 +2,7 @@
 
 import pytest
 
+from ridgeline.engine import memory
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import OutOfMemoryPlan
 from ridgeline.engine.memory import DEFAULT_KV_TOKENS, GIB, available_memory, plan_memory, resident_bytes
@@ -50,6 +51,19 @@ def test_a_context_beyond_the_models_own_is_refused(spec):
     with pytest.raises(OutOfMemoryPlan, match="--max-context 9000"):
         plan_memory(spec, EngineConfig(max_context=9000), 4, 8 * GIB)
     assert plan_memory(spec, EngineConfig(max_context=512), 4, 8 * GIB).max_context == 512
+
+
+def test_a_cgroups_limit_counts_without_the_file_cache_it_would_give_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    unlimited = available_memory()
+    (tmp_path / "memory.max").write_text(f"{100 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{90 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {20 << 20}\nfile {70 << 20}\ninactive_file {60 << 20}\n")
+    assert available_memory() == 70 << 20
+    (tmp_path / "memory.current").write_text(f"{200 << 20}\n")
+    assert available_memory() == 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory() == pytest.approx(unlimited, rel=0.2)
 
 
 def test_this_machine_has_memory_and_this_process_uses_some():

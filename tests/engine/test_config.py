@@ -1,0 +1,45 @@
+"""Settings that make no sense are refused where they are made, by the name of their flag."""
+
+from dataclasses import fields
+
+import pytest
+
+from ridgeline import LLM
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import InvalidConfig
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("step_tokens", 0),
+        ("block_size", 0),
+        ("max_context", 1),
+        ("kv_tokens", -16),
+        ("kv_memory_gib", -1.0),
+        ("prefill_chunk", 0),
+        ("max_running", 0),
+        ("max_waiting", -1),
+        ("threads", -1),
+        ("step_ring", 0),
+        ("memory_fraction", 0.0),
+        ("memory_fraction", 1.5),
+        ("memory_fraction", float("nan")),
+    ],
+)
+def test_a_value_that_makes_no_sense_names_its_flag(setting, value):
+    with pytest.raises(InvalidConfig, match="--" + setting.replace("_", "-")):
+        EngineConfig(**{setting: value})
+
+
+def test_every_number_is_bounded():
+    """A new numeric setting finds its place among the bounds, or this says so."""
+    for field in fields(EngineConfig):
+        if str(field.type).removesuffix(" | None") in ("int", "float"):
+            with pytest.raises(InvalidConfig):
+                EngineConfig(**{field.name: -1})
+
+
+def test_the_smallest_context_starts_and_answers(smollm2_path):
+    llm = LLM(str(smollm2_path), max_context=2, kv_tokens=16)
+    assert len(llm.generate([[5]])[0].completions[0].tokens) == 1
