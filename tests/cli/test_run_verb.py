@@ -158,7 +158,7 @@ def test_a_model_without_a_template_is_told_of_raw(
 def test_the_real_model_answers_through_a_pipe(smollm2_path: Path) -> None:
     command = [sys.executable, "-m", "ridgeline.cli.main", "run", "--temperature", "0", "--max-tokens", "4"]
     done = subprocess.run(
-        [*command, "--kv-tokens", "1024", "--raw", "--json"],
+        [*command, "--kv-tokens", "1024", "--threads", "1", "--raw", "--json"],
         input="The capital of France is\n",
         capture_output=True,
         text=True,

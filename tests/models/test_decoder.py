@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,15 +69,6 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     scale = expected.abs().max().item()
     assert scale > 0.5, "the tiny model's logits are too flat to tell right from wrong"
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE * scale)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny matrices gain nothing from a second thread, and lose much where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -144,7 +144,7 @@ def test_only_decoders_made_of_bytes_are_streamed(decoder: dict[str, object], sp
 def test_another_kind_of_vocabulary_decodes_but_is_refused_for_streaming() -> None:
     backend = Backend(models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
-    tokenizer = Tokenizer(TokenizerParts(backend, {}, (), None, None, None))
+    tokenizer = Tokenizer(TokenizerParts(backend, {}, None, None, None))
     assert tokenizer.decode([1, 2]) == "playing"
     with pytest.raises(UnsupportedModel, match="streamed"):
         IncrementalDetokenizer(tokenizer)
