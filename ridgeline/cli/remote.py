@@ -33,11 +33,14 @@ class RemoteAnswers:
         return self._stream("/v1/completions", {"prompt": prompt, **sampling.body()})
 
     def _first_model(self) -> str:
-        with self._open("/v1/models") as answer:
-            models = json.load(answer)["data"]
+        try:
+            with self._open("/v1/models") as answer:
+                models = [str(model["id"]) for model in json.load(answer)["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RemoteError(f"{self._url} answers, but not as a server of models: {error!r}") from error
         if not models:
             raise RemoteError(f"{self._url} serves no model")
-        return str(models[0]["id"])
+        return models[0]
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
         body |= {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
@@ -90,9 +93,12 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         data = line[5:].strip()
         if data == b"[DONE]":
             return
-        event: dict[str, Any] = json.loads(data)
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            raise RemoteError(f"the server sent what is not JSON: {data[:80]!r}") from error
         if "error" in event:
-            raise RemoteError(f"the server ended the answer: {event['error'].get('message', event['error'])}")
+            raise RemoteError(f"the server ended the answer: {_error_message(data)}")
         yield event
 
 

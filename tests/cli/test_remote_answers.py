@@ -21,6 +21,7 @@ class FakeServer(HTTPServer):
 
     status = 200
     reply = b""
+    models = b'{"data": [{"id": "served"}]}'
     asked: list[tuple[str, dict[str, str], Any]]
 
     @property
@@ -32,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
-        self._answer(200, b'{"data": [{"id": "served"}]}')
+        self._answer(200, self.server.models)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -115,6 +116,21 @@ def test_an_error_event_in_the_stream_is_an_error(server: FakeServer) -> None:
 def test_a_stream_that_just_ends_is_not_taken_for_a_whole_answer(server: FakeServer) -> None:
     server.reply = stream(delta("Hel"))
     with pytest.raises(RemoteError, match="incomplete"):
+        collect(RemoteAnswers(server.url).chat([], Sampling()))
+
+
+@pytest.mark.parametrize("models", [b"<html>", b"[]", b'{"data": [7]}', b"\xff"])
+def test_another_kind_of_server_is_called_so(
+    server: FakeServer, models: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.models = models
+    assert main(["run", "--url", server.url, "hello"]) == 1
+    assert "not as a server of models" in capsys.readouterr().err
+
+
+def test_an_event_that_is_no_json_is_an_error(server: FakeServer) -> None:
+    server.reply = stream(delta("Hel"), "data: {oops")
+    with pytest.raises(RemoteError, match="not JSON: b'{oops'"):
         collect(RemoteAnswers(server.url).chat([], Sampling()))
 
 
