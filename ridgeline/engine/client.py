@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,11 @@ class _Mailbox:
 
 
 class AsyncClient:
-    """One connection to one engine. Make it with `await AsyncClient.connect(socket_path, tokenizer)`."""
+    """One connection to one engine.
+
+    `await AsyncClient.start(model)` starts an engine process of your own, which ends with the client;
+    `await AsyncClient.connect(socket_path, tokenizer)` joins one that runs. Use either with `async with`.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tokenizer: Tokenizer, hello: Hello
@@ -78,7 +82,15 @@ class AsyncClient:
         self._serials = itertools.count()
         self._end_reason = "the engine process ended unexpectedly"
         self.closed = asyncio.Event()
+        self.on_close: Callable[[], Awaitable[None]] | None = None  # ends an engine of the client's own
         self._reading = asyncio.create_task(self._read())
+
+    @staticmethod
+    async def start(model: str = "smollm2-135m", **options: Any) -> AsyncClient:
+        """Start an engine for `model`; `options` are the fields of EngineConfig (dtype, kv_tokens, …)."""
+        from ridgeline.engine.launch import start_engine
+
+        return await start_engine(model, **options)
 
     @classmethod
     async def connect(cls, socket_path: str | Path, tokenizer: Tokenizer) -> AsyncClient:
@@ -172,9 +184,18 @@ class AsyncClient:
         self._send(Stop())
 
     async def close(self) -> None:
+        if self.on_close is not None:
+            on_close, self.on_close = self.on_close, None
+            await on_close()
         self._reading.cancel()
         self._end_everything("the connection was closed")
         self._writer.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
     @property
     def open_requests(self) -> int:

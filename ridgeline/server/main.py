@@ -25,7 +25,7 @@ from ridgeline.engine.errors import EngineError
 from ridgeline.models.pull import ensure
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.supervisor import EngineCannotStart, Supervisor
+from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
 from ridgeline.telemetry.metrics import ServerMetrics
 
@@ -83,7 +83,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listene
         else:
             starting.cancel()
             await asyncio.wait([starting])
-    except (EngineCannotStart, EngineError) as error:
+    except EngineError as error:
         print(f"ridgeline: {error}", file=sys.stderr)
         return 1
     finally:

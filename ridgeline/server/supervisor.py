@@ -13,18 +13,15 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied
-from ridgeline.engine.process import EXIT_CANNOT_START
+from ridgeline.engine.launch import ENGINE_PROGRAM, STOP_S, connect_when_ready, exit_reason, launch
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.config import ServerConfig
 
@@ -33,14 +30,7 @@ log = logging.getLogger("ridgeline.supervisor")
 PING_EVERY_S = 1.0
 HUNG_AFTER_STALLS = 8  # an engine silent for so many stall times is killed and started again
 RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after each death in a row; the last one repeats
-STOP_S = 5.0  # an engine that has not ended so long after it was told, or lost its front, is killed
 STABLE_AFTER_S = 60.0  # an engine that lived so long starts the row afresh
-# -P: a random.py in the current directory is the user's, not ours.
-ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.process")
-
-
-class EngineCannotStart(Exception):
-    """The engine said why it cannot start (exit code 3)."""
 
 
 class Supervisor:
@@ -107,33 +97,12 @@ class Supervisor:
 
     async def _launch(self) -> None:
         socket_path = self._folder / f"engine-{self.restarts}.sock"
-        self._process = await asyncio.create_subprocess_exec(
-            *self._program,
-            f"--socket={socket_path}",
-            f"--path={self._path}",
-            f"--config={msgspec.json.encode(self._config).decode()}",
-            f"--parent={os.getpid()}",
-            f"--started={time.monotonic()}",
-            *self._log_flags,
-            stdin=asyncio.subprocess.DEVNULL,
-        )
+        self._process = await launch(self._config, self._path, socket_path, self._log_flags, self._program)
         if self._tokenizer is None:  # while the engine loads its weights
             self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._path)
-        self.client = await self._connect(socket_path, self._tokenizer)
+        self.client = await connect_when_ready(self._process, socket_path, self._tokenizer)
         self._stalled = False
         self.on_start(self.client)
-
-    async def _connect(self, socket_path: Path, tokenizer: Tokenizer) -> AsyncClient:
-        """The engine opens its socket when it is warm; until then, watch that it lives."""
-        assert self._process is not None
-        while self._process.returncode is None:
-            if socket_path.exists():
-                with contextlib.suppress(ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
-                    return await AsyncClient.connect(socket_path, tokenizer)
-            await asyncio.sleep(0.01)
-        if self._process.returncode == EXIT_CANNOT_START:
-            raise EngineCannotStart("the engine cannot start; its reason is above")
-        raise EngineDied(f"the engine died while starting ({_exit_reason(self._process.returncode)})")
 
     # ---- the watch ----
 
@@ -195,7 +164,7 @@ class Supervisor:
         except TimeoutError:
             self._signal(signal.SIGKILL)
             await self._process.wait()
-        return _exit_reason(self._process.returncode)
+        return exit_reason(self._process.returncode)
 
     async def _forget_client(self) -> None:
         """Close what is left of the connection. The totals have taken the dead engine's last figures."""
@@ -214,9 +183,3 @@ async def _keep_pinging(client: AsyncClient) -> None:
         while True:
             await client.ping()
             await asyncio.sleep(PING_EVERY_S)
-
-
-def _exit_reason(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"

@@ -14,9 +14,10 @@ import pytest
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied
+from ridgeline.engine.launch import EngineCannotStart
 from ridgeline.server import supervisor as module
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.supervisor import EngineCannotStart, Supervisor
+from ridgeline.server.supervisor import Supervisor
 
 STUB = Path(__file__).with_name("stub_engine.py")
 

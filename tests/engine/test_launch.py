@@ -1,0 +1,28 @@
+"""AsyncClient.start: an engine process of the caller's own, streaming, and gone with the client."""
+
+from pathlib import Path
+
+import pytest
+
+from ridgeline import AsyncClient, SamplingParams
+from ridgeline.engine.launch import EngineCannotStart
+
+
+async def test_a_program_streams_from_an_engine_of_its_own(smollm2_path, llm):
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    async with await AsyncClient.start(str(smollm2_path), kv_tokens=2048) as client:
+        engine = Path(f"/proc/{client.hello.pid}")
+        assert engine.exists()
+        chunks = [chunk async for chunk in client.chat(messages, params)]
+    assert "".join(chunk.text for chunk in chunks) == llm.chat(messages, params).text
+    assert len(chunks) > 3
+    assert not engine.exists()
+
+
+async def test_an_engine_that_cannot_start_says_so_and_leaves_nothing(tmp_path, capfd):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF\x03\x00\x00\x00")
+    with pytest.raises(EngineCannotStart):
+        await AsyncClient.start(str(broken))
+    assert "broken.gguf" in capfd.readouterr().err
