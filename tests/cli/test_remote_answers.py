@@ -130,7 +130,7 @@ def test_another_kind_of_server_is_called_so(
 
 def test_an_event_that_is_no_json_is_an_error(server: FakeServer) -> None:
     server.reply = stream(delta("Hel"), "data: {oops")
-    with pytest.raises(RemoteError, match="not JSON: b'{oops'"):
+    with pytest.raises(RemoteError, match=r"not JSON: b'\{oops'"):
         collect(RemoteAnswers(server.url).chat([], Sampling()))
 
 
