@@ -57,6 +57,7 @@ class SamplingParams:
             _check_range("logit_bias", bias, -100.0, 100.0)
         _check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "must fit in 64 bits")
         _check("stop", all(self.stop), "an empty stop string would stop at once")
+        _check("stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "a token id is never negative")
         _check("n", 1 <= self.n <= MAX_SAMPLES, f"must be between 1 and {MAX_SAMPLES}")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)

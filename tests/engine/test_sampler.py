@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.request import Request, SamplingParams, Sequence
 from ridgeline.engine.sampler import Sampler, logprob_of
 
@@ -98,3 +99,8 @@ def test_penalties_push_repeated_tokens_down(logits):
     params = SamplingParams(temperature=0.0, frequency_penalty=2.0)
     sampled = Sampler((EOS,)).sample(logits, [(0, sequence(params, output=[best] * 10))])[0]
     assert sampled.token != best
+
+
+def test_a_negative_stop_id_is_refused_instead_of_counting_from_the_end_of_the_vocabulary():
+    with pytest.raises(InvalidRequest, match="stop_token_ids"):
+        SamplingParams(stop_token_ids=(7, -1))
