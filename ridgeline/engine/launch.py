@@ -30,6 +30,7 @@ from ridgeline.models.tokenizer import Tokenizer
 # -P: a random.py in the current directory is the user's, not ours.
 ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.process")
 POLL_S = 0.01
+LONGEST_SOCKET_FOLDER = 80
 STOP_S = 5.0  # an engine that has not ended so long after it was told is killed
 
 
@@ -71,6 +72,15 @@ async def connect_when_ready(
     raise EngineDied(f"the engine died while starting ({exit_reason(process.returncode)})")
 
 
+def socket_folder() -> Path:
+    """A private folder for an engine's socket, whose path must stay under about 100 characters."""
+    folder = tempfile.mkdtemp(prefix="ridgeline-")
+    if len(folder) > LONGEST_SOCKET_FOLDER:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="ridgeline-", dir="/tmp")
+    return Path(folder)
+
+
 def exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
         return f"signal {signal.Signals(-code).name}"
@@ -84,7 +94,7 @@ async def start_engine(model: str = "smollm2-135m", **options: Any) -> AsyncClie
     """
     config = EngineConfig(model=model, **options)
     path = (await asyncio.to_thread(ensure, model)).path
-    folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))
+    folder = socket_folder()
     process = await launch(config, path, folder / "engine.sock", ("--log-level=warning",))
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.load, path)

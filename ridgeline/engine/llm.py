@@ -19,7 +19,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.intake import refuse_unservable
 from ridgeline.engine.output import Completion, Generation, OutputChunk
-from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.engine.text import TextStream
 from ridgeline.models.pull import ensure
 from ridgeline.models.tokenizer import Tokenizer
@@ -48,6 +48,8 @@ class LLM:
         """Complete every prompt (text or token ids); answers come in the order of the prompts.
 
         One SamplingParams serves all prompts, or one for each. `progress(done, total)` is called as they end.
+        A prompt that cannot be served at all raises before anything is computed; one that fails later ends
+        alone, with finish_reason "error" and the reason in `error`.
         """
         batch = _as_batch(prompts)
         each = _one_for_each(params, len(batch))
@@ -67,6 +69,8 @@ class LLM:
         """Chunks of text as they come. Leaving the loop early aborts the request."""
         prompt_ids = self._encode(prompt)
         for _, chunk in self._stream([(prompt_ids, params or SamplingParams())]):
+            if chunk.error is not None:
+                raise RequestFailed(chunk.error)
             yield chunk
 
     def chat_stream(
@@ -106,6 +110,7 @@ class LLM:
                 completion.finish_reason = chunk.finish_reason
                 completion.stop_reason = chunk.stop_reason
                 completion.timing = chunk.timing
+                completion.error = chunk.error
                 unfinished[number] -= 1
                 if progress is not None and unfinished[number] == 0:
                     progress(unfinished.count(0), len(work))
@@ -127,8 +132,6 @@ class LLM:
                 self._submit_what_fits(waiting, numbers, streams)
                 for delta in core.step():
                     number, stream = numbers[delta.request_id], streams[delta.request_id, delta.index]
-                    if delta.finish_reason is FinishReason.ERROR:
-                        raise RequestFailed(f"prompt {number}: {delta.error}")
                     chunk = stream.push(delta, core.last_step_end)
                     if chunk is None:
                         continue

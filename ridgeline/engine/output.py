@@ -29,6 +29,7 @@ class OutputChunk:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that matched
     timing: TimingRecord | None = None
+    error: str | None = None  # with finish_reason "error": what happened to this sample, and to no other
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     timing: TimingRecord | None = None
+    error: str | None = None  # with finish_reason "error"
 
 
 @dataclass(slots=True)

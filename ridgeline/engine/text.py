@@ -109,6 +109,7 @@ class TextStream:
             reason,
             matched if matched is not None else delta.stop_token,
             self._timing_until_now() if matched is not None else delta.timing,
+            delta.error,
         )
 
     def _timing_until_now(self) -> TimingRecord | None:

@@ -32,6 +32,8 @@ NAME = "torch"
 
 # Decode rows that see fewer tokens than this are padded to one length: the calls cost more than the padding.
 _SMALL_CONTEXT = 256
+# Keys gathered for one call at most: 64 rows of 8,192 tokens at once would take a gigabyte of scratch.
+_GATHERED_TOKENS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,16 @@ def plan_attention(inputs: StepInputs, window: int | None) -> AttentionPlan:
             groups[max(visible, _SMALL_CONTEXT).bit_length()].append(row)
         else:
             prefills.append(_prefill_row(inputs, row, starts[row], starts[row + 1], context, window))
-    return AttentionPlan([_decode_group(inputs, rows, window) for rows in groups.values()], prefills)
+    decodes = [
+        _decode_group(inputs, part, window)
+        for bits, rows in groups.items()
+        for part in batched(rows, max(1, _GATHERED_TOKENS >> bits))
+    ]
+    return AttentionPlan(decodes, prefills)
+
+
+def batched(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
 def paged_attention(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ridgeline.engine.config import option
+from ridgeline.options import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,13 @@ class ServerConfig:
         """The keys given directly and those of the key file; an unreadable or empty file is an error."""
         if self.api_key_file is None:
             return self.api_keys
-        lines = [line.strip() for line in self.api_key_file.read_text("utf-8").splitlines()]
+        try:
+            text = self.api_key_file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"api_key_file {self.api_key_file} cannot be read: {error}") from error
+        lines = [line.strip() for line in text.splitlines()]
         keys = tuple(line for line in lines if line and not line.startswith("#"))
         if not keys:
             # An empty file must not silently open the server to everybody.
-            raise ValueError(f"{self.api_key_file} holds no key: write one per line, or drop the option")
+            raise OptionError(f"{self.api_key_file} holds no key: write one per line, or drop the option")
         return self.api_keys + keys

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,14 @@ from pathlib import Path
 from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied
-from ridgeline.engine.launch import ENGINE_PROGRAM, STOP_S, connect_when_ready, exit_reason, launch
+from ridgeline.engine.launch import (
+    ENGINE_PROGRAM,
+    STOP_S,
+    connect_when_ready,
+    exit_reason,
+    launch,
+    socket_folder,
+)
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.config import ServerConfig
 
@@ -53,7 +59,7 @@ class Supervisor:
         self._stall_s = server.stall_s
         self._log_flags = (f"--log-level={server.log_level}", f"--log-format={server.log_format}")
         self._process: asyncio.subprocess.Process | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))
+        self._folder = socket_folder()
         self._watch: asyncio.Task[None] | None = None
         self._stalled = False
 

@@ -109,12 +109,17 @@ def test_max_tokens_none_goes_on_to_the_end_of_the_context(llm, limit):
     assert completion.finish_reason is FinishReason.LENGTH
 
 
-def test_a_prompt_that_fails_is_named_and_the_engine_goes_on(llm):
+def test_a_prompt_that_fails_ends_alone(llm):
     broken = SamplingParams(temperature=0.0, max_tokens=4, logit_bias={10**6: 1.0})
-    with pytest.raises(RequestFailed, match="prompt 1"):
-        llm.generate(PROMPTS[:3], [GREEDY, broken, GREEDY])
+    good, failed, also_good = llm.generate(PROMPTS[:3], [GREEDY, broken, GREEDY])
+    assert failed.completions[0].finish_reason is FinishReason.ERROR
+    assert "sampling failed" in failed.completions[0].error
+    for generation in (good, also_good):
+        assert generation.completions[0].finish_reason is FinishReason.LENGTH
+        assert generation.completions[0].error is None
+    with pytest.raises(RequestFailed, match="sampling failed"):
+        list(llm.generate_stream(PROMPTS[1], broken))
     assert not llm.engine.core.has_work
-    assert llm.generate(PROMPTS[0], GREEDY)[0].completions[0].finish_reason is FinishReason.LENGTH
 
 
 def test_a_stop_string_ends_one_sample_of_n_and_the_others_go_on(llm):

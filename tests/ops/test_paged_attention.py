@@ -102,3 +102,12 @@ def test_written_keys_and_values_are_found_at_their_slots() -> None:
         assert torch.equal(kv[0, block, offset], keys[token].bfloat16())
         assert torch.equal(kv[1, block, offset], values[token].bfloat16())
     assert int(kv.isnan().sum()) == kv.numel() - 2 * 3 * 2 * 5
+
+
+def test_decodes_gathered_in_parts_agree_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long batch is gathered a few rows at a time, so that its scratch stays small."""
+    monkeypatch.setattr(torch_backend, "_GATHERED_TOKENS", 600)
+    q, kv, inputs = random_batch([(700, 1), (650, 1), (20, 1), (5, 1), (600, 1)], 4, 2, 16, 0, torch.float32)
+    assert len(torch_backend.plan_attention(inputs, None).decodes) > 3
+    actual, expected = both(q, kv, inputs, None, None)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)

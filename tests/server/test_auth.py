@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
 from tests.server.stage import CHAT, HELLO, Stage
 
@@ -66,5 +67,7 @@ async def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
 def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
-    with pytest.raises(ValueError, match="holds no key"):
+    with pytest.raises(OptionError, match="holds no key"):
         ServerConfig(api_key_file=file).accepted_keys()
+    with pytest.raises(OptionError, match="cannot be read"):
+        ServerConfig(api_key_file=tmp_path / "absent").accepted_keys()
