@@ -1,4 +1,4 @@
-"""The physical limits of this machine, measured in a tenth of a second at start, for figures to stand beside.
+"""The physical limits of this machine, measured in a fraction of a second at start, for figures to stand beside.
 
 Decode reads every weight once per step: bytes over read bandwidth. Prefill multiplies by every weight once
 per token: FLOPs over the matmul rate. Both are ceilings for this backend and dtype, not promises.
@@ -17,7 +17,7 @@ from ridgeline.models.spec import ModelSpec
 # Weights are read from a buffer as large as the model, so that a model that fits a cache is measured there.
 READ_BYTES_RANGE = (32 << 20, 256 << 20)
 MATMUL_SIZE = 1024
-REPEATS = 3
+REPEATS = 8
 PREFILL_TOKENS = 512  # the prompt length the prefill limit is stated for
 
 

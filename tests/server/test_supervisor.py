@@ -39,7 +39,9 @@ def supervisor_of(behaviours: str) -> Supervisor:
 
 
 def children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    """The stub engines that are alive: this process may have other children, a live server for one."""
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in pids if str(STUB) in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 async def until(condition, what: str, timeout_s: float = 30.0) -> None:
