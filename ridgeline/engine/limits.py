@@ -1,4 +1,4 @@
-"""The physical limits of this machine, measured in a fraction of a second at start, for figures to stand beside.
+"""The physical limits of this machine, measured in a fraction of a second, for figures to stand beside.
 
 Decode reads every weight once per step: bytes over read bandwidth. Prefill multiplies by every weight once
 per token: FLOPs over the matmul rate. Both are ceilings for this backend and dtype, not promises.
