@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Quieter than the API's defaults: at temperature 1 a small model rambles; 0.2 is what SmolLM2 asks for."""
+    """Quieter than the API's defaults: at temperature 1 a small model rambles."""
 
     max_tokens: int = option(512, "most tokens of the answer")
     temperature: float = option(0.2, "randomness; 0 always takes the likeliest token")
