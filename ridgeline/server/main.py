@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -77,7 +78,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listene
         if starting.done():
             await starting
             assert supervisor.client is not None
-            print(startup_lines(supervisor.client, engine, server), flush=True)
+            print(startup_lines(supervisor.client, engine, listener.getsockname()), flush=True)
             await stop.wait()
             await _drain(supervisor, server.drain_s)
         else:
@@ -136,10 +137,10 @@ def _bind(server: ServerConfig) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         listener.bind((server.host, server.port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # taken, not ours, or no port at all
         listener.close()
         raise PortTaken(
-            f"cannot listen on {server.host}:{server.port}: {error.strerror}; choose another with --port"
+            f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', error)}; choose another with --port"
         ) from error
     listener.listen(1024)
     return listener
@@ -157,11 +158,12 @@ def public_name(model: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.name or model
 
 
-def startup_lines(client: AsyncClient, engine: EngineConfig, server: ServerConfig) -> str:
+def startup_lines(client: AsyncClient, engine: EngineConfig, address: tuple[Any, ...]) -> str:
     """The start-up budget and the memory receipt, beside the limits of the machine."""
     hello = client.hello
     seconds = " · ".join(f"{stage} {spent:.2f}" for stage, spent in hello.seconds.items())
     limits = hello.limits
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
     lines = [
         f"ridgeline {__version__} · {public_name(engine.model)} · {hello.backend} · "
         f"context {hello.max_context:,}",
@@ -171,7 +173,7 @@ def startup_lines(client: AsyncClient, engine: EngineConfig, server: ServerConfi
         f"  limits   decode {limits['decode_tokens_per_s']:.0f} tok/s for one stream "
         f"({limits['read_bytes_per_s'] / 1e9:.1f} GB/s read) · prefill "
         f"{limits['prefill_tokens_per_s']:.0f} tok/s ({limits['flops_per_s'] / 1e9:.0f} GFLOP/s)",
-        f"  serving  http://{server.host}:{server.port}/v1 · Ctrl-C drains and stops",
+        f"  serving  http://{host}:{address[1]}/v1 · Ctrl-C drains and stops",
     ]
     return "\n".join(lines)
 

@@ -73,3 +73,11 @@ def test_a_taken_port_is_said_at_once(smollm2_path, live_server):
     assert result.returncode == 1
     assert port in result.stderr
     assert "--port" in result.stderr
+
+
+def test_a_port_that_does_not_exist_is_said_by_its_flag(smollm2_path):
+    result = serve_and_fail(smollm2_path, "--port", "99999")
+    assert result.returncode == 1
+    assert "99999" in result.stderr
+    assert "--port" in result.stderr
+    assert "bug" not in result.stderr
