@@ -140,7 +140,7 @@ def _bind(server: ServerConfig) -> socket.socket:
     except (OSError, OverflowError) as error:  # taken, not ours, or no port at all
         listener.close()
         raise PortTaken(
-            f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', error)}; choose another with --port"
+            f"cannot listen on {server.host}:{server.port}: {error}; choose another with --port"
         ) from error
     listener.listen(1024)
     return listener
