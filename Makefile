@@ -30,7 +30,7 @@ serve: $(VENV)/.runtime     ## serve the default model on 127.0.0.1:8000 (MODEL=
 
 test: lint                  ## every test but the slow and GPU ones
 	$(BIN)/ridgeline models pull smollm2-135m
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+	$(BIN)/python -m pytest -rs -m 'not slow and not gpu' $(ARGS)
 
 test-slow: $(VENV)/.dev     ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
