@@ -211,3 +211,17 @@ class SimulatedEngine:
                 assert delta.timing is not None
                 assert delta.timing.output_tokens == len(self.output[key])
                 self.final[key] = delta
+
+
+def shape(plan: StepPlan) -> list[tuple[str, int, int]]:
+    """A plan as (sequence, start, count)."""
+    return [(row.seq.name, row.start, row.count) for row in plan.rows]
+
+
+def engine_with(*requests: object, expect: int | None = None, **changes: object) -> SimulatedEngine:
+    """`expect`: how long the forecast believes answers to be, right or wrong."""
+    lengths = None if expect is None else OutputLengths(evidence=99, cold_tokens=expect)
+    engine = SimulatedEngine(limits(**changes), lengths)
+    for req in requests:
+        engine.scheduler.add(req)  # type: ignore[arg-type]
+    return engine

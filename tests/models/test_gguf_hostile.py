@@ -23,6 +23,7 @@ from ridgeline.models.gguf_tokenizer import read_gguf_tokenizer
 from ridgeline.models.read_spec import read_spec
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.models.weights import load_weights
+from tests.models.tiny_checkpoints import add_value
 
 HIDDEN, HEADS, FFN = 8, 2, 12
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
@@ -84,16 +85,7 @@ VALUES: list[Any] = [
 def write(path: Path, keys: dict[str, Any]) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in keys.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, value)
+        add_value(writer, key, value)
     for name, shape in SHAPES.items():
         writer.add_tensor(name, np.full(shape, 0.1, dtype=np.float32))
     writer.write_header_to_file()

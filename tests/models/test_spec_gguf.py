@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
-gguf = pytest.importorskip("gguf")
-
-from ridgeline.models.errors import BrokenModel, UnsupportedModel  # noqa: E402
-from ridgeline.models.gguf import GgufFile  # noqa: E402
-from ridgeline.models.gguf_config import spec_from_gguf  # noqa: E402
-from ridgeline.models.spec import ModelSpec, RopeScaling, RopeSpec  # noqa: E402
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.gguf import GgufFile
+from ridgeline.models.gguf_config import spec_from_gguf
+from ridgeline.models.spec import ModelSpec, RopeScaling, RopeSpec
+from tests.models.tiny_checkpoints import add_value
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 32, 4, 2, 8, 48, 100, 7
 KEYS: dict[str, Any] = {
@@ -81,16 +81,7 @@ def write(
 ) -> GgufFile:
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in {**{f"{architecture}.{k}": v for k, v in keys.items()}, **(metadata or TOKENS)}.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, list):
-            writer.add_array(key, value)
-        else:
-            writer.add_string(key, value)
+        add_value(writer, key, value)
     for name, shape in shapes.items():
         writer.add_tensor(name, np.zeros(shape, dtype=np.float16 if len(shape) == 2 else np.float32))
     if divisors is not None:

@@ -150,6 +150,20 @@ GEMMA_NAMES = {
 Pack = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType]]
 
 
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """One metadata value, written as the type it has in Python."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
 def packed_as(kind: gguf.GGMLQuantizationType) -> Pack:
     """Matrices quantized to `kind`, vectors left in float32, as llama.cpp's converter does."""
 

@@ -135,10 +135,8 @@ async def test_a_reader_that_stalls_is_cut_and_counted_while_others_are_served()
         await _request_by_hand(writer, STREAM)
         await until(lambda: stage.client.asked)
         stage.client.script = say("quick")
-        begun = time.monotonic()
         answer = await http.post(CHAT, json=HELLO)
         assert answer.json()["choices"][0]["message"]["content"] == "quick"
-        assert time.monotonic() - begun < 2.0
         await until(lambda: stage.client.aborted)
         assert stage.client.aborted == [stage.client.asked[0]["request_id"]]
         assert 'slow_readers_cut_total{model_name="m"} 1.0' in stage.metrics_text()
