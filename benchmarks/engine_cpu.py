@@ -36,10 +36,12 @@ from ridgeline import LLM, SamplingParams, __version__
 PROMPT_TOKENS = 512
 DECODE_PROMPT_TOKENS = 128
 DECODE_TOKENS = 48
+DECODE_CONTEXT = DECODE_PROMPT_TOKENS + DECODE_TOKENS // 2
 BATCHES = (1, 8, 32)
 STREAMS = 16
 ANSWER_TOKENS = 48
 SYSTEM_TOKENS = 300
+QUESTION_TOKENS = 30  # about: the question and the template around it
 
 
 @dataclass
@@ -68,19 +70,24 @@ class Figure:
 # ---- the engine in this process ----
 
 
-def measure_engine(model: str, repeats: int, threads: int | None) -> tuple[list[Figure], dict[str, float]]:
+def measure_engine(
+    model: str, repeats: int, threads: int | None
+) -> tuple[list[Figure], dict[str, float], float]:
+    """The figures, the limits they stand beside, and the limit of the server's output."""
     llm = LLM(model, prefix_cache=False, threads=threads, kv_tokens=16_384)
     limits = llm.engine.limits
     rng = random.Random(0)
     prefill = Figure(f"prefill, {PROMPT_TOKENS} tokens", "tok/s", prefill_limit(llm))
     decodes = {
-        batch: Figure(f"decode, batch {batch}", "tok/s", decode_limit(llm, batch)) for batch in BATCHES
+        batch: Figure(f"decode, batch {batch}", "tok/s", decode_limit(llm, batch, DECODE_CONTEXT))
+        for batch in BATCHES
     }
     for _ in range(repeats):
         prefill.values.append(prefill_rate(llm, rng))
         for batch, figure in decodes.items():
             figure.values.append(decode_rate(llm, rng, batch))
-    return [prefill, *decodes.values()], limits
+    server_context = SYSTEM_TOKENS + QUESTION_TOKENS + ANSWER_TOKENS // 2
+    return [prefill, *decodes.values()], limits, decode_limit(llm, STREAMS, server_context)
 
 
 def random_prompt(llm: LLM, rng: random.Random, length: int) -> list[int]:
@@ -103,10 +110,9 @@ def decode_rate(llm: LLM, rng: random.Random, batch: int) -> float:
     return sum(step.decode_batch for step in pure) / sum(step.wall_s for step in pure)
 
 
-def decode_limit(llm: LLM, batch: int) -> float:
+def decode_limit(llm: LLM, batch: int, context: int) -> float:
     """A step reads all weights and every sequence's KV, and multiplies by every weight for each row."""
     spec, limits = llm.engine.spec, llm.engine.limits
-    context = DECODE_PROMPT_TOKENS + DECODE_TOKENS // 2
     dtype_bytes = 4 if llm.engine.dtype == "float32" else 2
     step_bytes = spec.weight_bytes(dtype_bytes) + batch * context * spec.kv_bytes_per_token(dtype_bytes)
     seconds = max(
@@ -274,13 +280,17 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     console.print(table)
     if not report["server"]:
         return
-    table = Table(title=f"server, {STREAMS} streams, {SYSTEM_TOKENS}-token shared system prompt")
-    for column in ("", "out tok/s", "TTFT p50 / p90 / p99 ms", "TPOT p50 / p90 / p99 ms"):
+    limit = report["server_output_limit"]
+    table = Table(
+        title=f"server, {STREAMS} streams, {SYSTEM_TOKENS}-token shared prompt; output limit {limit:.0f} tok/s"
+    )
+    for column in ("", "out tok/s", "% of limit", "TTFT p50 / p90 / p99 ms", "TPOT p50 / p90 / p99 ms"):
         table.add_column(column, justify="left" if not column else "right")
     for row in report["server"]:
         table.add_row(
             f"{row['server']}, {row['prompt']}",
             f"{row['output_tokens_per_s']['median']:.0f}",
+            f"{100 * row['output_tokens_per_s']['median'] / report['server_output_limit']:.0f} %",
             " / ".join(f"{value:.0f}" for value in row["ttft_ms"].values()),
             " / ".join(f"{value:.0f}" for value in row["tpot_ms"].values()),
         )
@@ -299,7 +309,7 @@ def main() -> None:
     args = parser.parse_args()
     import torch
 
-    engine, limits = measure_engine(args.model, args.repeats, args.threads)
+    engine, limits, server_limit = measure_engine(args.model, args.repeats, args.threads)
     report = {
         "version": __version__,
         "model": args.model,
@@ -307,6 +317,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "machine": platform.processor() or platform.machine(),
         "limits": limits,
+        "server_output_limit": server_limit,
         "engine": [figure.as_dict() for figure in engine],
         "server": [] if args.no_server else measure_server(args.model, args.repeats),
     }
