@@ -282,7 +282,7 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
         return
     limit = report["server_output_limit"]
     table = Table(
-        title=f"server, {STREAMS} streams, {SYSTEM_TOKENS}-token shared prompt; output limit {limit:.0f} tok/s"
+        title=f"server, {STREAMS} streams, {SYSTEM_TOKENS}-token shared prompt; limit {limit:.0f} tok/s"
     )
     for column in ("", "out tok/s", "% of limit", "TTFT p50 / p90 / p99 ms", "TPOT p50 / p90 / p99 ms"):
         table.add_column(column, justify="left" if not column else "right")
