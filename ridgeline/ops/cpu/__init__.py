@@ -1,0 +1,1 @@
+"""The native CPU library as Python sees it: `library` binds its C interface."""

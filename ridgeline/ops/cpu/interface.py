@@ -1,0 +1,187 @@
+"""The C interface of the native library (native/include/ridgeline_native.h), mirrored for ctypes.
+
+`library` is its only caller. Here are the enums, structs and functions as the header has them, how the shared
+object is found and loaded, and the checks of what crosses the border. Nothing here knows what a call is for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+ABI_VERSION = 1  # RL_ABI_VERSION
+ALIGNMENT = 64  # bytes; of every packed matrix
+
+_SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
+LIBRARY_PATH = Path(__file__).with_name(f"libridgeline_native.{_SUFFIX}")
+
+
+class NativeError(Exception):
+    """The native library refused a call, or was asked for an instruction set that does not run here."""
+
+
+class NativeUnavailable(NativeError):
+    """There is no native library to use in this installation; the message says why and what to do."""
+
+
+class Format(IntEnum):
+    """How a packed matrix stores its weights (rl_format)."""
+
+    F32 = 0
+    BF16 = 1
+    Q4_H = 2
+    Q4_HM = 3
+    Q4_FM = 4
+    Q8_H = 5
+    Q8_FM = 6
+    Q8_C = 7
+
+
+class KvFormat(IntEnum):
+    F32 = 0
+    BF16 = 1
+    INT8 = 2
+
+
+class Activation(IntEnum):
+    SILU = 0
+    GELU_TANH = 1
+
+
+class Peak(IntEnum):
+    F32 = 0
+    BF16 = 1
+    INT8 = 2
+
+
+@cache
+def load() -> Any:
+    """The library, loaded once. NativeUnavailable when it is missing, cannot load or is of another version."""
+    if not LIBRARY_PATH.exists():
+        raise NativeUnavailable(
+            f"{LIBRARY_PATH} is missing: ridgeline was installed without its native library. "
+            "Install a C++ compiler and reinstall (in a checkout: make native)"
+        )
+    try:
+        library = ctypes.CDLL(str(LIBRARY_PATH))
+        library.rl_abi_version.restype = c_int32
+        version = library.rl_abi_version()
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailable(f"{LIBRARY_PATH} does not load: {error}. Reinstall ridgeline") from error
+    if version != ABI_VERSION:
+        raise NativeUnavailable(
+            f"{LIBRARY_PATH} has version {version} of the interface, this ridgeline needs {ABI_VERSION}. "
+            "Reinstall ridgeline (in a checkout: make native)"
+        )
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function that returns 0, or -1 with a reason."""
+    if getattr(load(), name)(*arguments):
+        raise NativeError(f"{name}: {last_error()}")
+
+
+def last_error() -> str:
+    return str(load().rl_last_error().decode(errors="replace"))
+
+
+def address(array: NDArray[Any], dtype: DTypeLike, shape: tuple[int, ...], what: str) -> int:
+    """Where the array's data begins, if it is as the library will read it: this type and shape, no gaps."""
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        gaps = "" if array.flags.c_contiguous else ", not contiguous"
+        raise NativeError(
+            f"{what} must be a contiguous {np.dtype(dtype).name} array of shape {list(shape)}, "
+            f"not {array.dtype.name} of shape {list(array.shape)}{gaps}"
+        )
+    return array.ctypes.data
+
+
+def check_buffer(data: NDArray[np.uint8], size: int, what: str) -> None:
+    """Refuses a packed matrix's buffer that a kernel could read past, or that is not aligned."""
+    start = address(data, np.uint8, (size,), what)
+    if start % ALIGNMENT:
+        raise NativeError(f"{what} must be aligned to {ALIGNMENT} bytes")
+
+
+class CMatrix(ctypes.Structure):
+    _fields_ = (
+        ("n", c_int32),
+        ("k", c_int32),
+        ("format", c_int32),
+        ("data", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+MATRICES = ("qkv", "output", "gate_up", "down")
+NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
+
+
+class CLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, CMatrix) for name in MATRICES),
+        *((name, c_void_p) for name in NORMS),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("rotary_dim", c_int32),
+        ("window", c_int32),
+    )
+
+
+DECODER_INTS = (
+    *("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "num_layers", "max_context"),
+    *("activation", "num_blocks", "kv_format", "max_step_tokens", "deterministic"),
+)
+DECODER_FLOATS = ("norm_eps", "embedding_scale", "attention_scale", "attention_softcap", "logit_softcap")
+
+
+class CDecoder(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in DECODER_INTS),
+        *((name, c_float) for name in DECODER_FLOATS),
+        ("embedding", CMatrix),
+        ("lm_head", CMatrix),
+        ("final_norm", c_void_p),
+        ("layers", POINTER(CLayer)),
+    )
+
+
+class CStep(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("num_tokens", "num_rows", "num_logits", "table_width")),
+        *(
+            (name, c_void_p)
+            for name in ("token_ids", "positions", "query_starts", "block_tables", "logit_rows")
+        ),
+    )
+
+
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "rl_abi_version": (c_int32, []),
+    "rl_last_error": (c_char_p, []),
+    "rl_available_isas": (c_char_p, []),
+    "rl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32]),
+    "rl_pack_float": (c_int32, [c_int32, c_int32, c_int32, c_void_p, c_void_p]),
+    "rl_pack_gguf": (c_int32, [*[c_int32] * 4, c_void_p, c_int32, c_void_p, c_void_p]),
+    "rl_unpack": (c_int32, [POINTER(CMatrix), c_int32, c_int32, c_void_p]),
+    "rl_model_create": (c_void_p, [POINTER(CDecoder), c_char_p, c_int32]),
+    "rl_model_free": (None, [c_void_p]),
+    "rl_model_isa": (c_char_p, [c_void_p]),
+    "rl_model_bytes": (c_int64, [c_void_p]),
+    "rl_copy_block": (c_int32, [c_void_p, c_int32, c_int32]),
+    "rl_step_execute": (c_int32, [c_void_p, POINTER(CStep), c_void_p]),
+    "rl_measure_read": (c_double, [c_int64, c_int32]),
+    "rl_measure_peak": (c_double, [c_char_p, c_int32, c_int32]),
+}
