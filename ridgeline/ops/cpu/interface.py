@@ -64,7 +64,7 @@ class Peak(IntEnum):
 
 @cache
 def load() -> Any:
-    """The library, loaded once. NativeUnavailable when it is missing, cannot load or is of another version."""
+    """The library, loaded once. NativeUnavailable when it is missing, broken or of another version."""
     if not LIBRARY_PATH.exists():
         raise NativeUnavailable(
             f"{LIBRARY_PATH} is missing: ridgeline was installed without its native library. "

@@ -1,8 +1,8 @@
 """The native library for Python, by ctypes and numpy alone: packing, decoders, instruction sets, ceilings.
 
-Loaders pack weights with it, the native runner executes steps with it, limits and calibration measure with it.
-It checks every array's type and length (the library cannot know them) and leaves all else to the library, whose
-refusals become NativeError. It never imports torch and decides nothing but the instruction set.
+Loaders pack weights with it, the native runner executes steps with it, limits and calibration measure. It checks
+every array's type and length (the library cannot know them) and leaves all else to the library, whose refusals
+become NativeError. It never imports torch and decides nothing but the instruction set.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ GGUF_TYPES = {  # by GGUF's number
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
-    """A packed matrix [n, k]. Whoever holds it may read: it keeps its buffer, memory or a read-only mapping."""
+    """A packed matrix [n, k]. It keeps its buffer (memory, or a read-only mapping) alive."""
 
     n: int
     k: int
@@ -126,7 +126,7 @@ def aligned_bytes(size: int) -> Bytes:
 def pack_float(
     format: Format, source: Floats, *, bias: Floats | None = None, out: Bytes | None = None
 ) -> PackedMatrix:
-    """Packs floats [n, k], rounding or quantizing as the format needs, into `out` (packed_bytes long) if given."""
+    """Packs floats [n, k], rounding or quantizing as the format needs, into `out` (of packed_bytes) if given."""
     n, k = source.shape
     data = _target(out, format, n, k)
     floats = address(source, np.float32, (n, k), "the matrix to pack")
@@ -254,7 +254,7 @@ class NativeDecoder:
         logit_rows: Ints,
         out: Floats | None = None,
     ) -> Floats:
-        """One forward pass: the logits [L, vocab] of the tokens in `logit_rows`, in `out`'s first rows if given.
+        """One forward pass: the logits [L, vocab] of the tokens in `logit_rows`, in `out` if given.
 
         token_ids    [T]      rows (sequences) one after the other, prefill chunks and decodes mixed
         positions    [T]      consecutive inside a row
