@@ -1,8 +1,8 @@
 """The native library for Python, by ctypes and numpy alone: packing, decoders, instruction sets, ceilings.
 
-Loaders pack weights with it, the native runner executes steps with it, limits and calibration measure. It checks
-every array's type and length (the library cannot know them) and leaves all else to the library, whose refusals
-become NativeError. It never imports torch and decides nothing but the instruction set.
+Loaders pack weights with it, the native runner executes steps, limits and calibration measure. It checks every
+array's type and length (the library cannot know them) and leaves all else to the library, whose refusals become
+NativeError. It never imports torch and decides nothing but the instruction set.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def aligned_bytes(size: int) -> Bytes:
 def pack_float(
     format: Format, source: Floats, *, bias: Floats | None = None, out: Bytes | None = None
 ) -> PackedMatrix:
-    """Packs floats [n, k], rounding or quantizing as the format needs, into `out` (of packed_bytes) if given."""
+    """Packs floats [n, k], rounding or quantizing as the format needs, into `out` if given."""
     n, k = source.shape
     data = _target(out, format, n, k)
     floats = address(source, np.float32, (n, k), "the matrix to pack")
