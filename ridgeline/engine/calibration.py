@@ -1,0 +1,189 @@
+"""What `ridgeline doctor --calibrate` found out about this machine, and the file that keeps it.
+
+One JSON file per machine (processor, threads, instruction set, library version) in the cache directory. The
+engine reads ceilings and step sizes from it at start; `calibrate` measures and writes it. A file that is
+damaged, or of another machine, is ignored with a warning: it never stops a start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.models.registry import cache_dir
+from ridgeline.ops.cpu.library import ABI_VERSION, NativeUnavailable, choose_isa
+
+FILE_VERSION = 1
+DEFAULT_STEP_TOKENS = 512  # where nothing was calibrated
+_BIT_WIDTHS = (4, 8, 16, 32)
+
+log = logging.getLogger(__name__)
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What a figure depends on besides the model; a calibration holds for exactly this."""
+
+    processor: str
+    threads: int
+    isa: str
+    abi: int  # of the native library: other kernels, other figures
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+class ReadRate(msgspec.Struct, frozen=True):
+    """Reading a buffer of `bytes` again and again: small ones come from a cache, large ones from memory."""
+
+    bytes: int
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _require_positive(bytes=self.bytes, bytes_per_s=self.bytes_per_s)
+
+
+class Ceilings(msgspec.Struct, frozen=True):
+    """Rates that no kernel can pass on this machine with these threads."""
+
+    reads: tuple[ReadRate, ...]  # by size, smallest first
+    peaks: dict[str, float]  # operations per second by kind (float32, bfloat16, int8); only what there is
+
+    def __post_init__(self) -> None:
+        sizes = [read.bytes for read in self.reads]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError(f"read rates must be there, by size: {sizes}")
+        _require_positive(**self.peaks)
+
+    def read_bytes_per_s(self, model_bytes: int) -> float:
+        """The rate of reading a model of this size once per step, from the two sizes measured around it."""
+        reads = self.reads
+        if model_bytes <= reads[0].bytes:
+            return reads[0].bytes_per_s
+        for below, above in itertools.pairwise(reads):
+            if model_bytes <= above.bytes:
+                share = math.log(model_bytes / below.bytes) / math.log(above.bytes / below.bytes)
+                return below.bytes_per_s + share * (above.bytes_per_s - below.bytes_per_s)
+        return reads[-1].bytes_per_s
+
+
+class StepChoice(msgspec.Struct, frozen=True):
+    """Step sizes for one class of models, with the sentence that says why."""
+
+    step_tokens: int
+    prefill_chunk: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        _require_positive(step_tokens=self.step_tokens, prefill_chunk=self.prefill_chunk)
+        if self.prefill_chunk > self.step_tokens:
+            raise ValueError(f"a chunk of {self.prefill_chunk} does not fit a step of {self.step_tokens}")
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    machine: Machine
+    ceilings: Ceilings
+    choices: dict[str, StepChoice] = {}  # by shape_class
+    version: int = FILE_VERSION
+
+    def choice(self, parameters: int, weights_bytes: int) -> StepChoice | None:
+        return self.choices.get(shape_class(parameters, weights_bytes))
+
+
+def shape_class(parameters: int, weights_bytes: int) -> str:
+    """Models that share step sizes: within a factor of two in parameters, and stored in as many bits.
+
+    The best chunk is where a step's multiplications outweigh the reading of its weights, and that depends on
+    bits per weight first, and on the matrices' size a little.
+    """
+    least = 2 ** math.floor(math.log2(parameters))
+    stored = 8 * weights_bytes / parameters
+    bits = min(_BIT_WIDTHS, key=lambda width: abs(math.log(stored / width)))
+    return f"{_count(least)} to {_count(2 * least)} parameters, {bits}-bit"
+
+
+def this_machine(threads: int | None = None) -> Machine:
+    """Raises what the native library raises where it does not load."""
+    from ridgeline.engine.build import usable_cpus  # which itself reads calibrations
+
+    return Machine(processor_name(), threads or usable_cpus(), choose_isa(), ABI_VERSION)
+
+
+def load_calibration(machine: Machine | None = None) -> Calibration | None:
+    """What was stored for this machine (default: the one this runs on), or None where nothing of use was."""
+    try:
+        machine = machine or this_machine()
+    except NativeUnavailable:
+        return None  # without the library there is nothing it could have measured
+    path = calibration_file(machine)
+    try:
+        return _read(path, machine)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        log.warning("%s is ignored: %s. To measure again: ridgeline doctor --calibrate", path, error)
+        return None
+
+
+def _read(path: Path, machine: Machine) -> Calibration:
+    found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    if found.version != FILE_VERSION:
+        raise ValueError(f"it was written as version {found.version}, this is version {FILE_VERSION}")
+    if found.machine != machine:
+        raise ValueError(f"it is of another machine, {found.machine}")
+    return found
+
+
+def store_calibration(calibration: Calibration) -> Path:
+    """Write the file whole or not at all: a reader never sees half of it."""
+    path = calibration_file(calibration.machine)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(calibration), indent=2)
+    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(unfinished).replace(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def calibration_file(machine: Machine) -> Path:
+    return cache_dir() / "calibration" / f"{machine.key}.json"
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []  # not Linux
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value}, not a positive number")
+
+
+def _count(number: int) -> str:
+    for unit, size in (("G", 2**30), ("M", 2**20), ("k", 2**10)):
+        if number >= size:
+            return f"{number // size}{unit}"
+    return str(number)
