@@ -10,6 +10,7 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ from ridgeline.models.errors import BrokenModel, UnsupportedModel
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
+# Far above what real files have, and low enough that a hostile file costs neither much memory nor time.
 MAX_COUNT = 1 << 20  # tensors or metadata keys; real files have a few hundred
+MAX_HEADER_BYTES = 64 << 20  # a vocabulary of 262,144 tokens with its merges takes 15 MB
+MAX_NAME_BYTES = 256  # of a tensor
 MAX_DIMS = 4
+MAX_DIM = 2**31 - 1  # what kernels count in
+LEAST_ALIGNMENT = 8  # the format's own rule; so every float lies on its natural boundary
 
 # Metadata value types, by their number in the file.
 _SCALARS: dict[int, struct.Struct] = {
@@ -36,7 +42,7 @@ _SCALARS: dict[int, struct.Struct] = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-_STRING, _ARRAY = 8, 9
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 
 # Tensor types: number in the file → (name, elements per block, bytes per block).
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
@@ -54,6 +60,7 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     14: ("Q6_K", 256, 210),
     30: ("BF16", 1, 2),
 }
+BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +88,12 @@ class GgufFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise BrokenModel(f"{self.path}: cannot be read: {error}") from error
-        self._pos = 0
+        self._pos, self._header_limit = 0, min(len(self._map), MAX_HEADER_BYTES)
         try:
             tensor_count, key_count = self._read_header()
-            self.metadata: dict[str, Any] = dict(self._read_pair() for _ in range(key_count))
-            if len(self.metadata) != key_count:
-                raise self._broken("has a metadata key twice")
+            self.metadata: dict[str, Any] = self._read_metadata(key_count)
             self.tensors: dict[str, GgufTensor] = self._read_tensor_table(tensor_count)
-        except (struct.error, UnicodeDecodeError, IndexError) as error:
+        except (struct.error, UnicodeDecodeError) as error:
             raise self._broken(f"is truncated or corrupt near byte {self._pos}: {error}") from error
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -116,9 +121,14 @@ class GgufFile:
             raise self._broken(f"claims {tensor_count} tensors and {key_count} metadata keys")
         return tensor_count, key_count
 
-    def _read_pair(self) -> tuple[str, Any]:
-        key = self._string()
-        return key, self._value(self._scalar(4))
+    def _read_metadata(self, count: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for _ in range(count):
+            key = self._string()
+            if key in metadata:
+                raise self._broken(f"has a metadata key twice: {key[:MAX_NAME_BYTES]!r}")
+            metadata[key] = self._value(self._scalar(4))
+        return metadata
 
     def _value(self, kind: int) -> Any:
         if kind in _SCALARS:
@@ -133,70 +143,102 @@ class GgufFile:
         kind, count = self._scalar(4), self._scalar(10)
         if count > len(self._map):
             raise self._broken(f"claims a metadata array of {count} items")
+        if kind == _BOOL:  # any byte but 0 is true; numpy's own flags must be 0 or 1
+            return np.frombuffer(self._take(count), dtype=np.uint8) != 0
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind].format)
             return np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype)
+        if kind == _STRING:
+            return self._strings(count)
         if kind == _ARRAY:
             raise self._broken("has nested metadata arrays")
-        return [self._value(kind) for _ in range(count)]
+        raise self._broken(f"has a metadata array of unknown type {kind}")
 
     def _read_tensor_table(self, count: int) -> dict[str, GgufTensor]:
         entries = [self._read_tensor_entry() for _ in range(count)]
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise self._broken(f"general.alignment is {alignment!r}, not a power of two")
+        if not isinstance(alignment, int) or alignment < LEAST_ALIGNMENT or alignment & (alignment - 1):
+            raise self._broken(
+                f"general.alignment is {str(alignment)[:32]}, no power of two of at least {LEAST_ALIGNMENT}"
+            )
         data_start = -(-self._pos // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in entries:
-            tensors[name] = self._place(name, kind, shape, data_start, offset, alignment)
-        if len(tensors) != count:
-            raise self._broken("names a tensor twice")
+            if name in tensors:
+                raise self._broken(f"names the tensor {name} twice")
+            if offset % alignment:
+                raise self._broken(f"tensor {name} lies at offset {offset}, no multiple of {alignment}")
+            tensors[name] = self._place(name, kind, shape, data_start + offset)
+        self._refuse_overlaps(list(tensors.values()))
         return tensors
 
     def _read_tensor_entry(self) -> tuple[str, int, tuple[int, ...], int]:
         name = self._string()
+        if len(name) > MAX_NAME_BYTES or not name.isprintable():
+            raise self._broken(f"has a tensor of the impossible name {name[:MAX_NAME_BYTES]!r}")
         dims = self._scalar(4)
         if not 1 <= dims <= MAX_DIMS:
             raise self._broken(f"tensor {name} claims {dims} dimensions")
         shape = tuple(self._scalar(10) for _ in range(dims))
         return name, self._scalar(4), shape[::-1], self._scalar(10)
 
-    def _place(
-        self, name: str, kind: int, shape: tuple[int, ...], data_start: int, offset: int, alignment: int
-    ) -> GgufTensor:
+    def _place(self, name: str, kind: int, shape: tuple[int, ...], begin: int) -> GgufTensor:
         if kind not in TENSOR_TYPES:
             known = ", ".join(type_name for type_name, _, _ in TENSOR_TYPES.values())
             raise UnsupportedModel(f"{self.path}: tensor {name} has GGUF type {kind}; supported: {known}")
         type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
-        elements = math.prod(shape)
-        if elements <= 0 or shape[-1] % block_elements:
+        if not all(1 <= dim <= MAX_DIM for dim in shape) or shape[-1] % block_elements:
             raise self._broken(f"tensor {name} of type {type_name} has the impossible shape {shape}")
-        nbytes = elements // block_elements * block_bytes
-        begin = data_start + offset
-        if offset % alignment or begin + nbytes > len(self._map):
-            end = begin + nbytes
+        end = begin + math.prod(shape) // block_elements * block_bytes
+        if end > len(self._map):
             raise self._broken(
                 f"tensor {name} should lie at bytes {begin}–{end}, but the file has {len(self._map)}: "
                 "the file is truncated or altered; fetch it again"
             )
-        return GgufTensor(name, type_name, shape, begin, nbytes)
+        return GgufTensor(name, type_name, shape, begin, end - begin)
+
+    def _refuse_overlaps(self, tensors: list[GgufTensor]) -> None:
+        tensors.sort(key=lambda tensor: tensor.offset)
+        for before, after in pairwise(tensors):
+            if before.offset + before.nbytes > after.offset:
+                raise self._broken(
+                    f"tensors {before.name} and {after.name} overlap at byte {after.offset}: "
+                    "the file was altered; fetch it again"
+                )
 
     def _scalar(self, kind: int) -> Any:
         form = _SCALARS[kind]
-        (value,) = form.unpack_from(self._map, self._pos)
-        self._pos += form.size
+        (value,) = form.unpack(self._take(form.size))
         return value
 
     def _string(self) -> str:
         return self._take(self._scalar(10)).decode("utf-8")
 
+    def _strings(self, count: int) -> list[str]:
+        """`_string` many times, in one loop: a vocabulary and its merges are most of the time of opening."""
+        strings, data, pos, length_at = [], self._map, self._pos, _SCALARS[10].unpack_from
+        for _ in range(count):
+            (length,) = length_at(data, pos)
+            begin, pos = pos + 8, pos + 8 + length
+            if pos > self._header_limit:
+                self._pos = begin
+                raise self._cut()
+            strings.append(data[begin:pos].decode("utf-8"))
+        self._pos = pos
+        return strings
+
     def _take(self, count: int) -> bytes:
         end = self._pos + count
-        if end > len(self._map):
-            raise self._broken(f"ends at byte {len(self._map)}, inside its header: the file is truncated")
+        if end > self._header_limit:
+            raise self._cut()
         piece = self._map[self._pos : end]
         self._pos = end
         return piece
+
+    def _cut(self) -> BrokenModel:
+        if len(self._map) > MAX_HEADER_BYTES:
+            return self._broken(f"claims a header of over {MAX_HEADER_BYTES >> 20} MiB: it is altered")
+        return self._broken(f"ends at byte {len(self._map)}, inside its header: the file is truncated")
 
     def _broken(self, what: str) -> BrokenModel:
         return BrokenModel(f"{self.path}: {what}")
