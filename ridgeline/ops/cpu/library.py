@@ -1,8 +1,8 @@
 """The native library for Python, by ctypes and numpy alone: packing, decoders, instruction sets, ceilings.
 
-Loaders pack weights with it, the native runner executes steps, limits and calibration measure. It checks every
-array's type and length (the library cannot know them) and leaves all else to the library, whose refusals become
-NativeError. It never imports torch and decides nothing but the instruction set.
+Loaders pack weights with it, the native runner executes steps, limits and calibration measure. It checks the
+type and length of every array, which the library cannot know; the library checks all else, and its refusals
+become NativeError. It never imports torch and decides nothing but the instruction set.
 """
 
 from __future__ import annotations
