@@ -1,0 +1,25 @@
+# The instruction sets to compile the kernels for. Sets RL_ISAS, least demanding first, and RL_FLAGS_<isa> for each.
+# A set whose flags this compiler does not know is left out, and that is said.
+include(CheckCXXCompilerFlag)
+
+set(RL_ISAS portable)
+set(RL_FLAGS_portable "")
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(RL_FLAGS_avx2 -mavx2 -mfma -mf16c)
+  set(RL_FLAGS_avx512vnni -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mf16c -mfma
+      -mprefer-vector-width=512)
+  set(RL_FLAGS_avx512 ${RL_FLAGS_avx512vnni} -mavx512bf16 -mavx512vbmi)
+  set(RL_FLAGS_amx ${RL_FLAGS_avx512} -mamx-tile -mamx-bf16 -mamx-int8)
+  foreach(isa IN ITEMS avx2 avx512vnni avx512 amx)
+    string(REPLACE ";" " " flags "${RL_FLAGS_${isa}}")
+    check_cxx_compiler_flag("${flags}" RL_COMPILES_${isa})
+    if(RL_COMPILES_${isa})
+      list(APPEND RL_ISAS ${isa})
+    else()
+      message(WARNING "ridgeline: ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} does not know ${flags}: "
+                      "the ${isa} kernels are left out, and CPUs that have them will run slower ones")
+    endif()
+  endforeach()
+endif()
+message(STATUS "ridgeline: kernels for ${RL_ISAS}")
