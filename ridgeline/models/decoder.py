@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.rope_tables import rope_tables
 from ridgeline.models.spec import LayerSpec, ModelSpec, RopeSpec
-from ridgeline.models.weights_layout import DecoderWeights, LayerWeights
-from ridgeline.ops import rope as rotary
+from ridgeline.models.weights import DecoderWeights, LayerWeights
 from ridgeline.ops.backend import Backend
 from ridgeline.ops.inputs import StepInputs
 
@@ -32,10 +31,10 @@ class Decoder:
         self.ops = backend
         self.max_context = spec.max_context if max_context is None else max_context
         device = weights.embed.device
-        self._rope_tables: dict[RopeSpec, Rotation] = {}
-        for rope in {layer.rope for layer in spec.layers}:
-            cos, sin = _tables(rope, self.max_context, weights.rope_divisors)
-            self._rope_tables[rope] = (cos.to(device), sin.to(device))
+        self._rope_tables: dict[RopeSpec, Rotation] = {
+            rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
+            for rope, (cos, sin) in rope_tables(spec, self.max_context, weights.rope_divisors).items()
+        }
 
     def forward(self, inputs: StepInputs, kv_cache: list[Tensor]) -> Tensor:
         """Compute the step's tokens, write their KV, and return float32 logits [L, vocab] of logit_rows."""
@@ -108,44 +107,3 @@ def allocate_kv(
     """One uninitialised [2, num_blocks, block_size, kv_heads, head_dim] per layer: keys, then values."""
     shape = (2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
     return [torch.empty(shape, dtype=dtype, device=device) for _ in spec.layers]
-
-
-def _tables(rope: RopeSpec, max_context: int, divisors: Tensor | None) -> Rotation:
-    """Cosines and sines for every position below max_context."""
-    frequencies = rotary.rope_frequencies(rope.theta, rope.dim)
-    attention_factor = 1.0
-    scaling = rope.scaling
-    if scaling is None:
-        if divisors is not None:
-            frequencies = frequencies / divisors
-    elif scaling.kind == "linear":
-        frequencies = rotary.scale_linear(frequencies, scaling.factor)
-    elif scaling.kind == "llama3":
-        frequencies = rotary.scale_llama3(
-            frequencies,
-            scaling.factor,
-            _stated(scaling.original_context, "original context"),
-            _stated(scaling.low_freq_factor, "low_freq_factor"),
-            _stated(scaling.high_freq_factor, "high_freq_factor"),
-        )
-    elif scaling.kind == "yarn":
-        original_context = _stated(scaling.original_context, "original context")
-        frequencies = rotary.scale_yarn(
-            rope.theta, rope.dim, scaling.factor, original_context, scaling.beta_fast, scaling.beta_slow
-        )
-        default = rotary.yarn_attention_factor(scaling.factor)
-        attention_factor = default if scaling.attention_factor is None else scaling.attention_factor
-    elif max_context > _stated(scaling.original_context, "original context"):
-        # Dynamic scaling turns every cached key anew as a sequence grows past the trained context; up to
-        # there it changes nothing.
-        raise UnsupportedModel(
-            f"dynamic rope scaling is served up to the trained context of {scaling.original_context} tokens, "
-            f"not up to {max_context}; lower max_context"
-        )
-    return rotary.rope_tables(frequencies, max_context, attention_factor)
-
-
-def _stated(value: float | None, name: str) -> float:
-    if value is None:
-        raise BrokenModel(f"the configuration scales rope, but states no {name} for it")
-    return value

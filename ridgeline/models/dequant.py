@@ -1,7 +1,7 @@
-"""Dequantization of GGUF tensor types to float32, bit for bit as ggml defines them.
+"""Stored tensors as float32: GGUF types bit for bit as ggml defines them, and the float types of safetensors.
 
-Vectorised numpy over chunks, so that memory stays bounded whatever the tensor's size. Called by the GGUF
-weight loader; reads bytes only, never files.
+Vectorised numpy over chunks, so that memory stays bounded whatever the tensor's size. Called by the weight
+loaders; reads bytes only, never files.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ def dequantize_chunks(raw: Bytes, type_name: str) -> Iterator[tuple[int, Floats]
     blocks = raw.reshape(-1, block_bytes)
     step = max(1, CHUNK_ELEMENTS // block_elements)
     for first in range(0, len(blocks), step):
-        with np.errstate(
-            invalid="ignore"
-        ):  # what is not finite is refused by the loader, which knows its name
+        # What is not finite is refused by the loader, which knows its name.
+        with np.errstate(invalid="ignore", over="ignore"):
             values = decode(blocks[first : first + step])
         yield first * block_elements, values.reshape(-1)
 
 
 # ---- one decoder per type: [blocks, bytes per block] → [blocks, elements per block] ----
+
+
+def _f64(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks).view("<f8").astype(np.float32)
 
 
 def _f32(blocks: Bytes) -> Floats:
@@ -92,6 +95,36 @@ def _q8_0(blocks: Bytes) -> Floats:
     return values
 
 
+def _q2_k(blocks: Bytes) -> Floats:
+    """Bytes: 16 of 4-bit group scales (low) and minima (high), 64 of bit pairs, scale f16, minimum f16.
+
+    Sixteen groups of 16: value = scale · group scale · q - minimum · group minimum.
+    """
+    count = len(blocks)
+    quants = _bit_pairs(blocks[:, 16:80]).astype(np.float32)
+    scales = (blocks[:, :16] & 15) * _half(blocks, 80)
+    minima = (blocks[:, :16] >> 4) * _half(blocks, 82)
+    quants *= scales[:, :, None]
+    quants -= minima[:, :, None]
+    return quants.reshape(count, 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """Bytes: 32 of third bits, 64 of bit pairs, 12 of 6-bit group scales, scale f16.
+
+    Sixteen groups of 16: value = scale · (group scale - 32) · (q - 4).
+    """
+    count = len(blocks)
+    # Bit r of byte i of the third bits belongs to element i of the r-th run of 32.
+    third = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    quants = (_bit_pairs(blocks[:, 32:96]) | third.reshape(count, 16, 16) << 2).astype(np.float32) - 4
+    # Scales: four low bits in eight bytes (low nibbles, then high ones), two high bits in four bytes of four.
+    low = blocks[:, None, 96:104] >> np.array([[0], [4]], dtype=np.uint8) & 15
+    high = blocks[:, None, 104:108] >> np.array([[0], [2], [4], [6]], dtype=np.uint8) & 3
+    scales = (low.reshape(count, 16) | high.reshape(count, 16) << 4).astype(np.float32) - 32
+    return (quants * (scales * _half(blocks, 108))[:, :, None]).reshape(count, 256)
+
+
 def _q4_k(blocks: Bytes) -> Floats:
     """Bytes: scale f16, minimum f16, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles.
 
@@ -140,6 +173,12 @@ def _fifth_bits(packed: Bytes) -> Floats:
     return np.unpackbits(packed, axis=1, bitorder="little") * np.float32(16)
 
 
+def _bit_pairs(packed: Bytes) -> Bytes:
+    """[blocks, 64] → [blocks, 16, 16]: each half's 32 bytes hold four runs of 32, lowest bits first."""
+    runs: Bytes = packed.reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], dtype=np.uint8) & np.uint8(3)
+    return runs.reshape(-1, 16, 16)
+
+
 def _k_nibbles(packed: Bytes) -> Floats:
     """[blocks, 128] → [blocks, 8, 32]: each run of 32 bytes holds one group low, the next group high."""
     runs = packed.reshape(-1, 4, 1, 32) >> np.array([[0], [4]], dtype=np.uint8) & 15
@@ -159,8 +198,9 @@ def _scaled_groups(blocks: Bytes, quants: Floats) -> Floats:
     return scaled.reshape(-1, 256)
 
 
-_BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
+_BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()} | {"F64": (1, 8)}
 _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
+    "F64": _f64,
     "F32": _f32,
     "F16": _f16,
     "BF16": _bf16,
@@ -169,8 +209,9 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
-DEQUANTIZABLE = frozenset(_DECODERS)

@@ -1,46 +1,69 @@
-"""Loading a checkpoint: every tensor checked against the spec, then read into place.
+"""A checkpoint as torch tensors, in the form the torch decoder computes with: fused, norms in float32.
 
-`load_weights` allocates every tensor once and fills it piece by piece from safetensors or GGUF, so loading
-never needs a second copy of the model. The formats are in `weights_safetensors` and `weights_gguf`.
+`load_weights` allocates every tensor once and fills it chunk by chunk from the checkpoint, so loading never
+needs a second copy of the model. Used by the torch backend alone; the native library's loader is `packed`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, pickle_refusal
-from ridgeline.models.registry import refuse_pickles_alone
+from ridgeline.models.checkpoint import (
+    Progress,
+    TensorSource,
+    checked_names,
+    float_chunks,
+    not_finite,
+    open_source,
+)
+from ridgeline.models.dequant import Floats
 from ridgeline.models.spec import ModelSpec
-from ridgeline.models.weights_gguf import GgufSource
-from ridgeline.models.weights_layout import DecoderWeights, LayerWeights, Piece, allocate, pieces, target
-from ridgeline.models.weights_safetensors import SafetensorsSource
-
-__all__ = ["DecoderWeights", "LayerWeights", "load_weights", "open_source", "random_weights"]
+from ridgeline.models.weights_layout import Piece, pieces
 
 
-class TensorSource(Protocol):
-    """An opened checkpoint. Names are its own; `where` is the file to name in an error."""
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Matrices are [out, in]; None where the family has no such tensor."""
 
-    def name_of(self, piece: Piece) -> str: ...
+    attn_norm: Tensor
+    qkv: Tensor  # q rows, then k rows, then v rows
+    o: Tensor
+    ffn_norm: Tensor
+    gate_up: Tensor  # gate rows, then up rows
+    down: Tensor
+    qkv_bias: Tensor | None = None
+    o_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    post_attn_norm: Tensor | None = None
+    post_ffn_norm: Tensor | None = None
 
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
-    def where(self, name: str) -> Path: ...
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embed: Tensor  # [vocab, hidden]
+    final_norm: Tensor
+    lm_head: Tensor  # the very tensor `embed` where embeddings are tied
+    layers: list[LayerWeights]
+    rope_divisors: Floats | None = None  # [rope dim / 2]: GGUF's own form of a rope scaling
 
-    def is_harmless(self, name: str) -> bool: ...
-
-    def read_into(self, name: str, piece: Piece, out: Tensor) -> None: ...
-
-    def rope_divisors(self) -> Tensor | None: ...
-
-
-Progress = Callable[[int, int], None]
+    @property
+    def nbytes(self) -> int:
+        """Memory held, each tensor counted once."""
+        tensors = [self.embed, self.final_norm]
+        if self.lm_head is not self.embed:
+            tensors.append(self.lm_head)
+        for layer in self.layers:
+            tensors += [t for t in _fields(layer).values() if t is not None]
+        return sum(t.nbytes for t in tensors)
 
 
 def load_weights(
@@ -55,20 +78,17 @@ def load_weights(
     `progress` is called with (elements read, elements in all) after each tensor.
     """
     source = open_source(path, spec)
-    wanted = list(pieces(spec))
-    names = _check(source, wanted, spec, path)
-    weights = allocate(spec, dtype, device, source.rope_divisors())
-    total, done = sum(math.prod(piece.shape) for piece in wanted), 0
-    for piece in wanted:
-        name = names[piece]
-        rows = target(weights, piece)
-        source.read_into(name, piece, rows)
+    names = checked_names(source, spec, path)
+    weights = _allocate(spec, dtype, device, source.rope_divisors())
+    total, done = sum(math.prod(piece.shape) for piece in names), 0
+    for piece, name in names.items():
+        rows = _target(weights, piece)
+        _read_into(rows, source, piece, name)
+        if piece.is_norm and spec.norm_offset:
+            rows += spec.norm_offset
         # A sum in float64 is finite exactly when every element is, and needs no memory.
         if not math.isfinite(rows.sum(dtype=torch.float64).item()):
-            raise BrokenModel(
-                f"{source.where(name)}: tensor {name} holds values that are not finite in "
-                f"{str(dtype).removeprefix('torch.')}: the file is corrupt, or needs a wider dtype"
-            )
+            raise not_finite(source, name, str(dtype).removeprefix("torch."))
         done += math.prod(piece.shape)
         if progress is not None:
             progress(done, total)
@@ -80,9 +100,9 @@ def random_weights(
 ) -> DecoderWeights:
     """Weights of the right shapes and sane magnitudes, for measuring speed without a checkpoint."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    weights = allocate(spec, dtype, device, None)
+    weights = _allocate(spec, dtype, device, None)
     for piece in pieces(spec):
-        rows = target(weights, piece)
+        rows = _target(weights, piece)
         if piece.is_norm:
             rows.fill_(1.0)
         else:
@@ -90,50 +110,44 @@ def random_weights(
     return weights
 
 
-def open_source(path: Path, spec: ModelSpec) -> TensorSource:
-    """The checkpoint at `path`, whichever format it is in. A pickle is refused."""
-    path = Path(path)
-    if path.is_dir():
-        index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-        if index.exists() or single.exists():
-            return SafetensorsSource(index if index.exists() else single, spec)
-        refuse_pickles_alone(path)
-        ggufs = sorted(path.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return GgufSource(ggufs[0], spec)
-        if ggufs:
-            raise BrokenModel(f"{path}: holds {len(ggufs)} .gguf files; name the one to load")
-        raise BrokenModel(f"{path}: holds no weights (model.safetensors, its index, or a .gguf file)")
-    if path.suffix in PICKLE_SUFFIXES:
-        raise pickle_refusal(path)
-    if path.suffix == ".safetensors":
-        return SafetensorsSource(path, spec)
-    return GgufSource(path, spec)
+def _read_into(out: Tensor, source: TensorSource, piece: Piece, name: str) -> None:
+    flat = out.view(-1)
+    for first, values in float_chunks(source, name):
+        flat[first : first + len(values)].copy_(torch.from_numpy(values))
+    order = source.row_order(piece)
+    if order is not None:
+        out.copy_(out[torch.from_numpy(order)])
 
 
-def _check(source: TensorSource, pieces: list[Piece], spec: ModelSpec, path: Path) -> dict[Piece, str]:
-    """The checkpoint's name for every piece, after comparing all names and shapes with the spec."""
-    names = {piece: source.name_of(piece) for piece in pieces}
-    shapes = source.shapes()
-    missing = [name for name in names.values() if name not in shapes]
-    if missing:
-        raise BrokenModel(f"{path}: {len(missing)} tensors are missing: {_some(missing)}")
-    wanted = set(names.values())
-    unexpected = [name for name in shapes if name not in wanted and not source.is_harmless(name)]
-    if unexpected:
-        raise BrokenModel(
-            f"{path}: {len(unexpected)} tensors have no place in a {spec.family} model as configured: "
-            f"{_some(unexpected)}"
-        )
-    for piece, name in names.items():
-        if shapes[name] != piece.shape:
-            raise BrokenModel(
-                f"{source.where(name)}: tensor {name} has shape {list(shapes[name])}, "
-                f"the configuration says {list(piece.shape)}"
+def _allocate(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, rope_divisors: Floats | None
+) -> DecoderWeights:
+    """Uninitialised tensors for every piece, fused ones sized by their last piece."""
+    sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
+    for piece in pieces(spec):
+        sizes[piece.layer, piece.field] = (piece.first_row + piece.shape[0], *piece.shape[1:])
+
+    def tensors(layer: int | None) -> dict[str, Any]:
+        return {
+            field: torch.empty(
+                shape, dtype=torch.float32 if field.endswith("_norm") else dtype, device=device
             )
-    return names
+            for (place, field), shape in sizes.items()
+            if place == layer
+        }
+
+    whole = tensors(None)
+    whole.setdefault("lm_head", whole["embed"])
+    layers = [LayerWeights(**tensors(layer)) for layer in range(spec.num_layers)]
+    return DecoderWeights(layers=layers, rope_divisors=rope_divisors, **whole)
 
 
-def _some(names: list[str], shown: int = 6) -> str:
-    more = f", and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _target(weights: DecoderWeights, piece: Piece) -> Tensor:
+    """The rows this piece fills."""
+    owner = weights if piece.layer is None else weights.layers[piece.layer]
+    tensor: Tensor = getattr(owner, piece.field)
+    return tensor[piece.first_row : piece.first_row + piece.shape[0]]
+
+
+def _fields(layer: LayerWeights) -> dict[str, Tensor | None]:
+    return {name: getattr(layer, name) for name in LayerWeights.__slots__}

@@ -1,7 +1,8 @@
-"""GGUF checkpoints: dequantized tensor by tensor into the tensors `weights` allocated.
+"""GGUF checkpoints as a source of tensors: their names, and what is particular to the format.
 
-GGUF differs from Hugging Face files in three ways undone here: the llama architecture stores q and k for
-interleaved rotation, Gemma's norms have their 1 added already, llama3 rope scaling is a tensor of divisors.
+GGUF differs from Hugging Face files in three ways: the llama architecture stores q and k for interleaved
+rotation (`row_order` undoes it), Gemma's norms have their 1 added already (a GGUF file's spec adds none),
+and llama3 rope scaling may be a tensor of divisors.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from ridgeline.models.dequant import DEQUANTIZABLE, dequantize, dequantize_chunks
-from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.dequant import Bytes, Floats, dequantize
+from ridgeline.models.errors import BrokenModel
 from ridgeline.models.families import FAMILIES
 from ridgeline.models.gguf import GgufFile
 from ridgeline.models.spec import ModelSpec
@@ -62,33 +62,23 @@ class GgufSource:
     def is_harmless(self, name: str) -> bool:
         return name == _ROPE_DIVISORS or _HARMLESS.search(name) is not None
 
-    def read_into(self, name: str, piece: Piece, out: Tensor) -> None:
-        flat = out.view(-1)
-        for first, values in dequantize_chunks(self.file.raw(name), self._type_of(name)):
-            flat[first : first + len(values)].copy_(torch.from_numpy(values))
-        if self._interleaved and piece.head_rows:
-            for head in torch.split(out, piece.head_rows):
-                _undo_interleaving(head)
+    def type_of(self, name: str) -> str:
+        return self.file.tensors[name].type
 
-    def rope_divisors(self) -> Tensor | None:
+    def raw(self, name: str) -> Bytes:
+        return self.file.raw(name)
+
+    def row_order(self, piece: Piece) -> NDArray[np.intp] | None:
+        """Each rotated head from pairs side by side to all firsts, then all seconds."""
+        if not (self._interleaved and piece.head_rows):
+            return None
+        rows = np.arange(piece.shape[0]).reshape(-1, piece.head_rows // 2, 2)
+        return rows.swapaxes(1, 2).reshape(-1)
+
+    def rope_divisors(self) -> Floats | None:
         if _ROPE_DIVISORS not in self.file.tensors:
             return None
-        divisors = dequantize(self.file.raw(_ROPE_DIVISORS), self._type_of(_ROPE_DIVISORS))
+        divisors = dequantize(self.file.raw(_ROPE_DIVISORS), self.type_of(_ROPE_DIVISORS))
         if not (np.isfinite(divisors).all() and (divisors > 0).all()):
             raise BrokenModel(f"{self.file.path}: tensor {_ROPE_DIVISORS} holds values that are not positive")
-        return torch.from_numpy(divisors)
-
-    def _type_of(self, name: str) -> str:
-        type_name = self.file.tensors[name].type
-        if type_name not in DEQUANTIZABLE:
-            raise UnsupportedModel(
-                f"{self.file.path}: tensor {name} has type {type_name}; "
-                f"readable: {', '.join(sorted(DEQUANTIZABLE))}"
-            )
-        return type_name
-
-
-def _undo_interleaving(head: Tensor) -> None:
-    """Rows of one head, in place: from pairs side by side to all firsts, then all seconds."""
-    pairs = head.view(len(head) // 2, 2, -1)
-    head.copy_(pairs.transpose(0, 1).reshape(head.shape))
+        return divisors

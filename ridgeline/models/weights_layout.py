@@ -1,59 +1,15 @@
-"""Weights of one decoder in the form the decoder computes with, whatever file they come from.
+"""What a checkpoint of a model must hold, whatever file it comes from, and where each tensor's rows go.
 
-`pieces` lists what a checkpoint of a model must hold and where each tensor's rows go; q, k, v and gate, up
-are rows of fused matrices. Norms are float32 and contain Gemma's added 1. Reads no files.
+q, k, v and gate, up are rows of fused matrices. Read by every loader; holds no weights and reads no files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Matrices are [out, in]; None where the family has no such tensor."""
-
-    attn_norm: Tensor
-    qkv: Tensor  # q rows, then k rows, then v rows
-    o: Tensor
-    ffn_norm: Tensor
-    gate_up: Tensor  # gate rows, then up rows
-    down: Tensor
-    qkv_bias: Tensor | None = None
-    o_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    post_attn_norm: Tensor | None = None
-    post_ffn_norm: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    embed: Tensor  # [vocab, hidden]
-    final_norm: Tensor
-    lm_head: Tensor  # the very tensor `embed` where embeddings are tied
-    layers: list[LayerWeights]
-    rope_divisors: Tensor | None = None  # [rope dim / 2], on the CPU: GGUF's own form of a rope scaling
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, each tensor counted once."""
-        tensors = [self.embed, self.final_norm]
-        if self.lm_head is not self.embed:
-            tensors.append(self.lm_head)
-        for layer in self.layers:
-            tensors += [t for t in _fields(layer).values() if t is not None]
-        return sum(t.nbytes for t in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,37 +70,3 @@ def pieces(spec: ModelSpec) -> Iterator[Piece]:
         yield Piece("down", layer, (hidden, ffn), "down")
         if spec.mlp_bias:
             yield Piece("down_bias", layer, (hidden,), "down_bias")
-
-
-def allocate(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, rope_divisors: Tensor | None
-) -> DecoderWeights:
-    """Uninitialised tensors for every piece, fused ones sized by their last piece."""
-    sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
-    for piece in pieces(spec):
-        sizes[piece.layer, piece.field] = (piece.first_row + piece.shape[0], *piece.shape[1:])
-
-    def tensors(layer: int | None) -> dict[str, Any]:
-        return {
-            field: torch.empty(
-                shape, dtype=torch.float32 if field.endswith("_norm") else dtype, device=device
-            )
-            for (place, field), shape in sizes.items()
-            if place == layer
-        }
-
-    whole = tensors(None)
-    whole.setdefault("lm_head", whole["embed"])
-    layers = [LayerWeights(**tensors(layer)) for layer in range(spec.num_layers)]
-    return DecoderWeights(layers=layers, rope_divisors=rope_divisors, **whole)
-
-
-def target(weights: DecoderWeights, piece: Piece) -> Tensor:
-    """The rows this piece fills."""
-    owner = weights if piece.layer is None else weights.layers[piece.layer]
-    tensor: Tensor = getattr(owner, piece.field)
-    return tensor[piece.first_row : piece.first_row + piece.shape[0]]
-
-
-def _fields(layer: LayerWeights) -> dict[str, Tensor | None]:
-    return {name: getattr(layer, name) for name in LayerWeights.__slots__}

@@ -1,21 +1,21 @@
 """Hugging Face checkpoints in safetensors: one file, or shards listed by an index. Memory-mapped.
 
-Knows the tensor names of the Llama-shaped families and what may be ignored; fills the tensors `weights`
-allocated.
+Knows the tensor names of the Llama-shaped families and what may be ignored; `safetensors_file` reads the
+format.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.models.config_values import ConfigValues, read_json_object
+from ridgeline.models.dequant import Bytes, Floats, dequantize_chunks
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.safetensors_file import SafetensorsFile
 from ridgeline.models.spec import ModelSpec
 from ridgeline.models.weights_layout import Piece
 
@@ -61,10 +61,10 @@ class SafetensorsSource:
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self.path = path
         self.spec = spec
-        self._files = {file: _open(file) for file in _shard_paths(path)}
+        self._files = {file: SafetensorsFile(file) for file in shard_paths(path)}
         self._places: dict[str, Path] = {}
         for file, handle in self._files.items():
-            for name in handle.keys():  # noqa: SIM118 (not a dict)
+            for name in handle.tensors:
                 if name in self._places:
                     raise BrokenModel(f"{file}: tensor {name} is also in {self._places[name].name}")
                 self._places[name] = file
@@ -81,7 +81,7 @@ class SafetensorsSource:
         return f"{self._prefix}layers.{piece.layer}.{self._names[piece.role]}"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(self._slice(name).get_shape()) for name in self._places}
+        return {name: self._files[file].tensors[name].shape for name, file in self._places.items()}
 
     def where(self, name: str) -> Path:
         return self._places[name]
@@ -90,51 +90,45 @@ class SafetensorsSource:
         tied_head = name == self._head and self.spec.tied_embeddings
         return tied_head or _HARMLESS.search(name) is not None
 
-    def read_into(self, name: str, piece: Piece, out: Tensor) -> None:
-        out.copy_(self._tensor(name))
-        if piece.is_norm and self.spec.norm_offset:
-            out += self.spec.norm_offset
-
-    def rope_divisors(self) -> Tensor | None:
-        return None
-
-    def _slice(self, name: str) -> Any:
-        return self._files[self._places[name]].get_slice(name)
-
-    def _tensor(self, name: str) -> Tensor:
-        dtype = self._slice(name).get_dtype()
+    def type_of(self, name: str) -> str:
+        dtype = self._files[self._places[name]].tensors[name].dtype
         if dtype not in READABLE_DTYPES:
             raise UnsupportedModel(
                 f"{self.where(name)}: tensor {name} is stored as {dtype}; "
                 f"safetensors weights are read from {', '.join(READABLE_DTYPES)}"
             )
-        tensor: Tensor = self._files[self._places[name]].get_tensor(name)
-        return tensor
+        return dtype
+
+    def raw(self, name: str) -> Bytes:
+        return self._files[self._places[name]].raw(name)
+
+    def row_order(self, piece: Piece) -> NDArray[np.intp] | None:
+        return None
+
+    def rope_divisors(self) -> Floats | None:
+        return None
 
     def _check_tied_head(self) -> None:
         """Some tied checkpoints store the head as well: fine when it is the same, else one of them lies."""
         embed = f"{self._prefix}embed_tokens.weight"
         if not (self.spec.tied_embeddings and self._head in self._places and embed in self._places):
             return
-        if not torch.equal(self._tensor(self._head), self._tensor(embed)):
+        if not self._same(self._head, embed):
             raise BrokenModel(
                 f"{self.where(self._head)}: {self._head} differs from {embed}, but config.json says "
                 "they are tied; set tie_word_embeddings to false if the head is its own"
             )
 
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except FileNotFoundError as error:
-        raise BrokenModel(f"{path}: the file is missing; fetch the model again") from error
-    except (SafetensorError, OSError) as error:
-        raise BrokenModel(
-            f"{path}: is not a whole safetensors file ({error}); it is truncated or altered: fetch it again"
-        ) from error
+    def _same(self, one: str, other: str) -> bool:
+        shapes = self.shapes()
+        if shapes[one] != shapes[other]:
+            return False
+        first, second = (dequantize_chunks(self.raw(name), self.type_of(name)) for name in (one, other))
+        return all(np.array_equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))
 
 
-def _shard_paths(path: Path) -> list[Path]:
+def shard_paths(path: Path) -> list[Path]:
+    """The files that hold tensors: `path` itself, or the shards it lists."""
     if path.suffix != ".json":
         return [path]
     weight_map = ConfigValues(read_json_object(path), str(path)).mapping("weight_map")

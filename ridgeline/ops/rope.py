@@ -1,49 +1,52 @@
 """Rotary position embedding: frequencies, their scalings, and the cosine and sine tables.
 
-Computed once at start, in float32 throughout, because checkpoints were trained and are compared with float32
-angles. Equal to `transformers.modeling_rope_utils` to the last bit or two.
+Computed once at start, rounded to float32 at every step, because checkpoints were trained and are compared
+with float32 angles. Equal to `transformers.modeling_rope_utils` to the last bit or two. In numpy, for every
+backend.
 """
 
 from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
 
 
-def rope_frequencies(theta: float, dim: int) -> Tensor:
+def rope_frequencies(theta: float, dim: int) -> Floats:
     """[dim / 2] radians per position: theta^(-2i/dim)."""
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-    return 1.0 / theta**exponents
+    return np.float32(1) / _wavelengths(theta, dim)
 
 
-def scale_linear(frequencies: Tensor, factor: float) -> Tensor:
+def scale_linear(frequencies: Floats, factor: float) -> Floats:
     """Stretch every wavelength by `factor`."""
-    return frequencies / factor
+    return frequencies / np.float32(factor)
 
 
 def scale_llama3(
-    frequencies: Tensor,
+    frequencies: Floats,
     factor: float,
     original_context: float,
     low_freq_factor: float,
     high_freq_factor: float,
-) -> Tensor:
+) -> Floats:
     """Stretch long wavelengths by `factor`, keep short ones, and blend in between.
 
     Long is a wavelength above original_context / low_freq_factor, short one below
     original_context / high_freq_factor.
     """
-    wavelengths = 2 * math.pi / frequencies
+    wavelengths = np.float32(2 * math.pi) / frequencies
     blend = (original_context / wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
-    return (1 - blend) * frequencies / factor + blend * frequencies
+    blend = np.clip(blend, 0.0, 1.0, dtype=np.float32)
+    blended: Floats = (1 - blend) * frequencies / factor + blend * frequencies
+    return blended
 
 
 def scale_yarn(
     theta: float, dim: int, factor: float, original_context: float, beta_fast: float, beta_slow: float
-) -> Tensor:
+) -> Floats:
     """Keep dimensions that turn more than beta_fast times in the original context, stretch those that turn
     less than beta_slow times, ramp linearly between."""
 
@@ -54,10 +57,11 @@ def scale_yarn(
     high = float(min(math.ceil(dimension_turning(beta_slow)), dim - 1))
     if low == high:
         high += 0.001  # a step instead of a ramp, without dividing by zero
-    stretched_share = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    wavelengths = theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    kept_share = 1 - stretched_share
-    return 1.0 / (factor * wavelengths) * (1 - kept_share) + 1.0 / wavelengths * kept_share
+    ramp = (np.arange(dim // 2, dtype=np.float32) - low) / (high - low)
+    kept_share = 1 - np.clip(ramp, 0, 1, dtype=np.float32)
+    wavelengths = _wavelengths(theta, dim)
+    mixed: Floats = 1.0 / (factor * wavelengths) * (1 - kept_share) + 1.0 / wavelengths * kept_share
+    return mixed
 
 
 def yarn_attention_factor(factor: float) -> float:
@@ -66,8 +70,19 @@ def yarn_attention_factor(factor: float) -> float:
 
 
 def rope_tables(
-    frequencies: Tensor, max_positions: int, attention_factor: float = 1.0
-) -> tuple[Tensor, Tensor]:
+    frequencies: Floats, max_positions: int, attention_factor: float = 1.0
+) -> tuple[Floats, Floats]:
     """(cos, sin), each [max_positions, dim / 2] float32, multiplied by `attention_factor`."""
-    angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos() * attention_factor, angles.sin() * attention_factor
+    angles = np.arange(max_positions, dtype=np.float32)[:, None] * frequencies
+    cos = np.cos(angles)
+    sin = np.sin(angles, out=angles)
+    if attention_factor != 1.0:
+        cos *= np.float32(attention_factor)
+        sin *= np.float32(attention_factor)
+    return cos, sin
+
+
+def _wavelengths(theta: float, dim: int) -> Floats:
+    """[dim / 2] positions per radian. Powers in double precision, rounded once, are nearly always torch's."""
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)

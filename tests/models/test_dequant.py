@@ -18,6 +18,8 @@ SCALE_OFFSETS = {
     "Q5_0": [0],
     "Q5_1": [0, 2],
     "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
@@ -52,6 +54,17 @@ def test_quantized_values_come_back_as_ggml_rounds_them(type_name: str) -> None:
     actual = dequant.dequantize(packed.view(np.uint8).ravel(), type_name).reshape(values.shape)
     assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
     assert np.abs(actual - values).max() < 0.3
+
+
+def test_every_type_of_a_gguf_file_can_be_decoded() -> None:
+    """The parser accepts these types, so the loader must know them all."""
+    for type_name, elements, size in TENSOR_TYPES.values():
+        assert len(dequant.dequantize(np.zeros(size, np.uint8), type_name)) == elements
+
+
+def test_doubles_are_rounded_to_floats() -> None:
+    values = np.random.default_rng(4).normal(size=100)
+    assert np.array_equal(dequant.dequantize(values.view(np.uint8), "F64"), values.astype(np.float32))
 
 
 def test_chunks_join_to_the_whole_and_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,122 @@
+"""An opened checkpoint, whichever format it is in: its tensors' names, types, shapes and bytes, all checked.
+
+`weights` (torch) and `packed` (the native library) load through this. Numpy only; nothing here decides what
+the weights become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.models.dequant import Bytes, Floats, dequantize, dequantize_chunks
+from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, pickle_refusal
+from ridgeline.models.registry import refuse_pickles_alone
+from ridgeline.models.spec import ModelSpec
+from ridgeline.models.weights_gguf import GgufSource
+from ridgeline.models.weights_layout import Piece, pieces
+from ridgeline.models.weights_safetensors import SafetensorsSource
+
+Rows = NDArray[np.intp]
+Progress = Callable[[int, int], None]
+
+
+class TensorSource(Protocol):
+    """An opened checkpoint. Names are its own; `where` is the file to name in an error."""
+
+    def name_of(self, piece: Piece) -> str: ...
+
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def where(self, name: str) -> Path: ...
+
+    def is_harmless(self, name: str) -> bool: ...
+
+    def type_of(self, name: str) -> str:
+        """A type `dequant` reads: F32, BF16, Q4_0, …; any other is refused."""
+
+    def raw(self, name: str) -> Bytes:
+        """The tensor's bytes, as a read-only view of the file."""
+
+    def row_order(self, piece: Piece) -> Rows | None:
+        """Row r of the piece is row order[r] of the stored tensor; None: the rows are in order."""
+
+    def rope_divisors(self) -> Floats | None: ...
+
+
+def open_source(path: Path, spec: ModelSpec) -> TensorSource:
+    """The checkpoint at `path`, whichever format it is in. A pickle is refused."""
+    file = weights_file(path)
+    if file.suffix in (".safetensors", ".json"):
+        return SafetensorsSource(file, spec)
+    return GgufSource(file, spec)
+
+
+def weights_file(path: Path) -> Path:
+    """The file a checkpoint begins with: a .gguf or .safetensors file, or an index of shards."""
+    path = Path(path)
+    if path.is_dir():
+        index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+        if index.exists() or single.exists():
+            return index if index.exists() else single
+        refuse_pickles_alone(path)
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return ggufs[0]
+        if ggufs:
+            raise BrokenModel(f"{path}: holds {len(ggufs)} .gguf files; name the one to load")
+        raise BrokenModel(f"{path}: holds no weights (model.safetensors, its index, or a .gguf file)")
+    if path.suffix in PICKLE_SUFFIXES:
+        raise pickle_refusal(path)
+    return path
+
+
+def checked_names(source: TensorSource, spec: ModelSpec, path: Path) -> dict[Piece, str]:
+    """The checkpoint's name for every piece, after comparing all names and shapes with the spec."""
+    names = {piece: source.name_of(piece) for piece in pieces(spec)}
+    shapes = source.shapes()
+    missing = [name for name in names.values() if name not in shapes]
+    if missing:
+        raise BrokenModel(f"{path}: {len(missing)} tensors are missing: {_some(missing)}")
+    wanted = set(names.values())
+    unexpected = [name for name in shapes if name not in wanted and not source.is_harmless(name)]
+    if unexpected:
+        raise BrokenModel(
+            f"{path}: {len(unexpected)} tensors have no place in a {spec.family} model as configured: "
+            f"{_some(unexpected)}"
+        )
+    for piece, name in names.items():
+        if shapes[name] != piece.shape:
+            raise BrokenModel(
+                f"{source.where(name)}: tensor {name} has shape {list(shapes[name])}, "
+                f"the configuration says {list(piece.shape)}"
+            )
+    return names
+
+
+def float_chunks(source: TensorSource, name: str) -> Iterator[tuple[int, Floats]]:
+    """(index of the first element, elements) of a stored tensor, one bounded piece after the other."""
+    return dequantize_chunks(source.raw(name), source.type_of(name))
+
+
+def read_floats(source: TensorSource, name: str, piece: Piece) -> Floats:
+    """A whole piece, rows in the decoder's order; for vectors: a matrix may be large."""
+    values = dequantize(source.raw(name), source.type_of(name)).reshape(piece.shape)
+    order = source.row_order(piece)
+    return values if order is None else values[order]
+
+
+def not_finite(source: TensorSource, name: str, dtype: str) -> BrokenModel:
+    return BrokenModel(
+        f"{source.where(name)}: tensor {name} holds values that are not finite in {dtype}: "
+        "the file is corrupt, or needs a wider dtype"
+    )
+
+
+def _some(names: list[str], shown: int = 6) -> str:
+    more = f", and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

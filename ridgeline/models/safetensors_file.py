@@ -1,0 +1,111 @@
+"""safetensors files: a table of tensors over one read-only memory map.
+
+Every length and offset in the header is checked against the file before anything is read through it, as
+`gguf` does for its format. Not read by the safetensors package, because its numpy side knows no bfloat16 and
+its torch side needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.models.errors import BrokenModel
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+_LENGTH_BYTES = 8
+# Bytes per element. Types that are not listed are carried along; only reading them is refused, by the loader.
+ELEMENT_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    """One tensor's place in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # absolute, in bytes
+    nbytes: int
+
+
+class SafetensorsFile:
+    """An open safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise BrokenModel(f"{self.path}: the file is missing; fetch the model again") from error
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise self._broken(str(error)) from error
+        self.tensors: dict[str, SafetensorsTensor] = self._read_table()
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The tensor's bytes, as a read-only view of the map."""
+        tensor = self.tensors[name]
+        return np.frombuffer(self._map, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+
+    def _read_table(self) -> dict[str, SafetensorsTensor]:
+        size = len(self._map)
+        length = int.from_bytes(self._map[:_LENGTH_BYTES], "little")
+        if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, MAX_HEADER_BYTES):
+            raise self._broken(f"its header should have {length} bytes, the file has {size}")
+        data_start = _LENGTH_BYTES + length
+        header = self._read_header(self._map[_LENGTH_BYTES:data_start])
+        header.pop("__metadata__", None)
+        tensors = {name: self._entry(name, entry, data_start) for name, entry in header.items()}
+        # The format allows neither gaps nor overlaps, so that every byte has one meaning.
+        end = data_start
+        for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+            if tensor.offset != end:
+                raise self._broken(f"tensor {name} begins at byte {tensor.offset}, not at {end}")
+            end += tensor.nbytes
+        if end != size:
+            raise self._broken(f"its tensors end at byte {end}, the file at {size}")
+        return tensors
+
+    def _read_header(self, text: bytes) -> dict[str, Any]:
+        def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            if len(found) != len(pairs):
+                raise ValueError("the header has a key twice")
+            return found
+
+        try:
+            header = json.loads(text, object_pairs_hook=once)
+        except (ValueError, RecursionError) as error:
+            raise self._broken(f"its header is not readable: {error}") from error
+        if not isinstance(header, dict):
+            raise self._broken("its header is not a JSON object")
+        return header
+
+    def _entry(self, name: str, entry: Any, data_start: int) -> SafetensorsTensor:
+        try:
+            dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            numbers = [*shape, begin, end]
+        except (TypeError, KeyError, ValueError) as error:
+            raise self._broken(f"tensor {name} is not described as the format asks") from error
+        if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or end < begin:
+            raise self._broken(f"tensor {name} is not described as the format asks")
+        needed = math.prod(shape) * ELEMENT_BYTES[dtype] if dtype in ELEMENT_BYTES else end - begin
+        if end - begin != needed:
+            raise self._broken(f"tensor {name} takes {end - begin} bytes, {dtype} {shape} needs {needed}")
+        return SafetensorsTensor(dtype, tuple(shape), data_start + begin, end - begin)
+
+    def _broken(self, reason: str) -> BrokenModel:
+        return BrokenModel(
+            f"{self.path}: is not a whole safetensors file ({reason}); "
+            "it is truncated or altered: fetch it again"
+        )
