@@ -72,7 +72,7 @@ def _torch_facts() -> Iterator[tuple[str, Any]]:
 
 
 def _bandwidth() -> Iterator[tuple[str, Any]]:
-    from ridgeline.engine.limits import read_bandwidth
+    from ridgeline.engine.torch_limits import read_bandwidth
 
     yield "read_bytes_per_s", _best(read_bandwidth)
 
@@ -80,7 +80,7 @@ def _bandwidth() -> Iterator[tuple[str, Any]]:
 def _float32() -> Iterator[tuple[str, Any]]:
     import torch
 
-    from ridgeline.engine.limits import matmul_rate
+    from ridgeline.engine.torch_limits import matmul_rate
 
     yield "float32_flops_per_s", _best(lambda: matmul_rate(torch.float32))
 
@@ -88,7 +88,7 @@ def _float32() -> Iterator[tuple[str, Any]]:
 def _bfloat16() -> Iterator[tuple[str, Any]]:
     import torch
 
-    from ridgeline.engine.limits import matmul_rate
+    from ridgeline.engine.torch_limits import matmul_rate
 
     yield "bfloat16_flops_per_s", _best(lambda: matmul_rate(torch.bfloat16))
 

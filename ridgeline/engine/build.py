@@ -1,19 +1,23 @@
 """From an EngineConfig to a running EngineCore: resolve, plan memory, load, warm up, with a budget of each.
 
-Used by the engine process and by the in-process `LLM`. torch is imported here and below, nowhere above.
+Used by the engine process and by the in-process `LLM`. Which backend serves is chosen here, by
+`backend_choice`; the backends' own parts are in `native_build` and `torch_build`, imported when chosen.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ridgeline.engine.backend_choice import BackendChoice, choose_backend
+from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, StepChoice, load_calibration, this_machine
 from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.models.families import check_servable
@@ -23,10 +27,7 @@ from ridgeline.models.spec import ModelSpec
 if TYPE_CHECKING:
     from ridgeline.engine.core import EngineCore
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WARM_UP_TOKENS = 32
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -48,8 +49,10 @@ class BuiltEngine:
     core: EngineCore
     spec: ModelSpec
     plan: MemoryPlan
-    backend: str
-    dtype: str
+    backend: str  # native or torch
+    dtype: str  # the weights' format
+    summary: str  # the backend with its units and formats, for people
+    notes: tuple[str, ...]  # why this backend, what a setting costs; for people
     budget: StartupBudget
     limits: dict[str, float]
 
@@ -62,29 +65,33 @@ def build_engine(
     with budget.stage("plan"):
         spec = read_spec(path)
         check_servable(spec)
-        dtype = "float32" if config.dtype == "auto" else config.dtype
-        plan = plan_memory(spec, config, DTYPE_BYTES[dtype], available_memory())
+        choice = choose_backend(config, spec)
+        backend = _backend_build(choice, config, path, spec)
+        sizes = step_sizes(config, choice, spec, backend.weights_bytes)
+        plan = plan_memory(spec, config, backend.footprint(sizes), available_memory())
     with budget.stage("import"):
-        _import_torch(config)
+        backend.prepare()
     with budget.stage("weights"):
-        core = _load(config, path, spec, plan, dtype, progress)
+        loaded = backend.load(plan, sizes, progress)
+        core = _core(config, path, spec, plan, sizes, loaded)
     with budget.stage("warm-up"):
         _warm_up(core, plan)
     with budget.stage("limits"):
-        limits = _measure_limits(spec, dtype)
-    budget.bytes["weights"] = plan.weights_bytes
+        limits = backend.limits().as_dict()
+    budget.bytes["weights"] = loaded.weights_bytes
     budget.bytes["kv"] = plan.kv_bytes
-    budget.bytes["rest"] = max(resident_bytes() - plan.weights_bytes, 0)
-    return BuiltEngine(core, spec, plan, core.runner.name, dtype, budget, limits)
-
-
-def _import_torch(config: EngineConfig) -> None:
-    # Some virtual machines advertise AMX but hide the CPUID leaf that describes its tiles; torch's bf16
-    # matmul then dies with SIGILL. oneDNN reads this variable when torch is imported.
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-    import torch
-
-    torch.set_num_threads(config.threads or usable_cpus())
+    budget.bytes["rest"] = max(resident_bytes() - loaded.weights_bytes, 0)
+    return BuiltEngine(
+        core=core,
+        spec=spec,
+        plan=plan,
+        backend=choice.name,
+        dtype=loaded.weights,
+        summary=f"{choice.name} ({loaded.unit}), weights {loaded.weights}, KV {loaded.kv}",
+        notes=((f"torch because {choice.reason}",) if choice.reason else ()) + loaded.notes,
+        budget=budget,
+        limits=limits,
+    )
 
 
 def usable_cpus() -> int:
@@ -99,32 +106,42 @@ def usable_cpus() -> int:
     return cpus
 
 
-def _load(
-    config: EngineConfig,
-    path: Path,
-    spec: ModelSpec,
-    plan: MemoryPlan,
-    dtype_name: str,
-    progress: Progress | None,
+def step_sizes(config: EngineConfig, choice: BackendChoice, spec: ModelSpec, weights_bytes: int) -> StepSizes:
+    """The step's budget and prefill chunk: as asked for, else as calibrated, else one default for both."""
+    step_tokens, chunk = config.step_tokens, config.prefill_chunk
+    if step_tokens is None and choice.name == "native":
+        calibrated = _calibrated_choice(config, spec, weights_bytes)
+        if calibrated is not None:
+            step_tokens, chunk = calibrated.step_tokens, chunk or calibrated.prefill_chunk
+    step_tokens = step_tokens or DEFAULT_STEP_TOKENS
+    return StepSizes(step_tokens, min(chunk or step_tokens, step_tokens), config.max_running)
+
+
+def _calibrated_choice(config: EngineConfig, spec: ModelSpec, weights_bytes: int) -> StepChoice | None:
+    calibration = load_calibration(this_machine(config.threads))
+    return None if calibration is None else calibration.choice(spec.parameters, weights_bytes)
+
+
+def _backend_build(choice: BackendChoice, config: EngineConfig, path: Path, spec: ModelSpec) -> BackendBuild:
+    threads = config.threads or usable_cpus()
+    if choice.name == "native":
+        from ridgeline.engine.native_build import NativeBuild
+
+        return NativeBuild(config, path, spec, threads)
+    from ridgeline.engine.torch_build import TorchBuild
+
+    return TorchBuild(config, path, spec, threads)
+
+
+def _core(
+    config: EngineConfig, path: Path, spec: ModelSpec, plan: MemoryPlan, sizes: StepSizes, loaded: Loaded
 ) -> EngineCore:
-    import torch
-
     from ridgeline.engine.core import EngineCore
-    from ridgeline.engine.runner import TorchRunner
-    from ridgeline.engine.sampler import Sampler
     from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
-    from ridgeline.models.decoder import Decoder, allocate_kv
-    from ridgeline.models.weights import load_weights
-    from ridgeline.ops.backend import select_backend
 
-    dtype: torch.dtype = getattr(torch, dtype_name)
-    weights = load_weights(path, spec, dtype, progress)
-    decoder = Decoder(spec, weights, select_backend(config.backend), plan.max_context)
-    kv_cache = allocate_kv(spec, plan.num_blocks, config.block_size, dtype, torch.device("cpu"))
-    runner = TorchRunner(decoder, kv_cache, config.block_size, Sampler(spec.eos_ids))
     limits = SchedulerLimits(
-        step_tokens=config.step_tokens,
-        prefill_chunk=config.prefill_chunk or config.step_tokens,
+        step_tokens=sizes.step_tokens,
+        prefill_chunk=sizes.prefill_chunk,
         max_running=config.max_running,
         max_waiting=config.max_waiting,
         block_size=config.block_size,
@@ -132,17 +149,9 @@ def _load(
         max_context=plan.max_context,
         prefix_cache=config.prefix_cache,
         eos_ids=spec.eos_ids,
-        model_salt=f"{path}:{dtype_name}",
+        model_salt=f"{path}:{loaded.runner.name}:{loaded.weights}:{loaded.kv}",
     )
-    return EngineCore(Scheduler(limits), runner, config.step_ring)
-
-
-def _measure_limits(spec: ModelSpec, dtype_name: str) -> dict[str, float]:
-    import torch
-
-    from ridgeline.engine.limits import measure_limits
-
-    return measure_limits(spec, getattr(torch, dtype_name)).as_dict()
+    return EngineCore(Scheduler(limits), loaded.runner, config.step_ring)
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:

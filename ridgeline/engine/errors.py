@@ -35,5 +35,9 @@ class InvalidConfig(EngineError):
     """A setting has a value that makes no sense; the message names its flag."""
 
 
+class BackendUnavailable(EngineError):
+    """No backend can compute this model here; the message says what to install or change."""
+
+
 class OutOfMemoryPlan(EngineError):
     """The memory plan does not fit; the message says which limit to lower."""

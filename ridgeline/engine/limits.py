@@ -1,24 +1,34 @@
-"""The physical limits of this machine, measured in a fraction of a second, for figures to stand beside.
+"""The physical limits of this machine for one model, for figures to stand beside. No torch.
 
 Decode reads every weight once per step: bytes over read bandwidth. Prefill multiplies by every weight once
-per token: FLOPs over the matmul rate. Both are ceilings for this backend and dtype, not promises.
+per token: FLOPs over the rate of the units that do it. Both are ceilings for this backend and format, not
+promises. What the machine can do comes from its calibration, or else from a measurement of some milliseconds.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-import torch
-
+from ridgeline.engine.calibration import load_calibration, this_machine
 from ridgeline.models.spec import ModelSpec
+from ridgeline.ops.cpu import library
+from ridgeline.ops.cpu.library import Peak
 
-# Weights are read from a buffer as large as the model, so that a model that fits a cache is measured there.
-READ_BYTES_RANGE = (32 << 20, 256 << 20)
-MATMUL_SIZE = 1024
-REPEATS = 8
 PREFILL_TOKENS = 512  # the prompt length the prefill limit is stated for
+# A buffer as large as the model, so that a model that fits a cache is measured there; no larger than it
+# takes to be sure of main memory, because touching its pages is most of the time.
+READ_BYTES_RANGE = (16 << 20, 256 << 20)
+
+
+PEAK_NAMES = {Peak.F32: "float32", Peak.BF16: "bfloat16", Peak.INT8: "int8"}  # as a calibration has them
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the machine can do with the threads it is given, whatever the model."""
+
+    read_bytes_per_s: float
+    flops_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +39,30 @@ class MeasuredLimits:
     prefill_tokens_per_s: float
 
     def as_dict(self) -> dict[str, float]:
-        return {
-            "read_bytes_per_s": self.read_bytes_per_s,
-            "flops_per_s": self.flops_per_s,
-            "decode_tokens_per_s": self.decode_tokens_per_s,
-            "prefill_tokens_per_s": self.prefill_tokens_per_s,
-        }
+        return asdict(self)
 
 
-def measure_limits(spec: ModelSpec, dtype: torch.dtype) -> MeasuredLimits:
-    """Best of a few repeats: interference only ever makes a ceiling look lower."""
-    read = read_bandwidth(spec.weight_bytes(dtype.itemsize))
-    flops = matmul_rate(dtype)
+def limits_of(spec: ModelSpec, step_bytes: int, ceilings: Ceilings) -> MeasuredLimits:
+    """step_bytes: weights that one decode step reads."""
     return MeasuredLimits(
-        read_bytes_per_s=read,
-        flops_per_s=flops,
-        decode_tokens_per_s=read / spec.weight_bytes(dtype.itemsize),
-        prefill_tokens_per_s=flops / spec.prefill_flops_per_token(PREFILL_TOKENS),
+        read_bytes_per_s=ceilings.read_bytes_per_s,
+        flops_per_s=ceilings.flops_per_s,
+        decode_tokens_per_s=ceilings.read_bytes_per_s / step_bytes,
+        prefill_tokens_per_s=ceilings.flops_per_s / spec.prefill_flops_per_token(PREFILL_TOKENS),
     )
 
 
-def read_bandwidth(model_bytes: int = READ_BYTES_RANGE[1]) -> float:
-    """Bytes per second of summing a buffer with all of torch's threads."""
+def native_ceilings(step_bytes: int, kinds: tuple[Peak, ...], threads: int) -> Ceilings:
+    """The calibrated ceilings of this machine if there are any, else measured now, in some milliseconds.
+
+    kinds: units that could multiply these weights; the fastest that is there counts.
+    """
+    calibration = load_calibration(this_machine(threads))
+    if calibration is not None:
+        known = calibration.ceilings
+        peaks = [known.peaks[PEAK_NAMES[kind]] for kind in kinds if PEAK_NAMES[kind] in known.peaks]
+        if peaks:
+            return Ceilings(known.read_bytes_per_s(step_bytes), max(peaks))
     least, most = READ_BYTES_RANGE
-    buffer = torch.ones(max(least, min(model_bytes, most)) // 4, dtype=torch.float32)
-    return buffer.nbytes / _best_seconds(lambda: buffer.sum())
-
-
-def matmul_rate(dtype: torch.dtype) -> float:
-    """FLOP/s of a square matrix product."""
-    a = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
-    b = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
-    return 2 * MATMUL_SIZE**3 / _best_seconds(lambda: a @ b)
-
-
-def _best_seconds(work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - started)
-    return best
+    read = library.measure_read(max(least, min(step_bytes, most)), threads)
+    return Ceilings(read, max(library.measure_peak(kind, threads) for kind in kinds))

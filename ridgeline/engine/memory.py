@@ -18,6 +18,15 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a backend takes of memory for a model, known before anything is loaded."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    activation_bytes: int  # the widest moment of the largest step
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     weights_bytes: int
     kv_bytes: int
@@ -28,18 +37,20 @@ class MemoryPlan:
     available_bytes: int
 
 
-def plan_memory(spec: ModelSpec, config: EngineConfig, dtype_bytes: int, available_bytes: int) -> MemoryPlan:
+def plan_memory(
+    spec: ModelSpec, config: EngineConfig, footprint: Footprint, available_bytes: int
+) -> MemoryPlan:
     """Weights first, then the largest step's activations, then KV. Says which limit to lower if it cannot."""
     max_context = _max_context(spec, config)
-    kv_token_bytes = spec.kv_bytes_per_token(dtype_bytes)
-    weights = int(spec.weight_bytes(dtype_bytes))
-    activations = _activation_bytes(spec, config.step_tokens)
+    kv_token_bytes = footprint.kv_bytes_per_token
+    weights, activations = footprint.weights_bytes, footprint.activation_bytes
     budget = int(available_bytes * config.memory_fraction) - weights - activations
     if budget < kv_token_bytes * config.block_size:
         raise OutOfMemoryPlan(
             f"weights of {weights / GIB:.2f} GiB and {activations / GIB:.2f} GiB of activations do not fit "
             f"in {config.memory_fraction:.0%} of the {available_bytes / GIB:.2f} GiB available: choose a "
-            "smaller dtype or model, lower --step-tokens, or raise --memory-fraction"
+            "smaller --weights format (torch: --dtype) or model, lower --step-tokens, or raise "
+            "--memory-fraction"
         )
     wanted = _wanted_kv_tokens(config, max_context, kv_token_bytes)
     fitting = budget // kv_token_bytes
@@ -80,12 +91,6 @@ def _wanted_kv_tokens(config: EngineConfig, max_context: int, kv_token_bytes: in
     if config.kv_memory_gib is not None:
         return int(config.kv_memory_gib * GIB) // kv_token_bytes
     return max(DEFAULT_KV_TOKENS, max_context)
-
-
-def _activation_bytes(spec: ModelSpec, step_tokens: int) -> int:
-    """The widest moment of a step in fp32: gate and up beside the residual, or logits for every token."""
-    per_token = 2 * spec.ffn_size + 4 * spec.hidden_size
-    return 4 * step_tokens * max(per_token, spec.vocab_size)
 
 
 def available_memory() -> int:

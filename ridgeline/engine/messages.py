@@ -66,6 +66,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     seconds: dict[str, float]  # start-up budget: import, weights, warm-up, …
     bytes: dict[str, int]  # memory receipt: weights, kv, rest
     limits: dict[str, float]  # physical limits the figures stand beside; empty where none is known
+    notes: tuple[str, ...] = ()  # why this backend, what a setting costs; for people
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -143,7 +143,7 @@ class EngineLoop:
         return Hello(
             pid=os.getpid(),
             model=self._model,
-            backend=f"{built.backend} {built.dtype}",
+            backend=built.summary,
             max_context=built.plan.max_context,
             max_running=built.core.scheduler.limits.max_running,
             kv_tokens=built.plan.kv_tokens,
@@ -152,6 +152,7 @@ class EngineLoop:
             seconds=built.budget.seconds,
             bytes=built.budget.bytes,
             limits=built.limits,
+            notes=built.notes,
         )
 
 

@@ -165,8 +165,9 @@ def startup_lines(client: AsyncClient, engine: EngineConfig, address: tuple[Any,
     limits = hello.limits
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     lines = [
-        f"ridgeline {__version__} · {public_name(engine.model)} · {hello.backend} · "
-        f"context {hello.max_context:,}",
+        f"ridgeline {__version__} · {public_name(engine.model)} · context {hello.max_context:,}",
+        f"  backend  {hello.backend}",
+        *(f"           {note}" for note in hello.notes),
         f"  start    {seconds} · ready {_since_process_start():.2f} s",
         f"  memory   weights {hello.bytes['weights'] / GIB:.2f} · KV cache {hello.bytes['kv'] / GIB:.2f} "
         f"({hello.kv_tokens:,} tokens) · rest {hello.bytes['rest'] / GIB:.2f} GiB",

@@ -5,8 +5,12 @@ import pytest
 from ridgeline.engine import memory
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import OutOfMemoryPlan
+from ridgeline.engine.loading import StepSizes
 from ridgeline.engine.memory import DEFAULT_KV_TOKENS, GIB, available_memory, plan_memory, resident_bytes
+from ridgeline.engine.torch_build import TorchBuild
 from ridgeline.models.read_spec import read_spec
+
+SIZES = StepSizes(step_tokens=512, prefill_chunk=512, max_running=64)
 
 
 @pytest.fixture(scope="module")
@@ -14,43 +18,54 @@ def spec(smollm2_path):
     return read_spec(smollm2_path)
 
 
-def test_weights_and_kv_take_what_the_spec_says(spec):
-    plan = plan_memory(spec, EngineConfig(), 4, 32 * GIB)
-    assert plan.weights_bytes == spec.parameters * 4
-    assert plan.kv_tokens == DEFAULT_KV_TOKENS
-    assert plan.kv_bytes == DEFAULT_KV_TOKENS * spec.kv_bytes_per_token(4)
-    assert plan.num_blocks * 16 == plan.kv_tokens
-    assert plan.max_context == spec.max_context
+@pytest.fixture(scope="module")
+def plan(spec, smollm2_path):
+    """plan(config, available bytes): in float32, by torch."""
+
+    def make(config, available_bytes):
+        footprint = TorchBuild(config, smollm2_path, spec, 1).footprint(SIZES)
+        return plan_memory(spec, config, footprint, available_bytes)
+
+    return make
 
 
-def test_little_memory_gives_a_smaller_cache_and_a_shorter_context(spec):
-    plan = plan_memory(spec, EngineConfig(), 4, int(1.3 * GIB))
-    assert 0 < plan.kv_tokens < spec.max_context
-    assert plan.max_context == plan.kv_tokens
-    assert plan.weights_bytes + plan.kv_bytes + plan.activation_bytes <= 0.6 * 1.3 * GIB
+def test_weights_and_kv_take_what_the_spec_says(spec, plan):
+    made = plan(EngineConfig(), 32 * GIB)
+    assert made.weights_bytes == spec.parameters * 4
+    assert made.kv_tokens == DEFAULT_KV_TOKENS
+    assert made.kv_bytes == DEFAULT_KV_TOKENS * spec.kv_bytes_per_token(4)
+    assert made.num_blocks * 16 == made.kv_tokens
+    assert made.max_context == spec.max_context
 
 
-def test_weights_that_do_not_fit_are_said_before_loading(spec):
-    with pytest.raises(OutOfMemoryPlan, match="smaller dtype"):
-        plan_memory(spec, EngineConfig(), 4, GIB // 2)
+def test_little_memory_gives_a_smaller_cache_and_a_shorter_context(spec, plan):
+    made = plan(EngineConfig(), int(1.3 * GIB))
+    assert 0 < made.kv_tokens < spec.max_context
+    assert made.max_context == made.kv_tokens
+    assert made.weights_bytes + made.kv_bytes + made.activation_bytes <= 0.6 * 1.3 * GIB
+
+
+def test_weights_that_do_not_fit_are_said_before_loading(plan):
+    with pytest.raises(OutOfMemoryPlan, match="smaller --weights"):
+        plan(EngineConfig(), GIB // 2)
 
 
 @pytest.mark.parametrize("wish", [{"kv_tokens": 10**7}, {"kv_memory_gib": 100.0}])
-def test_a_wished_cache_that_does_not_fit_names_its_flag(spec, wish):
+def test_a_wished_cache_that_does_not_fit_names_its_flag(plan, wish):
     with pytest.raises(OutOfMemoryPlan, match="--kv-tokens or --kv-memory-gib"):
-        plan_memory(spec, EngineConfig(**wish), 4, 8 * GIB)
+        plan(EngineConfig(**wish), 8 * GIB)
 
 
-def test_wishes_are_kept_to_the_block(spec):
-    assert plan_memory(spec, EngineConfig(kv_tokens=1000), 4, 8 * GIB).kv_tokens == 992
-    by_bytes = plan_memory(spec, EngineConfig(kv_memory_gib=1.0), 4, 8 * GIB)
+def test_wishes_are_kept_to_the_block(spec, plan):
+    assert plan(EngineConfig(kv_tokens=1000), 8 * GIB).kv_tokens == 992
+    by_bytes = plan(EngineConfig(kv_memory_gib=1.0), 8 * GIB)
     assert GIB - 16 * spec.kv_bytes_per_token(4) <= by_bytes.kv_bytes <= GIB
 
 
-def test_a_context_beyond_the_models_own_is_refused(spec):
+def test_a_context_beyond_the_models_own_is_refused(plan):
     with pytest.raises(OutOfMemoryPlan, match="--max-context 9000"):
-        plan_memory(spec, EngineConfig(max_context=9000), 4, 8 * GIB)
-    assert plan_memory(spec, EngineConfig(max_context=512), 4, 8 * GIB).max_context == 512
+        plan(EngineConfig(max_context=9000), 8 * GIB)
+    assert plan(EngineConfig(max_context=512), 8 * GIB).max_context == 512
 
 
 def test_a_cgroups_limit_counts_without_the_file_cache_it_would_give_up(tmp_path, monkeypatch):
