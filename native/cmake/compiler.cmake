@@ -2,23 +2,19 @@
 include(CheckLanguage)
 check_language(CXX)
 if(NOT CMAKE_CXX_COMPILER)
+  set(tried "c++, g++ and clang++ on PATH")
   if(DEFINED ENV{CXX})
-    set(found "CXX=$ENV{CXX} names none that works.")
-  else()
-    set(found "None was found (looked for c++, g++ and clang++ on PATH, and at $CXX).")
+    set(tried "CXX=$ENV{CXX}")
   endif()
-  message(FATAL_ERROR "
-ridgeline: a C++17 compiler is needed to build the native CPU library. ${found}
-
+  message(FATAL_ERROR
+"ridgeline: no C++ compiler that works was found (tried ${tried}); the native CPU library needs one with C++17.
   Debian, Ubuntu   sudo apt install g++
   Fedora, RHEL     sudo dnf install gcc-c++
   Alpine           sudo apk add g++ linux-headers
   macOS            xcode-select --install
   conda            conda install cxx-compiler
-
-Then install again. To do without the library, and serve with PyTorch instead (much slower on CPUs):
-
-  RIDGELINE_NATIVE=0 pip install 'ridgeline[torch]'     (in a checkout: RIDGELINE_NATIVE=0 pip install '.[torch]')
-")
+Then install again. To do without the library and serve with PyTorch instead (much slower on CPUs):
+  RIDGELINE_NATIVE=0 pip install 'ridgeline[torch]'
+  RIDGELINE_NATIVE=0 pip install '.[torch]'             in a checkout")
 endif()
 enable_language(CXX)

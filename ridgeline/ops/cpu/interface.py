@@ -72,19 +72,18 @@ def load() -> Any:
         )
     try:
         library = ctypes.CDLL(str(LIBRARY_PATH))
-        library.rl_abi_version.restype = c_int32
         version = library.rl_abi_version()
+        if version == ABI_VERSION:
+            for name, (result, arguments) in _FUNCTIONS.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+            return library
     except (OSError, AttributeError) as error:
         raise NativeUnavailable(f"{LIBRARY_PATH} does not load: {error}. Reinstall ridgeline") from error
-    if version != ABI_VERSION:
-        raise NativeUnavailable(
-            f"{LIBRARY_PATH} has version {version} of the interface, this ridgeline needs {ABI_VERSION}. "
-            "Reinstall ridgeline (in a checkout: make native)"
-        )
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    raise NativeUnavailable(
+        f"{LIBRARY_PATH} has version {version} of the interface, this ridgeline needs {ABI_VERSION}. "
+        "Reinstall ridgeline (in a checkout: make native)"
+    )
 
 
 def call(name: str, *arguments: Any) -> None:
