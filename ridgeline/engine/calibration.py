@@ -13,17 +13,24 @@ import logging
 import math
 import os
 import platform
-import tempfile
 from pathlib import Path
 
 import msgspec
 
+from ridgeline.engine.step_costs import StepChoice, StepCosts
 from ridgeline.models.registry import cache_dir
 from ridgeline.ops.cpu.library import ABI_VERSION, NativeUnavailable, choose_isa
 
+__all__ = [
+    "DEFAULT_STEP_TOKENS", "Calibration", "Ceilings", "Machine", "ReadRate", "StepChoice", "StepCosts",
+    "calibration_file", "load_calibration", "processor_name", "shape_class", "store_calibration",
+    "this_machine",
+]  # fmt: skip
+
 FILE_VERSION = 1
 DEFAULT_STEP_TOKENS = 512  # where nothing was calibrated
-_BIT_WIDTHS = (4, 8, 16, 32)
+# The width that most weights have, up to so many bits on average; embeddings often have more than the rest.
+_WIDTHS = {6.5: 4, 12.0: 8, 24.0: 16, math.inf: 32}
 
 log = logging.getLogger(__name__)
 
@@ -75,23 +82,11 @@ class Ceilings(msgspec.Struct, frozen=True):
         return reads[-1].bytes_per_s
 
 
-class StepChoice(msgspec.Struct, frozen=True):
-    """Step sizes for one class of models, with the sentence that says why."""
-
-    step_tokens: int
-    prefill_chunk: int
-    reason: str
-
-    def __post_init__(self) -> None:
-        _require_positive(step_tokens=self.step_tokens, prefill_chunk=self.prefill_chunk)
-        if self.prefill_chunk > self.step_tokens:
-            raise ValueError(f"a chunk of {self.prefill_chunk} does not fit a step of {self.step_tokens}")
-
-
 class Calibration(msgspec.Struct, frozen=True):
     machine: Machine
     ceilings: Ceilings
     choices: dict[str, StepChoice] = {}  # by shape_class
+    costs: dict[str, StepCosts] = {}  # what each choice was made from
     version: int = FILE_VERSION
 
     def choice(self, parameters: int, weights_bytes: int) -> StepChoice | None:
@@ -106,7 +101,7 @@ def shape_class(parameters: int, weights_bytes: int) -> str:
     """
     least = 2 ** math.floor(math.log2(parameters))
     stored = 8 * weights_bytes / parameters
-    bits = min(_BIT_WIDTHS, key=lambda width: abs(math.log(stored / width)))
+    bits = next(width for most, width in _WIDTHS.items() if stored < most)
     return f"{_count(least)} to {_count(2 * least)} parameters, {bits}-bit"
 
 
@@ -147,15 +142,15 @@ def store_calibration(calibration: Calibration) -> Path:
     path = calibration_file(calibration.machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = msgspec.json.format(msgspec.json.encode(calibration), indent=2)
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    unfinished = path.with_suffix(f".{os.getpid()}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with unfinished.open("wb") as file:
             file.write(content + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        Path(unfinished).replace(path)
+        unfinished.replace(path)
     except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
     return path
 

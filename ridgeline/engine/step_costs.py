@@ -1,0 +1,158 @@
+"""From measured step times to step sizes: the cost curve, and which budget and chunk serve best. Pure logic.
+
+`calibrate` measures the steps, this module chooses, `calibration` keeps the choice. A larger chunk uses the
+processor better; a smaller one keeps those waiting less who decode beside it. The rules, in their order:
+
+1. the smallest chunk with 95 % of the best prefill rate;
+2. but no larger than a full step may last: 8 times as long as a step of 8 decodes alone;
+3. but never a chunk with less than 75 % of the best prefill rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+ENOUGH = 0.95  # of the best prefill rate
+LEAST = 0.75
+STRETCH = 8.0  # how many times its own step a decode may wait while others prefill
+BESIDE = 8  # decodes that run beside a prefill where waiting is counted
+MAX_DECODES = 64  # what a step has room for beside a full chunk; the engine's default of sequences
+
+
+class StepCost(msgspec.Struct, frozen=True):
+    """One kind of step: `decodes` sequences by a token each, and `chunk` prompt tokens of another."""
+
+    decodes: int
+    chunk: int
+    seconds: float
+    limit_seconds: float  # what the machine's ceilings allow
+
+    def __post_init__(self) -> None:
+        if self.decodes < 0 or self.chunk < 0 or self.tokens < 1:
+            raise ValueError(f"a step of {self.decodes} decodes and {self.chunk} prompt tokens cannot be")
+        if not (0 < self.seconds < float("inf") and 0 < self.limit_seconds < float("inf")):
+            raise ValueError(f"a step cannot take {self.seconds} s, nor {self.limit_seconds} s at best")
+
+    @property
+    def tokens(self) -> int:
+        return self.decodes + self.chunk
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def share_of_limit(self) -> float:
+        return self.limit_seconds / self.seconds
+
+
+class StepCosts(msgspec.Struct, frozen=True):
+    """All that was measured of one model, each by growing size."""
+
+    prefill: tuple[StepCost, ...]  # chunks alone
+    decode: tuple[StepCost, ...]  # decodes alone
+    mixed: tuple[StepCost, ...]  # chunks beside BESIDE decodes
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode", "mixed"):
+            sizes = [cost.tokens for cost in getattr(self, name)]
+            if not sizes or sizes != sorted(set(sizes)):
+                raise ValueError(f"{name} steps must be there, by size: {sizes}")
+
+
+class StepChoice(msgspec.Struct, frozen=True):
+    """Step sizes for one class of models, with the sentence that says why."""
+
+    step_tokens: int
+    prefill_chunk: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.prefill_chunk <= self.step_tokens:
+            raise ValueError(f"a chunk of {self.prefill_chunk} in a step of {self.step_tokens} cannot be")
+
+
+class CostLine(NamedTuple):
+    """seconds = fixed_s + per_token_s · tokens"""
+
+    fixed_s: float
+    per_token_s: float
+
+    def seconds(self, tokens: float) -> float:
+        return self.fixed_s + self.per_token_s * tokens
+
+
+def fit_line(costs: Sequence[StepCost]) -> CostLine:
+    """Least squares of relative errors: a step of 2 ms counts as much as one of 600."""
+    if len(costs) == 1:
+        return CostLine(0.0, costs[0].seconds / costs[0].tokens)
+    # Divided by the measured seconds: minimise Σ (fixed / s + per_token · t / s - 1)².
+    a = [1 / cost.seconds for cost in costs]
+    b = [cost.tokens / cost.seconds for cost in costs]
+    aa, ab, bb = _dot(a, a), _dot(a, b), _dot(b, b)
+    determinant = aa * bb - ab * ab
+    fixed = (sum(a) * bb - sum(b) * ab) / determinant
+    per_token = (sum(b) * aa - sum(a) * ab) / determinant
+    if fixed < 0:
+        return CostLine(0.0, sum(b) / bb)
+    if per_token < 0:
+        return CostLine(sum(a) / aa, 0.0)
+    return CostLine(fixed, per_token)
+
+
+def seconds_at(costs: Sequence[StepCost], tokens: int) -> float:
+    """The time of a step between two measured ones; beyond the largest, as the fitted line goes on."""
+    before = costs[0]
+    if tokens <= before.tokens:
+        return before.seconds
+    for after in costs[1:]:
+        if tokens <= after.tokens:
+            share = (tokens - before.tokens) / (after.tokens - before.tokens)
+            return before.seconds + share * (after.seconds - before.seconds)
+        before = after
+    return before.seconds + fit_line(costs).per_token_s * (tokens - before.tokens)
+
+
+def choose_steps(costs: StepCosts) -> StepChoice:
+    """The rules above. The budget leaves room for a whole chunk beside as many decodes as may run."""
+    best = max(cost.tokens_per_s for cost in costs.prefill)
+    share = {cost.chunk: cost.tokens_per_s / best for cost in costs.prefill}
+    most_s = STRETCH * seconds_at(costs.decode, BESIDE)
+    enough = min(chunk for chunk in share if share[chunk] >= ENOUGH)
+    quick = [chunk for chunk in share if _full_step_s(costs, chunk) <= most_s]
+    if enough in quick:
+        return _choice(costs, enough, share[enough], "the smallest chunk with 95 % of the best prefill rate")
+    chunk = max((chunk for chunk in quick if share[chunk] >= LEAST), default=None)
+    if chunk is not None:
+        why = f"the largest whose full step lasts at most {STRETCH:g} steps of {BESIDE} decodes"
+        return _choice(costs, chunk, share[chunk], why)
+    chunk = min(chunk for chunk in share if share[chunk] >= LEAST)
+    why = f"no chunk with 75 % of the best prefill rate keeps a full step under {STRETCH:g} decode steps"
+    return _choice(costs, chunk, share[chunk], why)
+
+
+def step_budget(chunk: int) -> int:
+    return chunk + MAX_DECODES
+
+
+def _full_step_s(costs: StepCosts, chunk: int) -> float:
+    """The longest step there can be: filled to its budget while few decode and several prompts share it."""
+    return seconds_at(costs.mixed, step_budget(chunk))
+
+
+def _choice(costs: StepCosts, chunk: int, share: float, why: str) -> StepChoice:
+    full_s = _full_step_s(costs, chunk)
+    stretch = full_s / seconds_at(costs.decode, BESIDE)
+    return StepChoice(
+        step_budget(chunk),
+        chunk,
+        f"{why}: {share:.0%} of the best; a full step takes {1000 * full_s:.0f} ms, {stretch:.1f} times "
+        f"as long as one of {BESIDE} decodes",
+    )
+
+
+def _dot(left: list[float], right: list[float]) -> float:
+    return sum(x * y for x, y in zip(left, right, strict=True))
