@@ -11,8 +11,8 @@ from types import FrameType
 from typing import TextIO
 
 from ridgeline.cli.answers import Answers, AnswerStats, Message
+from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
-from ridgeline.cli.remote import RemoteError
 from ridgeline.cli.sampling import Sampling
 from ridgeline.cli.source import add_source_flags, open_answers
 from ridgeline.engine.errors import EngineError

@@ -1,6 +1,7 @@
 """`ridgeline`: picks the verb, and turns every error of ours into one clear line and an exit code.
 
-Nothing heavy is imported here or by the verbs' parsers: `ridgeline --help` answers at once.
+Nothing heavy is imported here or by the verbs' parsers: `ridgeline --help` answers at once. A verb that is
+named is imported alone, since what the others need would cost its start as much again.
 """
 
 from __future__ import annotations
@@ -8,18 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from ridgeline import __version__
-from ridgeline.cli import chat, doctor, models, run, serve
+from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.parsing import Help, Parser
-from ridgeline.cli.remote import RemoteError
 from ridgeline.engine.errors import EngineError, InvalidConfig, InvalidRequest
 from ridgeline.models.errors import ModelError
 from ridgeline.options import OptionError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
-VERBS = (serve, chat, run, models, doctor)
+VERBS = ("serve", "chat", "run", "models", "doctor")  # each a module beside this one
 
 EXAMPLES = """\
 examples:
@@ -35,7 +36,9 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 pipe closed."""
-    args, unknown = build_parser().parse_known_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    first = next((argument for argument in arguments if not argument.startswith("-")), "")
+    args, unknown = build_parser((first,) if first in VERBS else VERBS).parse_known_args(arguments)
     if unknown:
         args.parser.refuse(unknown)
     debug = args.debug or bool(os.environ.get("RIDGELINE_DEBUG"))
@@ -64,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def build_parser() -> Parser:
+def build_parser(verbs: Sequence[str] = VERBS) -> Parser:
     parser = Parser(
         prog="ridgeline",
         description="Run language models on your own machine: serve, chat, inspect.",
@@ -73,9 +76,9 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ridgeline {__version__}")
     parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add_parser(verbs)
+    parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in verbs:
+        import_module(f"ridgeline.cli.{verb}").add_parser(parsers)
     return parser
 
 

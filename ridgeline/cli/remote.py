@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ridgeline.cli.answers import AnswerStats, Message, Piece
+from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.sampling import Sampling
 
 TIMEOUT_S = 600.0
-
-
-class RemoteError(Exception):
-    """The server cannot be reached, refused the request or broke off; the message has its reason."""
 
 
 class RemoteAnswers:

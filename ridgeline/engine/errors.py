@@ -1,5 +1,7 @@
 """The errors of the engine layer. The server maps each to an HTTP status in one table."""
 
+EXIT_CANNOT_START = 3  # of an engine process that printed a reason; starting it again would not help
+
 
 class EngineError(Exception):
     """Base of everything the engine can tell a client."""

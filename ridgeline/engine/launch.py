@@ -3,29 +3,32 @@
 async with await start_engine("smollm2-135m", kv_tokens=8192) as client:
     async for chunk in client.chat([{"role": "user", "content": "Hello!"}]):
         print(chunk.text, end="", flush=True)
+
+What an engine process needs to start is imported here, what the front needs besides only after that: the two
+then load side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.errors import EngineDied, EngineError
-from ridgeline.engine.process import EXIT_CANNOT_START
-from ridgeline.models.pull import ensure
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.engine.errors import EXIT_CANNOT_START, EngineDied, EngineError
+
+if TYPE_CHECKING:
+    from ridgeline.engine.client import AsyncClient
+    from ridgeline.models.tokenizer import Tokenizer
 
 # -P: a random.py in the current directory is the user's, not ours.
 ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.process")
@@ -50,7 +53,7 @@ async def launch(
         *program,
         f"--socket={socket_path}",
         f"--path={path}",
-        f"--config={msgspec.json.encode(config).decode()}",
+        f"--config={json.dumps(asdict(config))}",
         f"--parent={os.getpid()}",
         f"--started={time.monotonic()}",
         *log_flags,
@@ -62,6 +65,8 @@ async def connect_when_ready(
     process: asyncio.subprocess.Process, socket_path: Path, tokenizer: Tokenizer
 ) -> AsyncClient:
     """Wait for the engine's socket, watching that the process lives."""
+    from ridgeline.engine.client import AsyncClient
+
     while process.returncode is None:
         if socket_path.exists():
             with contextlib.suppress(ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
@@ -70,6 +75,12 @@ async def connect_when_ready(
     if process.returncode == EXIT_CANNOT_START:
         raise EngineCannotStart("the engine cannot start; its reason is above")
     raise EngineDied(f"the engine died while starting ({exit_reason(process.returncode)})")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    from ridgeline.models.tokenizer import Tokenizer
+
+    return Tokenizer.load(path)
 
 
 def socket_folder() -> Path:
@@ -92,12 +103,14 @@ async def start_engine(model: str = "smollm2-135m", **options: Any) -> AsyncClie
 
     `options` are the fields of EngineConfig (dtype, kv_tokens, threads, …).
     """
+    from ridgeline.models.pull import ensure
+
     config = EngineConfig(model=model, **options)
     path = (await asyncio.to_thread(ensure, model)).path
     folder = socket_folder()
     process = await launch(config, path, folder / "engine.sock", ("--log-level=warning",))
     try:
-        tokenizer = await asyncio.to_thread(Tokenizer.load, path)
+        tokenizer = await asyncio.to_thread(load_tokenizer, path)
         client = await connect_when_ready(process, folder / "engine.sock", tokenizer)
     except BaseException:
         await _end(process, folder)

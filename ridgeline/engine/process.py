@@ -21,7 +21,7 @@ import msgspec
 
 from ridgeline.engine.build import BuiltEngine, StartupBudget, build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.errors import EngineError, InvalidRequest, QueueFull
+from ridgeline.engine.errors import EXIT_CANNOT_START, EngineError, InvalidRequest, QueueFull
 from ridgeline.engine.messages import (
     Abort,
     DumpSteps,
@@ -44,7 +44,6 @@ from ridgeline.telemetry import logs
 log = logging.getLogger("ridgeline.engine")
 
 IDLE_WAIT_S = 0.5
-EXIT_CANNOT_START = 3  # a reason was printed; starting again would not help
 
 
 class EngineLoop:

@@ -1,40 +1,37 @@
 """`ridgeline serve`: bind the port, start the engine, print where the start went, serve, drain, leave.
 
-The only place that knows both the HTTP app and the engine's supervisor, and the only one with signals.
+The only place that knows both the HTTP app and the engine's supervisor, and the only one with signals. The
+HTTP stack is imported after the engine process is on its way, so that the two load side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import uvicorn
+from typing import TYPE_CHECKING, Any
 
 from ridgeline import __version__
-from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineError
 from ridgeline.models.pull import ensure
-from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
-from ridgeline.telemetry.metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from ridgeline.engine.client import AsyncClient
+    from ridgeline.server.http import HttpServer
 
 log = logging.getLogger("ridgeline.server")
 
 GIB = 1 << 30
 SEND_BUFFER_BYTES = 128 << 10
-LAST_WORDS_S = 3  # for streams that are told of the end to take that in
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
@@ -50,28 +47,15 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listener: socket.socket) -> int:
-    names = server.served_model_name or (public_name(engine.model),)
-    metrics = ServerMetrics(names[0])
     supervisor = Supervisor(engine, path, server)
-    # The client is still the dead engine's: its last figures go into the totals.
-    supervisor.on_restart = lambda: metrics.engine_restarted(
-        supervisor.client.stats if supervisor.client is not None else None
-    )
-    supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
-    http = _Http(
-        uvicorn.Config(
-            build_app(server, supervisor, metrics, names),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=LAST_WORDS_S,
-            server_header=False,
-        )
-    )
     stop = asyncio.Event()
     _on_signals(stop, supervisor)
-    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    http: HttpServer | None = None
+    serving: asyncio.Task[None] | None = None
     try:
+        await supervisor.begin()
+        http = _http_server(engine, server, supervisor)
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
         starting = asyncio.create_task(supervisor.start())
         told_to_stop = asyncio.create_task(stop.wait())
         await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
@@ -89,9 +73,26 @@ async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listene
         return 1
     finally:
         await supervisor.stop()
-        http.should_exit = True
-        await serving
+        if http is not None and serving is not None:
+            http.should_exit = True
+            await serving
     return 0
+
+
+def _http_server(engine: EngineConfig, server: ServerConfig, supervisor: Supervisor) -> HttpServer:
+    """The HTTP face with its figures, fed by what the supervisor learns of its engines."""
+    from ridgeline.server.app import build_app
+    from ridgeline.server.http import HttpServer
+    from ridgeline.telemetry.metrics import ServerMetrics
+
+    names = server.served_model_name or (public_name(engine.model),)
+    metrics = ServerMetrics(names[0])
+    # The client is still the dead engine's: its last figures go into the totals.
+    supervisor.on_restart = lambda: metrics.engine_restarted(
+        supervisor.client.stats if supervisor.client is not None else None
+    )
+    supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
+    return HttpServer(build_app(server, supervisor, metrics, names))
 
 
 async def _drain(supervisor: Supervisor, drain_s: float) -> None:
@@ -105,13 +106,6 @@ async def _drain(supervisor: Supervisor, drain_s: float) -> None:
             await asyncio.sleep(0.02)
         if client.open_requests and not client.closed.is_set():
             log.warning("drain deadline passed: %d requests are ended with an error", client.open_requests)
-
-
-class _Http(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are ours: uvicorn would close the listener at once, without draining."""
-        yield
 
 
 def _on_signals(stop: asyncio.Event, supervisor: Supervisor) -> None:

@@ -16,8 +16,8 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied
 from ridgeline.engine.launch import (
@@ -26,10 +26,14 @@ from ridgeline.engine.launch import (
     connect_when_ready,
     exit_reason,
     launch,
+    load_tokenizer,
     socket_folder,
 )
-from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from ridgeline.engine.client import AsyncClient
+    from ridgeline.models.tokenizer import Tokenizer
 
 log = logging.getLogger("ridgeline.supervisor")
 
@@ -63,9 +67,17 @@ class Supervisor:
         self._watch: asyncio.Task[None] | None = None
         self._stalled = False
 
+    async def begin(self) -> None:
+        """Start the engine process, so that it loads while the caller does other things before `start`."""
+        self._process = await launch(
+            self._config, self._path, self._socket_path(), self._log_flags, self._program
+        )
+
     async def start(self) -> None:
         """Start the engine, wait until it is ready, then watch over it in the background."""
-        await self._launch()
+        if self._process is None:
+            await self.begin()
+        await self._connect()
         self._watch = asyncio.create_task(self._keep_running())
 
     def ready(self) -> tuple[bool, str]:
@@ -101,12 +113,14 @@ class Supervisor:
 
     # ---- one engine process ----
 
-    async def _launch(self) -> None:
-        socket_path = self._folder / f"engine-{self.restarts}.sock"
-        self._process = await launch(self._config, self._path, socket_path, self._log_flags, self._program)
+    def _socket_path(self) -> Path:
+        return self._folder / f"engine-{self.restarts}.sock"
+
+    async def _connect(self) -> None:
+        assert self._process is not None
         if self._tokenizer is None:  # while the engine loads its weights
-            self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._path)
-        self.client = await connect_when_ready(self._process, socket_path, self._tokenizer)
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
+        self.client = await connect_when_ready(self._process, self._socket_path(), self._tokenizer)
         self._stalled = False
         self.on_start(self.client)
 
@@ -127,7 +141,8 @@ class Supervisor:
                 self.on_restart()
                 await self._forget_client()
                 try:
-                    await self._launch()
+                    await self.begin()
+                    await self._connect()
                     break
                 except Exception as error:  # of whatever kind: nobody else would try again
                     log.error("%s", error)
