@@ -1,0 +1,321 @@
+"""A checkpoint as packed weights for the native library, kept on disk so that the next start only maps them.
+
+The engine calls `native_refusal` to choose its backend, `plan_packed` for the size before memory is taken,
+and the plan's `load`. Every tensor is checked before a kernel reads it. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ridgeline.models import packed_cache
+from ridgeline.models.checkpoint import Progress, TensorSource, checked_names, open_source
+from ridgeline.models.dequant import Bytes, Floats
+from ridgeline.models.packed_file import FileTarget, Header, MemoryTarget, PackedImage, Section, lay_out
+from ridgeline.models.packed_formats import FORMAT_NAMES, POLICIES
+from ridgeline.models.packed_plan import Fused, fused_tensors
+from ridgeline.models.packing import FusedMatrix, read_vector, rounding_notes
+from ridgeline.models.rope_tables import rope_tables
+from ridgeline.models.spec import ModelSpec
+from ridgeline.models.weights_layout import Piece
+from ridgeline.ops.cpu.library import (
+    Activation,
+    DecoderTable,
+    KvFormat,
+    LayerTable,
+    PackedMatrix,
+)
+
+__all__ = ["POLICIES", "PackedDecoder", "PackedPlan", "load_packed", "native_refusal", "plan_packed"]
+
+MAX_HEAD_DIM = 256
+MAX_PACKING_THREADS = 8
+_ROPE_DIVISORS = "rope_divisors"
+_ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
+_LAYER_MATRICES = ("qkv", "output", "gate_up", "down")
+_LAYER_NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
+
+
+def native_refusal(spec: ModelSpec) -> str | None:
+    """Why the native library cannot compute this model; None if it can."""
+    if spec.moe is not None:
+        return "the native library does not compute mixtures of experts"
+    if spec.activation not in _ACTIVATIONS:
+        return f"the native library does not know the activation {spec.activation}"
+    if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
+        return f"the native library needs an even head size up to {MAX_HEAD_DIM}, not {spec.head_dim}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDecoder:
+    """Weights as the native library reads them. Holds the memory, or the mapping, that they lie in."""
+
+    spec: ModelSpec
+    image: PackedImage
+    from_cache: bool
+    notes: tuple[str, ...]  # what was rounded, and why nothing was kept; for people
+
+    @property
+    def nbytes(self) -> int:
+        return self.image.header.weights_bytes
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What a decode step reads: all but an embedding that is not also the head."""
+        skipped = () if self.spec.tied_embeddings else ("embedding",)
+        return sum(s.nbytes for s in self.image.header.sections if s.name not in skipped)
+
+    @property
+    def bytes_by_format(self) -> dict[str, int]:
+        """Bytes of matrices by the name of their format, most first."""
+        counted: Counter[str] = Counter()
+        for name in self._matrix_names():
+            matrix = self.image.matrix(name)
+            counted[FORMAT_NAMES[matrix.format]] += matrix.data.nbytes
+        return dict(counted.most_common())
+
+    @property
+    def embedding(self) -> PackedMatrix:
+        return self.image.matrix("embedding")
+
+    @property
+    def final_norm(self) -> Floats:
+        return self.image.vector("final_norm")
+
+    def matrix(self, layer: int, name: str) -> PackedMatrix:
+        """qkv, output, gate_up or down of a layer, with its bias."""
+        return self.image.matrix(f"layers.{layer}.{name}")
+
+    def norm(self, layer: int, name: str) -> Floats | None:
+        return self.image.optional_vector(f"layers.{layer}.{name}")
+
+    def table(
+        self,
+        *,
+        max_context: int,
+        num_blocks: int,
+        max_step_tokens: int,
+        kv_format: KvFormat = KvFormat.BF16,
+        deterministic: bool = False,
+    ) -> DecoderTable:
+        """The whole decoder, as the library is told of it."""
+        spec = self.spec
+        embedding = self.embedding
+        rotations = rope_tables(spec, max_context, self.image.optional_vector(_ROPE_DIVISORS))
+        layers = []
+        for index, layer in enumerate(spec.layers):
+            cosine, sine = rotations[layer.rope]
+            layers.append(
+                LayerTable(
+                    **self._layer(index),
+                    cosine=cosine,
+                    sine=sine,
+                    rotary_dim=layer.rope.dim,
+                    window=layer.window or 0,
+                )
+            )
+        return DecoderTable(
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            ffn=spec.ffn_size,
+            vocab=spec.vocab_size,
+            max_context=max_context,
+            activation=_ACTIVATIONS[spec.activation],
+            norm_eps=spec.norm_eps,
+            attention_scale=spec.attention_scale,
+            embedding=embedding,
+            lm_head=embedding if spec.tied_embeddings else self.image.matrix("lm_head"),
+            final_norm=self.final_norm,
+            layers=layers,
+            num_blocks=num_blocks,
+            max_step_tokens=max_step_tokens,
+            kv_format=kv_format,
+            deterministic=deterministic,
+            embedding_scale=spec.embedding_scale,
+            attention_softcap=spec.attention_softcap or 0.0,
+            logit_softcap=spec.logit_softcap or 0.0,
+        )
+
+    def _layer(self, index: int) -> dict[str, Any]:
+        matrices = {name: self.matrix(index, name) for name in _LAYER_MATRICES}
+        return {**matrices, **{name: self.norm(index, name) for name in _LAYER_NORMS}}
+
+    def _matrix_names(self) -> Iterator[str]:
+        return (fused.name for fused in fused_tensors(self.spec) if fused.is_matrix)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlan:
+    """Packed weights before they are in memory: found on disk, or known to the byte and yet to be packed."""
+
+    nbytes: int
+    from_cache: bool
+    load: Callable[[Progress | None], PackedDecoder]
+
+
+def load_packed(
+    path: Path,
+    spec: ModelSpec,
+    weights: str = "auto",
+    progress: Progress | None = None,
+    *,
+    keep: bool = True,
+) -> PackedDecoder:
+    """Read a checkpoint: a directory in Hugging Face layout, a .safetensors file or a .gguf file.
+
+    weights:  one of POLICIES
+    progress: is called with (weights packed, weights in all) as packing goes on
+    keep:     use and fill the cache on disk
+    """
+    return plan_packed(path, spec, weights, keep=keep).load(progress)
+
+
+def plan_packed(path: Path, spec: ModelSpec, weights: str = "auto", *, keep: bool = True) -> PackedPlan:
+    """All of `load_packed` that takes no memory."""
+    if weights not in POLICIES:
+        raise ValueError(f"no such weights: {weights!r}; known are {', '.join(POLICIES)}")
+    key: packed_cache.Key = {}
+    if keep:
+        with contextlib.suppress(OSError):  # a file that cannot be read is named when it is opened below
+            key = packed_cache.source_key(path, spec, weights)
+    image = packed_cache.load_entry(key) if key else None
+    if image is not None and _fits(image.header, spec):
+        decoder = PackedDecoder(spec, image, True, image.header.notes)
+        return PackedPlan(decoder.nbytes, True, lambda progress: _reported(decoder, progress))
+    packing = _Packing(open_source(path, spec), spec, path, weights, key)
+    return PackedPlan(packing.header.weights_bytes, False, packing.run)
+
+
+def _reported(decoder: PackedDecoder, progress: Progress | None) -> PackedDecoder:
+    if progress is not None:
+        progress(decoder.spec.parameters, decoder.spec.parameters)
+    return decoder
+
+
+def _fits(header: Header, spec: ModelSpec) -> bool:
+    """Whether an entry holds the matrices and vectors of this model, in its shapes."""
+    expected = {fused.name: (fused.n, fused.k) for fused in fused_tensors(spec)}
+    found = {section.name: (section.n, section.k) for section in header.sections}
+    found.pop(_ROPE_DIVISORS, None)
+    return found == expected
+
+
+class _Target(Protocol):
+    def write(self, offset: int, data: Bytes) -> None: ...
+
+
+class _Packing:
+    """One checkpoint on its way into a file, or into memory where no file can be kept."""
+
+    def __init__(
+        self, source: TensorSource, spec: ModelSpec, path: Path, weights: str, key: packed_cache.Key
+    ) -> None:
+        self._spec = spec
+        names = checked_names(source, spec, path)
+        fused = list(fused_tensors(spec))
+        self._matrices = [FusedMatrix(each, source, names, weights) for each in fused if each.is_matrix]
+        self._vectors = _read_vectors(fused, source, names, spec)
+        sections = lay_out(
+            [(m.name, m.format, m.n, m.k) for m in self._matrices],
+            [(name, len(values)) for name, values in self._vectors.items()],
+        )
+        self.header = Header(key, tuple(sections), rounding_notes(self._matrices))
+
+    def run(self, progress: Progress | None) -> PackedDecoder:
+        notes = self.header.notes
+        if self.header.key:
+            try:
+                return PackedDecoder(self._spec, self._into_file(progress), False, notes)
+            except OSError as error:
+                notes += (
+                    f"packed weights are not kept on disk ({error.strerror or error}: "
+                    f"{packed_cache.packed_dir()}); the next start packs them again",
+                )
+        target = MemoryTarget(self.header)
+        self._fill(target, progress)
+        return PackedDecoder(self._spec, target.image(), False, notes)
+
+    def _into_file(self, progress: Progress | None) -> PackedImage:
+        temporary = packed_cache.temporary_path(self.header.key)
+        try:
+            target = FileTarget(temporary, self.header)
+            try:
+                self._fill(target, progress)
+                target.sync()
+            finally:
+                target.close()
+            packed_cache.keep_entry(self.header.key, temporary)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        image = packed_cache.load_entry(self.header.key)
+        if image is None:
+            raise OSError("the file just written cannot be read")
+        return image
+
+    def _fill(self, target: _Target, progress: Progress | None) -> None:
+        sections = {section.name: section for section in self.header.sections}
+        for name, values in self._vectors.items():
+            target.write(sections[name].offset, values.view(np.uint8))
+        done, total = 0, self._spec.parameters
+        done += sum(values.size for values in self._vectors.values())
+        with ThreadPoolExecutor(_packing_threads()) as pool:
+            try:
+                for weights in pool.map(
+                    lambda chunk: _pack_chunk(target, *chunk), _chunks(self._matrices, sections)
+                ):
+                    done += weights
+                    if progress is not None:
+                        progress(min(done, total), total)
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        if progress is not None:
+            progress(total, total)
+
+
+def _chunks(
+    matrices: Sequence[FusedMatrix], sections: dict[str, Section]
+) -> Iterator[tuple[FusedMatrix, int, int, int]]:
+    """(matrix, first row, last row, offset of the matrix) of everything there is to pack."""
+    for matrix in matrices:
+        for first, last in matrix.chunks():
+            yield matrix, first, last, sections[matrix.name].offset
+
+
+def _pack_chunk(target: _Target, matrix: FusedMatrix, first: int, last: int, offset: int) -> int:
+    if first == 0:
+        matrix.check()
+    target.write(offset + matrix.offset(first), matrix.pack(first, last))
+    return (last - first) * matrix.k
+
+
+def _read_vectors(
+    fused: Sequence[Fused], source: TensorSource, names: dict[Piece, str], spec: ModelSpec
+) -> dict[str, Floats]:
+    vectors = {}
+    for each in fused:
+        if not each.is_matrix:
+            offset = spec.norm_offset if each.parts[0].is_norm else 0.0
+            vectors[each.name] = read_vector(each, source, names, offset)
+    divisors = source.rope_divisors()
+    if divisors is not None:
+        vectors[_ROPE_DIVISORS] = divisors
+    return vectors
+
+
+def _packing_threads() -> int:
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, MAX_PACKING_THREADS)

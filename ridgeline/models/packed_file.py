@@ -1,0 +1,210 @@
+"""The file packed weights are kept in: a checked header, then matrices and vectors as kernels read them.
+
+`packed_cache` decides where such files lie and when they are stale; `packed` fills them. The payload is
+mapped read-only, so that starting copies nothing and processes share the pages. A header that is damaged, or
+does not fit the file, is refused; the payload's own bytes are trusted once the file was completed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ridgeline.models.dequant import Bytes, Floats
+from ridgeline.ops.cpu.library import Format, NativeError, PackedMatrix, packed_bytes
+
+MAGIC = b"RIDGEPAK"
+PAGE_BYTES = 4096
+_VECTOR = "vector"
+_VECTOR_ALIGNMENT = 64
+_PREFIX_BYTES = 8 + 8 + 32  # magic, the header's length, its sha256
+
+
+class DamagedFile(Exception):
+    """A file of packed weights that cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A matrix or a vector in the payload."""
+
+    name: str
+    format: str  # of Format, or "vector": float32
+    n: int
+    k: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.n if self.format == _VECTOR else packed_bytes(Format[self.format], self.n, self.k)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """All that is known of a file before its payload is touched."""
+
+    key: dict[str, Any]  # what it was made from, see packed_cache
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        return max((section.offset + section.nbytes for section in self.sections), default=0)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Without the gaps between sections."""
+        return sum(section.nbytes for section in self.sections)
+
+    def encoded(self) -> bytes:
+        """The file's beginning, up to the payload."""
+        text = json.dumps(asdict(self), separators=(",", ":")).encode()
+        head = MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
+        return head.ljust(_round_up(len(head), PAGE_BYTES), b"\0")
+
+
+def lay_out(
+    matrices: Sequence[tuple[str, Format, int, int]], vectors: Sequence[tuple[str, int]]
+) -> list[Section]:
+    """Sections for matrices (name, format, n, k), each on pages of its own, and vectors (name, length)."""
+    sections, end = [], 0
+    for name, format, n, k in matrices:
+        sections.append(Section(name, format.name, n, k, _round_up(end, PAGE_BYTES)))
+        end = sections[-1].offset + sections[-1].nbytes
+    for name, n in vectors:
+        sections.append(Section(name, _VECTOR, n, 0, _round_up(end, _VECTOR_ALIGNMENT)))
+        end = sections[-1].offset + sections[-1].nbytes
+    return sections
+
+
+class PackedImage:
+    """A header and its payload, in memory or mapped from a file, kept alive by whatever it hands out."""
+
+    def __init__(self, header: Header, payload: Bytes) -> None:
+        self.header = header
+        self._payload = payload
+        self._sections = {section.name: section for section in header.sections}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sections
+
+    def matrix(self, name: str) -> PackedMatrix:
+        """With its bias, where it has one."""
+        section = self._sections[name]
+        bias = f"{name}_bias"
+        return PackedMatrix(
+            section.n,
+            section.k,
+            Format[section.format],
+            self._bytes(section),
+            self.vector(bias) if bias in self else None,
+        )
+
+    def vector(self, name: str) -> Floats:
+        return self._bytes(self._sections[name]).view(np.float32)
+
+    def optional_vector(self, name: str) -> Floats | None:
+        return self.vector(name) if name in self else None
+
+    def _bytes(self, section: Section) -> Bytes:
+        return self._payload[section.offset : section.offset + section.nbytes]
+
+
+def read_header(path: Path) -> tuple[Header, int]:
+    """The header of a complete file, and where the payload begins. DamagedFile; OSError if there is none."""
+    with path.open("rb") as file:
+        prefix = file.read(_PREFIX_BYTES)
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(prefix[8:16], "little")
+        if len(prefix) < _PREFIX_BYTES or prefix[:8] != MAGIC or length > size:
+            raise DamagedFile("it does not begin as such a file does")
+        text = file.read(length)
+    if hashlib.sha256(text).digest() != prefix[16:]:
+        raise DamagedFile("its header is damaged")
+    header = _decoded(text)
+    start = _round_up(_PREFIX_BYTES + length, PAGE_BYTES)
+    if size != start + header.payload_bytes:
+        raise DamagedFile(f"it has {size} bytes, {start + header.payload_bytes} are expected")
+    return header, start
+
+
+def map_image(path: Path) -> PackedImage:
+    """The file, mapped read-only. DamagedFile, or OSError if it is not there."""
+    header, start = read_header(path)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if len(mapped) != start + header.payload_bytes:
+        raise DamagedFile("it changed while it was read")
+    return PackedImage(header, np.frombuffer(mapped, np.uint8, header.payload_bytes, start))
+
+
+class MemoryTarget:
+    """A payload in memory, for machines that cannot keep it on disk."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        memory = mmap.mmap(-1, max(header.payload_bytes, 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._payload = np.frombuffer(memory, np.uint8, header.payload_bytes)
+
+    def write(self, offset: int, data: Bytes) -> None:
+        self._payload[offset : offset + data.size] = data
+
+    def image(self) -> PackedImage:
+        return PackedImage(self._header, self._payload)
+
+
+class FileTarget:
+    """A payload on its way to disk. By write(), not through a mapping: a full disk is then an error, not a
+    signal, and the page cache takes the data in large pieces."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._start = len(header.encoded())
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.truncate(self._descriptor, self._start + header.payload_bytes)
+            self._write_at(0, header.encoded())
+        except OSError:
+            self.close()
+            raise
+
+    def write(self, offset: int, data: Bytes) -> None:
+        self._write_at(self._start + offset, data.data)
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _write_at(self, at: int, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._descriptor, left, at)
+            left, at = left[written:], at + written
+
+
+def _decoded(text: bytes) -> Header:
+    try:
+        content = json.loads(text)
+        sections = tuple(Section(**section) for section in content["sections"])
+        header = Header(content["key"], sections, tuple(content["notes"]))
+        if any(s.offset < 0 or s.offset % _VECTOR_ALIGNMENT or s.n < 1 for s in sections):
+            raise DamagedFile("its header places matrices where none can be")
+        header.payload_bytes  # noqa: B018 (every section's size is computed, or refused)
+    except (ValueError, TypeError, KeyError, NativeError) as error:
+        raise DamagedFile(f"its header is not understood: {error}") from error
+    return header
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,82 @@
+"""Which packed format a matrix gets: by what the user asked for, and by the types its tensors are stored in.
+
+"auto" keeps what the file stores, in the smallest format that holds all of a matrix's tensors without loss.
+K-quants with scales per 16 weights have no such format and become 8-bit groups of 32, whose rounding is a
+small part of their own. Called by `packing`; knows no files and no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ridgeline.ops.cpu.interface import Format
+
+POLICIES = ("auto", "float32", "bfloat16", "int8", "int8-channel", "int4")
+
+FORMAT_NAMES = {
+    Format.F32: "float32",
+    Format.BF16: "bfloat16",
+    Format.Q4_H: "int4 (Q4_0)",
+    Format.Q4_HM: "int4 (Q4_1)",
+    Format.Q4_FM: "int4 (Q4_K)",
+    Format.Q8_H: "int8",
+    Format.Q8_FM: "int8 with minima",
+    Format.Q8_C: "int8 per channel",
+}
+
+_SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_FM, Format.Q8_H, Format.Q8_FM)
+
+# Without loss: stored type → format → the GGUF type whose blocks the library packs into it. Where that is
+# another type, `reblock` rewrites the blocks.
+LOSSLESS: dict[str, dict[Format, str]] = {
+    "Q4_0": {Format.Q4_H: "Q4_0", Format.Q8_H: "Q8_0", Format.Q8_FM: "Q5_0"},
+    "Q4_1": {Format.Q4_HM: "Q4_1", Format.Q8_FM: "Q5_1"},
+    "Q4_K": {Format.Q4_FM: "Q4_K", Format.Q8_FM: "Q5_K"},
+    "Q5_0": {Format.Q8_H: "Q8_0", Format.Q8_FM: "Q5_0"},
+    "Q5_1": {Format.Q8_FM: "Q5_1"},
+    "Q5_K": {Format.Q8_FM: "Q5_K"},
+    "Q8_0": {Format.Q8_H: "Q8_0"},
+}
+# With a rounding finer than the type's own, or (Q8_0 beside types with minima) for want of a better one.
+_NEARLY: dict[str, tuple[Format, ...]] = {
+    "Q6_K": (Format.Q8_H, Format.Q8_FM),
+    "Q3_K": (Format.Q8_H, Format.Q8_FM),
+    "Q2_K": (Format.Q8_FM,),
+    "Q8_0": (Format.Q8_FM,),
+}
+_EXACT_FLOATS: dict[Format, tuple[str, ...]] = {
+    Format.BF16: ("BF16",),
+    Format.F32: ("F32", "F16", "BF16", *LOSSLESS, "Q6_K", "Q3_K", "Q2_K"),
+}
+
+
+def choose_format(policy: str, stored: Collection[str], *, outermost: bool) -> Format:
+    """The format of a matrix made of tensors of the `stored` types.
+
+    outermost: the embedding and the LM head, which keep 8 bits and group scales where layers have less.
+    """
+    if policy == "auto":
+        return _kept(stored)
+    if policy == "float32":
+        return Format.F32
+    if policy == "bfloat16":
+        return Format.BF16
+    if policy == "int8" or outermost:
+        return Format.Q8_H
+    if policy == "int8-channel":
+        return Format.Q8_C
+    if policy == "int4":
+        kept = _kept(stored)  # four bits already: quantizing them again could only lose
+        return kept if kept in (Format.Q4_H, Format.Q4_FM) else Format.Q4_HM
+    raise ValueError(f"no such weights: {policy!r}; known are {', '.join(POLICIES)}")
+
+
+def is_lossless(stored: str, format: Format) -> bool:
+    return format in LOSSLESS.get(stored, {}) or stored in _EXACT_FLOATS.get(format, ())
+
+
+def _kept(stored: Collection[str]) -> Format:
+    for format in _SMALLEST_FIRST:
+        if all(format in LOSSLESS.get(kind, {}) or format in _NEARLY.get(kind, ()) for kind in stored):
+            return format
+    return Format.BF16
