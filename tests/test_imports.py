@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from ridgeline import AsyncClient, SamplingParams
+
 FRONT_PACKAGES = (
-    "msgspec",
     "starlette",
     "uvicorn",
     "prometheus_client",
@@ -17,28 +19,48 @@ FRONT_PACKAGES = (
     "httptools",
     "uvloop",
 )
-SPEAK_MSGPACK = {
-    f"ridgeline.engine.{name}" for name in ("messages", "transport", "process", "client", "launch")
+TORCH_PACKAGES = ("torch", "transformers")
+# What computes by torch, for the models that the native library does not serve.
+NEED_TORCH = {
+    "ridgeline.engine.torch_runner",
+    "ridgeline.engine.torch_limits",
+    "ridgeline.models.decoder",
+    "ridgeline.models.weights",
+    "ridgeline.ops.backend",
+    "ridgeline.ops.inputs",
+    "ridgeline.ops.reference",
+    "ridgeline.ops.torch_backend",
 }
+GENERATE = """
+from ridgeline import LLM, SamplingParams
+llm = LLM({path!r}, kv_tokens=1024)
+generation = llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=4))[0]
+print(len(generation.completions[0].tokens), generation.text)
+"""
 
-BLOCK = f"""
+
+def without(packages: tuple[str, ...]) -> str:
+    """The beginning of a program that cannot import these."""
+    return f"""
 import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {FRONT_PACKAGES!r}:
+        if name.partition(".")[0] in {packages!r}:
             raise ModuleNotFoundError(f"{{name}} is taken away by this test", name=name)
 
 sys.meta_path.insert(0, Blocker())
 """
 
-IMPORT_EVERYTHING = f"""
+
+def import_everything(packages: tuple[str, ...], leave_out: set[str] | None = None) -> str:
+    return f"""
 import importlib, pkgutil
 
-for package in ("ops", "models", "engine", "telemetry"):
+for package in {packages!r}:
     package = importlib.import_module("ridgeline." + package)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name not in {SPEAK_MSGPACK!r}:
+        if module.name not in {leave_out or set()!r}:
             importlib.import_module(module.name)
             print(module.name)
 """
@@ -51,31 +73,53 @@ def run(program: str) -> str:
 
 
 def test_engine_models_ops_and_telemetry_import_without_the_fronts_packages():
-    imported = run(BLOCK + IMPORT_EVERYTHING).split()
+    packages = ("ops", "models", "engine", "telemetry")
+    imported = run(without(FRONT_PACKAGES) + import_everything(packages)).split()
     assert {"ridgeline.engine.llm", "ridgeline.models.decoder", "ridgeline.telemetry.metrics"} <= set(
         imported
     )
 
 
-def test_only_the_modules_that_speak_msgpack_need_msgspec():
+def test_the_python_api_generates_without_torch_and_the_fronts_packages(smollm2_path):
+    program = without(FRONT_PACKAGES + TORCH_PACKAGES) + GENERATE.format(path=str(smollm2_path))
+    assert run(program).startswith("4  Paris.")
+
+
+def test_everything_but_the_torch_backend_imports_without_torch():
+    packages = ("ops", "models", "engine", "telemetry", "server", "cli")
+    imported = run(without(TORCH_PACKAGES) + import_everything(packages, NEED_TORCH)).split()
+    assert {"ridgeline.engine.process", "ridgeline.engine.native_runner", "ridgeline.server.main"} <= set(
+        imported
+    )
+
+
+@pytest.mark.parametrize("module", sorted(NEED_TORCH))
+def test_only_the_torch_backend_needs_torch(module):
     """If one of them no longer does, it leaves the list above."""
-    for module in SPEAK_MSGPACK:
-        with pytest.raises(AssertionError, match="msgspec is taken away"):
-            run(BLOCK + f"import {module}")
-
-
-def test_the_python_api_generates_without_the_fronts_packages(smollm2_path):
-    program = f"""
-from ridgeline import LLM, SamplingParams
-llm = LLM({str(smollm2_path)!r}, kv_tokens=1024)
-generation = llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=4))[0]
-print(len(generation.completions[0].tokens), generation.text)
-"""
-    assert run(BLOCK + program).startswith("4  Paris.")
+    with pytest.raises(AssertionError, match="torch is taken away"):
+        run(without(TORCH_PACKAGES) + f"import {module}")
 
 
 @pytest.mark.parametrize("module", ["ridgeline.server.main", "ridgeline.engine.client", "ridgeline.cli.main"])
 def test_the_front_imports_no_torch(module):
     """Tensors never enter it; importing torch would cost it seconds and hundreds of megabytes."""
-    heavy = run(f"import sys, {module}; print(*sorted(sys.modules.keys() & {{'torch', 'transformers'}}))")
+    heavy = run(f"import sys, {module}; print(*sorted(sys.modules.keys() & {set(TORCH_PACKAGES)!r}))")
     assert heavy.split() == []
+
+
+async def test_an_engine_process_that_has_answered_has_no_torch_in_it(smollm2_path):
+    greedy = SamplingParams(temperature=0.0, max_tokens=4)
+    async with await AsyncClient.start(str(smollm2_path), kv_tokens=1024) as client:
+        assert client.hello.backend.startswith("native")
+        text = "".join([chunk.text async for chunk in client.generate("The capital of France is", greedy)])
+        assert "Paris" in text
+        libraries = Path(f"/proc/{client.hello.pid}/maps").read_text()
+    assert "libridgeline_native" in libraries
+    assert "libtorch" not in libraries
+
+
+def test_a_server_imports_the_http_stack_only_after_its_engine_was_started():
+    """The two load side by side; whatever `server.main` imports first delays the engine."""
+    early = run("import sys, ridgeline.server.main; print(*sys.modules)").split()
+    late = {"uvicorn", "starlette", "tokenizers", "jinja2", "numpy", "prometheus_client", "msgspec"}
+    assert late.isdisjoint(early)

@@ -40,6 +40,22 @@ def test_every_number_is_bounded():
                 EngineConfig(**{field.name: -1})
 
 
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"backend": "native", "dtype": "bfloat16"}, "--dtype bfloat16"),
+        ({"backend": "native", "block_size": 32}, "--block-size 32"),
+        ({"backend": "torch", "weights": "int8"}, "--weights int8"),
+        ({"backend": "torch", "kv_dtype": "int8"}, "--kv-dtype int8"),
+        ({"backend": "torch", "deterministic": True}, "--deterministic"),
+        ({"dtype": "float16", "weights": "int4"}, "--weights int4 is for the native backend and --dtype"),
+    ],
+)
+def test_settings_of_one_backend_are_refused_with_the_other(settings, flag):
+    with pytest.raises(InvalidConfig, match=flag):
+        EngineConfig(**settings)
+
+
 def test_the_smallest_context_starts_and_answers(smollm2_path):
     llm = LLM(str(smollm2_path), max_context=2, kv_tokens=16)
     assert len(llm.generate([[5]])[0].completions[0].tokens) == 1
