@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ridgeline.cli import machine, measure
-from ridgeline.cli.parsing import DEFAULT_MODEL, Verbs, add_verb
+from ridgeline.cli import calibrate, machine, measure
+from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
 from ridgeline.models.pull import needed_bytes
 from ridgeline.models.registry import cache_dir, cached_file, find_known
+from ridgeline.options import OptionError
 
 GB, GIB = 1e9, 1 << 30
 MIN_MEMORY_BYTES = 2 * GIB  # the default model in float32 takes 0.5 GiB; torch, KV and activations the rest
@@ -28,12 +29,17 @@ HUB_URL, HUB_TIMEOUT_S = "https://huggingface.co", 5
 DESCRIPTION = """\
 Check this machine: what is there, what is slow, what is missing, and what to do about it. Measures memory
 bandwidth and matrix rates (a few seconds, in child processes) and says which decode speed they allow.
-Exit code 0: models can be served here."""
+Exit code 0: models can be served here.
+
+With --calibrate: measure what this machine's caches, memory and arithmetic units can do and how long steps of
+a model take (about half a minute, best on an idle machine), choose step sizes from that, and keep both for
+every later start."""
 
 EXAMPLES = """\
   ridgeline doctor
   ridgeline doctor --quick --json
   ridgeline doctor --online
+  ridgeline doctor --calibrate --model smollm2-135m
 """
 
 Status = Literal["ok", "slow", "missing"]
@@ -52,11 +58,21 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "doctor", "check this machine", DESCRIPTION, EXAMPLES)
     parser.add_argument("--quick", action="store_true", help="measure nothing")
     parser.add_argument("--online", action="store_true", help="also try to reach the Hugging Face hub")
+    parser.add_argument("--calibrate", action="store_true", help="measure limits and step sizes; keep them")
+    parser.add_argument(
+        "--model", metavar="MODEL", help=f"what to calibrate with: {MODEL_HELP} (default: {DEFAULT_MODEL})"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.calibrate:
+        if args.quick or args.online:
+            raise OptionError("--calibrate goes with --model and --json only")
+        return calibrate.run(args.model or DEFAULT_MODEL, as_json=args.json)
+    if args.model:
+        raise OptionError("--model says what to calibrate with: it needs --calibrate")
     findings = []
     for finding in examine(quick=args.quick, online=args.online):
         findings.append(finding)
