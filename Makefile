@@ -9,7 +9,11 @@ ARGS   ?=
 # Some virtual machines advertise AMX but hide a CPUID leaf; torch's bf16 matmul then dies with SIGILL.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-.PHONY: serve test test-slow lint format bench clean help
+# Where the native library is built; the library itself goes into the package, where an editable install finds it.
+CMAKE  = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING
+NATIVE := build/native
+
+.PHONY: serve native test test-native test-slow lint format bench clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,21 +22,37 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; ridgeline needs Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: ridgeline needs Python 3.11 or newer" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt scikit-build-core cmake ninja
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-serve: $(VENV)/.runtime     ## serve the default model on 127.0.0.1:8000 (MODEL=…, ARGS='--port 9000')
+serve: native               ## serve the default model on 127.0.0.1:8000 (MODEL=…, ARGS='--port 9000')
 	$(BIN)/ridgeline serve $(MODEL) $(ARGS)
 
-test: lint                  ## every test but the slow and GPU ones
+native: $(VENV)/.runtime    ## bring the native library up to date with its sources (RIDGELINE_NATIVE=0: do without)
+ifneq ($(RIDGELINE_NATIVE),0)
+	@$(CMAKE) -B $(NATIVE) -DRL_IN_PLACE=ON >/dev/null
+	@$(BIN)/cmake --build $(NATIVE) -- --quiet
+endif
+
+test: lint native           ## every test but the slow and GPU ones
 	$(BIN)/ridgeline models pull smollm2-135m
 	$(BIN)/python -m pytest -rs -m 'not slow and not gpu' $(ARGS)
 
-test-slow: $(VENV)/.dev     ## the tests that take minutes
+test-native: $(VENV)/.runtime ## the kernels' tests, per instruction set: plain, with ASan and UBSan, with TSan
+	$(CMAKE) -B build/test-plain -DRL_TESTS=ON
+	$(CMAKE) -B build/test-address -DRL_TESTS=ON -DRL_SANITIZE=address,undefined
+	$(CMAKE) -B build/test-thread -DRL_TESTS=ON -DRL_SANITIZE=thread
+	for kind in plain address thread; do \
+	  $(BIN)/cmake --build build/test-$$kind -- --quiet && \
+	  $(BIN)/ctest --test-dir build/test-$$kind --output-on-failure --no-tests=error $(ARGS) || exit 1; \
+	done
+
+test-slow: $(VENV)/.dev native ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(VENV)/.dev          ## formatting, lint, layers, types
@@ -45,8 +65,8 @@ format: $(VENV)/.dev        ## rewrite the code in the project's format
 	$(BIN)/ruff format ridgeline tests benchmarks
 	$(BIN)/ruff check --fix ridgeline tests benchmarks
 
-bench: $(VENV)/.dev         ## the CPU engine benchmark: a table and JSON
+bench: $(VENV)/.dev native  ## the CPU engine benchmark: a table and JSON
 	$(BIN)/python benchmarks/engine_cpu.py $(ARGS)
 
-clean:                      ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+clean:                      ## remove the virtual environment, the builds and the caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info ridgeline/ops/cpu/libridgeline_native.*
