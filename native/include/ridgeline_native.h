@@ -1,0 +1,114 @@
+/* The library's C interface: everything Python needs, nothing else.
+ *
+ * Functions that can fail return 0, or -1 (pointers: null) with a reason in rl_last_error(). Everything a caller
+ * passes is checked before a kernel reads through it. A model is used by one thread at a time; it runs its own. */
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RL_ABI_VERSION 1
+#define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
+#define RL_PANEL 16        /* output rows side by side in a packed matrix */
+#define RL_GROUP 32        /* weights of a row that share a scale */
+
+typedef struct rl_model rl_model;
+
+/* How a matrix is packed; the layouts are in src/formats.h. Q4 and Q8 weights are scale · q + minimum, q unsigned. */
+enum rl_format {
+  RL_F32 = 0,
+  RL_BF16 = 1,
+  RL_Q4_H = 2,  /* 4 bits, half-precision scale per group, minimum = -8 · scale (GGUF Q4_0) */
+  RL_Q4_HM = 3, /* 4 bits, half-precision scale and minimum per group (GGUF Q4_1) */
+  RL_Q4_FM = 4, /* 4 bits, float scale and minimum per group (GGUF Q4_K) */
+  RL_Q8_H = 5,  /* 8 bits, half-precision scale per group, minimum = -128 · scale (GGUF Q8_0) */
+  RL_Q8_FM = 6, /* 8 bits, float scale and minimum per group (GGUF Q5_*) */
+  RL_Q8_C = 7,  /* 8 bits, float scale per output row (per channel), minimum = -128 · scale */
+};
+
+enum rl_kv_format { RL_KV_F32 = 0, RL_KV_BF16 = 1, RL_KV_INT8 = 2 /* a float scale per token and head */ };
+enum rl_activation { RL_SILU = 0, RL_GELU_TANH = 1 };
+
+/* A packed matrix [n, k]: data as rl_pack_* wrote it, 64-byte aligned, kept by the caller. bias: n floats, or null. */
+typedef struct {
+  int32_t n, k, format;
+  const uint8_t* data;
+  const float* bias;
+} rl_matrix;
+
+/* One layer. Norm weights are float, ready to multiply with (Gemma's 1 included); null where the family has none. */
+typedef struct {
+  rl_matrix qkv;     /* q rows, then k rows, then v rows; the two halves of a rotated head are [first half, second half] */
+  rl_matrix output;
+  rl_matrix gate_up; /* panels alternate: 16 gate rows, 16 up rows, …; ffn padded up to a multiple of 16 with zero rows */
+  rl_matrix down;
+  const float *attn_norm, *ffn_norm, *q_norm, *k_norm, *post_attn_norm, *post_ffn_norm;
+  const float *cosine, *sine; /* [max_context][rotary_dim / 2] */
+  int32_t rotary_dim;
+  int32_t window; /* 0: full attention */
+} rl_layer;
+
+typedef struct {
+  int32_t hidden, heads, kv_heads, head_dim, ffn, vocab;
+  int32_t num_layers, max_context;
+  int32_t activation;  /* rl_activation */
+  int32_t num_blocks, kv_format, max_step_tokens;
+  int32_t deterministic; /* one arithmetic for every number of rows: alone = batched = chunked, bit for bit */
+  float norm_eps, embedding_scale, attention_scale;
+  float attention_softcap, logit_softcap; /* 0: none */
+  rl_matrix embedding; /* [vocab, hidden]; the same data as lm_head where tied */
+  rl_matrix lm_head;
+  const float* final_norm;
+  const rl_layer* layers;
+} rl_decoder;
+
+/* One step: rows (sequences) packed one after the other along the token axis. */
+typedef struct {
+  int32_t num_tokens, num_rows, num_logits, table_width;
+  const int32_t* token_ids;    /* [num_tokens] */
+  const int32_t* positions;    /* [num_tokens], consecutive inside a row */
+  const int32_t* query_starts; /* [num_rows + 1] */
+  const int32_t* block_tables; /* [num_rows][table_width] */
+  const int32_t* logit_rows;   /* [num_logits], indices into the tokens */
+} rl_step;
+
+int32_t rl_abi_version(void);
+const char* rl_last_error(void);
+/* Comma-separated names of the instruction sets that run here, best first: amx, avx512, avx512vnni, avx2, portable. */
+const char* rl_available_isas(void);
+
+/* ---- packing ---- */
+
+int64_t rl_packed_bytes(int32_t format, int32_t n, int32_t k); /* -1: no such format or shape */
+/* Packs floats [n, k] into any format, rounding or quantizing as needed; a value that is not finite is refused. */
+int rl_pack_float(int32_t format, int32_t n, int32_t k, const float* source, uint8_t* out);
+/* Packs GGUF blocks without loss: Q4_0 → RL_Q4_H, Q4_1 → RL_Q4_HM, Q8_0 → RL_Q8_H, Q4_K → RL_Q4_FM, and Q5_0, Q5_1,
+ * Q5_K → RL_Q8_FM. `type` is GGUF's number; `format` must be the one named. Row r of the result is row row_map[r] of
+ * the source (null: r; -1: a row of zeros), which has source_rows rows. Scales that are not finite are refused. */
+int rl_pack_gguf(int32_t type, int32_t format, int32_t n, int32_t k, const uint8_t* source, int32_t source_rows,
+                 const int32_t* row_map, uint8_t* out);
+/* The floats of rows [first, first + count) of a packed matrix: what every kernel computes with. */
+int rl_unpack(const rl_matrix* matrix, int32_t first, int32_t count, float* out);
+
+/* ---- models ---- */
+
+/* isa: a name of rl_available_isas, or null for the best. The decoder's tables are copied; weights are not. */
+rl_model* rl_model_create(const rl_decoder* decoder, const char* isa, int32_t threads);
+void rl_model_free(rl_model* model);
+const char* rl_model_isa(const rl_model* model);
+int64_t rl_model_bytes(const rl_model* model); /* KV cache and step buffers, weights not counted */
+int rl_copy_block(rl_model* model, int32_t source, int32_t target);
+/* One forward pass; logits: [num_logits][vocab]. */
+int rl_step_execute(rl_model* model, const rl_step* step, float* logits);
+
+/* ---- ceilings of this machine, best of a few repeats ---- */
+
+enum rl_peak { RL_PEAK_F32 = 0, RL_PEAK_BF16 = 1, RL_PEAK_INT8 = 2 };
+double rl_measure_read(int64_t bytes, int32_t threads);                     /* bytes per second of reading a buffer */
+double rl_measure_peak(const char* isa, int32_t kind, int32_t threads);     /* operations per second, registers only; 0: the set has no such unit */
+
+#ifdef __cplusplus
+}
+#endif

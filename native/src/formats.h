@@ -1,0 +1,73 @@
+// How packed matrices lie in memory. Everything that reads or writes packed weights agrees here.
+//
+// A matrix [n, k] is cut into panels of 16 output rows, k padded to a multiple of 32 and n to one of 16, with zeros.
+// A panel holds, for its 16 rows side by side, so that one vector holds the same inputs of neighbouring outputs:
+//
+//   F32    [k][16] floats
+//   BF16   [k / 2][16][2]: pairs of neighbouring inputs, as the bf16 dot product and AMX tiles want them
+//   Q8     scales, minima, then [k / 4][16][4] bytes: quads of neighbouring inputs, as the byte dot product wants them
+//   Q4     scales, minima, then [k / 8][16][4] bytes: the low nibbles are one quad, the high nibbles the next
+//
+// Scales and minima are [k / 32][16], half precision or float; one scale per row ([16] floats) for Q8_C. Each section
+// begins at a multiple of 64 bytes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "../include/ridgeline_native.h"
+
+namespace ridgeline {
+
+constexpr int kPanel = RL_PANEL;
+constexpr int kGroup = RL_GROUP;
+constexpr int kBlock = RL_BLOCK_TOKENS;
+constexpr int kMaxHeadDim = 256;
+
+constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr size_t round_up64(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+inline bool known_format(int format) { return format >= RL_F32 && format <= RL_Q8_C; }
+inline bool is_quantized(int format) { return format >= RL_Q4_H; }
+inline bool is_four_bit(int format) { return format >= RL_Q4_H && format <= RL_Q4_FM; }
+inline bool has_float_scales(int format) { return format == RL_Q4_FM || format == RL_Q8_FM; }
+inline bool has_minima(int format) { return format == RL_Q4_HM || format == RL_Q4_FM || format == RL_Q8_FM; }
+// Without stored minima, the minimum is this times the scale: what q = 0 stands for.
+inline float zero_point(int format) { return is_four_bit(format) ? -8.0f : -128.0f; }
+
+inline int padded_k(int k) { return round_up(k, kGroup); }
+inline int num_panels(int n) { return (n + kPanel - 1) / kPanel; }
+
+inline size_t scale_section(int format, int k) {
+  if (format == RL_Q8_C) return kPanel * sizeof(float);
+  return round_up64(size_t(padded_k(k) / kGroup) * kPanel * (has_float_scales(format) ? 4 : 2));
+}
+inline size_t minima_offset(int format, int k) { return scale_section(format, k); }
+inline size_t quants_offset(int format, int k) { return scale_section(format, k) * (has_minima(format) ? 2 : 1); }
+constexpr size_t group_quant_bytes(bool four_bit) { return kGroup * kPanel / (four_bit ? 2 : 1); }
+
+inline size_t panel_bytes(int format, int k) {
+  const size_t elements = size_t(padded_k(k)) * kPanel;
+  if (format == RL_F32) return elements * 4;
+  if (format == RL_BF16) return elements * 2;
+  return quants_offset(format, k) + elements / (is_four_bit(format) ? 2 : 1);
+}
+
+// Where the byte that holds quant `k` of row `o` lies inside a panel's quants, and which nibble it is.
+inline size_t quant_byte(bool four_bit, int o, int k) {
+  const int quad = k / 4;
+  return size_t(four_bit ? quad / 2 : quad) * kPanel * 4 + o * 4 + k % 4;
+}
+
+inline uint16_t to_bf16(float value) {  // to nearest, ties to even; the caller's values are finite
+  union { float f; uint32_t u; } bits{value};
+  return uint16_t((bits.u + 0x7fff + ((bits.u >> 16) & 1)) >> 16);
+}
+inline float from_bf16(uint16_t value) {
+  union { uint32_t u; float f; } bits{uint32_t(value) << 16};
+  return bits.f;
+}
+
+float from_half(uint16_t value);
+uint16_t to_half(float value);
+
+}  // namespace ridgeline

@@ -1,0 +1,72 @@
+// The choice of instruction set: what CPUID claims is tried out, in a child process that may die of it. Some virtual
+// machines advertise sets that trap, others hide details of sets that work.
+#include "isa.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <mutex>
+
+namespace ridgeline {
+namespace {
+
+struct Candidate {
+  const char* name;
+  const Kernels* (*kernels)();
+  bool (*claimed)();
+  int runs = -1;  // unknown yet, no, yes
+};
+
+Candidate candidates[] = {
+#if defined(RL_HAS_AMX)
+    // No CPUID leaf is asked for AMX itself: some machines hide it. The trial asks the kernel for permission.
+    {"amx", amx_kernels, [] { return bool(__builtin_cpu_supports("avx512bf16")); }},
+#endif
+#if defined(RL_HAS_AVX512)
+    {"avx512", avx512_kernels,
+     [] { return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"); }},
+#endif
+#if defined(RL_HAS_AVX512VNNI)
+    {"avx512vnni", avx512vnni_kernels, [] { return bool(__builtin_cpu_supports("avx512vnni")); }},
+#endif
+#if defined(RL_HAS_AVX2)
+    {"avx2", avx2_kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+#endif
+    {"portable", portable_kernels, [] { return true; }, 1},
+};
+
+// Runs a few instructions of every kind the set has; only calls that are safe after fork.
+bool survives(const Kernels* kernels) {
+  const pid_t child = fork();
+  if (child == 0) {
+    kernels->start_thread();
+    for (int kind = RL_PEAK_F32; kind <= RL_PEAK_INT8; kind++) kernels->peak_operations(kind, 2);
+    _exit(0);
+  }
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+bool runs_here(Candidate& candidate) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (candidate.runs < 0) candidate.runs = candidate.claimed() && survives(candidate.kernels());
+  return candidate.runs == 1;
+}
+
+}  // namespace
+
+const Kernels* find_kernels(const std::string& isa) {
+  for (Candidate& candidate : candidates)
+    if ((isa.empty() || isa == candidate.name) && runs_here(candidate)) return candidate.kernels();
+  return nullptr;
+}
+
+std::string available_isas() {
+  std::string all;
+  for (Candidate& candidate : candidates)
+    if (runs_here(candidate)) all += (all.empty() ? "" : ",") + std::string(candidate.name);
+  return all;
+}
+
+}  // namespace ridgeline

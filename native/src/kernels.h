@@ -1,0 +1,102 @@
+// The kernels of one instruction set, behind function pointers. kernels_isa.cpp is compiled once for each set.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "formats.h"
+
+namespace ridgeline {
+
+// The form a linear layer wants its inputs in.
+enum class InputKind : int32_t {
+  Float,        // float, for float weights
+  Bf16,         // bf16 pairs, for bf16 weights
+  Int8,         // signed bytes and a scale per group of 32
+  Int16,        // 15 bits in two signed bytes ("limbs", 128 · high + low) and a scale per group of 32
+  Int16PerRow,  // the same with one scale for the row, for weights with one scale per output
+  Bf16Rows,     // bf16, row after row, for AMX tiles
+  Int16Rows,    // two limbs and one scale for the row, row after row, for AMX tiles
+};
+constexpr bool has_row_scale(InputKind kind) { return kind == InputKind::Int16PerRow || kind == InputKind::Int16Rows; }
+constexpr bool has_two_limbs(InputKind kind) { return kind == InputKind::Int16 || has_row_scale(kind); }
+
+// How the rows of a step are cut into tiles for the linear kernels: as even as possible, none above `most`.
+struct Tiling {
+  int rows, count, least, longer;  // the first `longer` tiles have one row more than `least`
+
+  Tiling(int rows_, int most)
+      : rows(rows_), count((rows_ + most - 1) / most), least(count ? rows_ / count : 0), longer(count ? rows_ % count : 0) {}
+  int first(int tile) const { return tile * least + std::min(tile, longer); }
+  int size(int tile) const { return least + (tile < longer); }
+  int tile_of(int row) const {
+    const int boundary = longer * (least + 1);
+    return row < boundary ? row / (least + 1) : longer + (row - boundary) / least;
+  }
+};
+
+// Inputs of a linear layer. All but the …Rows kinds are made of dwords (a float, two bf16, four bytes), interleaved by tile:
+// [tile][dword of the row][row of the tile], so that a kernel finds the same inputs of its rows side by side.
+struct Inputs {
+  InputKind kind;
+  Tiling tiling;
+  int k;           // padded
+  uint8_t* high;   // the values, or their high limbs
+  uint8_t* low;    // low limbs
+  float* scales;   // [tile][group][row of the tile]
+  float* sums;     // sum of the group's inputs, laid out like the scales
+};
+
+// What the attention of one KV head of one sequence reads. Blocks hold 16 tokens:
+//   F32   keys [head_dim][16], values [16][head_dim]
+//   BF16  keys [head_dim / 2][16][2], values [8][head_dim][2]
+//   INT8  keys [head_dim / 4][16][4], values [4][head_dim][4], offset by 128; a scale per token: [16] floats
+// head_dim is padded to a multiple of 16.
+struct KvHead {
+  int format, head_dim;
+  const uint8_t *keys, *values;                  // of this head in block 0
+  const float *key_scales, *value_scales;        // INT8
+  size_t block_bytes, scale_stride;              // from one block to the next: bytes, floats
+  const int32_t* block_table;
+};
+
+struct AttentionRow {
+  const float* query;
+  float* out;
+  int32_t first, last;  // attends to positions first … last
+};
+constexpr int kAttentionRows = 24;  // rows one call computes, at most: query heads of one KV head for a few tokens
+
+struct Kernels {
+  const char* name;
+  int tile_rows;  // the most rows of a tile
+  InputKind (*input_kind)(int format, int rows, bool deterministic);
+  // Converts one row of k floats; fills the padding up to inputs.k with zeros.
+  void (*prepare_row)(const float* x, int k, const Inputs& inputs, int row);
+  // out[row · stride + 0 … 15] = (add: +=) inputs times one panel, with its bias.
+  void (*panel_product)(const rl_matrix&, int panel, const Inputs&, float* out, size_t stride, bool add, uint8_t* scratch);
+  size_t (*panel_scratch_bytes)(int k);
+
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  void (*add_rows)(const float* x, int n, float* out);  // out += x
+  void (*gate)(int activation, const float* gate, const float* up, int n, float* out);  // n: a multiple of 16
+  void (*rope)(float* head, const float* cosine, const float* sine, int rotary_dim);
+  void (*softcap)(float* x, int n, float cap);
+
+  // value (head_dim floats, padded with zeros) into its slot of a block of this head; see KvHead.
+  void (*store_key)(const KvHead&, int block, int slot, const float* value);
+  void (*store_value)(const KvHead&, int block, int slot, const float* value);
+  // Online softmax over the blocks that any of the rows (at most kAttentionRows) attends to.
+  void (*attend)(const KvHead&, const AttentionRow* rows, int count, float scale, float softcap);
+
+  double (*peak_operations)(int kind, int64_t rounds);  // operations done in `rounds` rounds of registers only; 0: none
+  void (*start_thread)();                               // once on each thread, before the first kernel
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512vnni_kernels();
+const Kernels* avx512_kernels();
+const Kernels* amx_kernels();
+
+}  // namespace ridgeline

@@ -1,0 +1,198 @@
+// Linear layers: a tile of rows times one panel of 16 packed outputs, for every weight format.
+//
+// Quantized weights are w = scale · q + minimum per group of 32, inputs x = s · (128 · high + low) or s · high. Inside a
+// group the product is exact integer arithmetic; groups are added in float, in order. So one row's result depends on
+// nothing but the row, the weights and the input kind: not on the tile it is computed in.
+#pragma once
+#include "inputs.h"
+
+namespace {
+
+using ridgeline::is_four_bit;
+
+struct TileInputs {
+  const uint8_t *high, *low;
+  const float *scales, *sums;
+};
+
+inline TileInputs tile_inputs(const Inputs& in, int tile) {
+  const size_t first = in.tiling.first(tile);
+  const size_t row_bytes = in.kind == InputKind::Float ? size_t(in.k) * 4 : in.kind == InputKind::Bf16 ? size_t(in.k) * 2 : size_t(in.k);
+  const size_t scale_at = first * (in.k / kGroup);
+  return {in.high + first * row_bytes, in.low + first * row_bytes, in.scales + scale_at, in.sums + scale_at};
+}
+
+template <int R>
+inline void finish(const F (&acc)[R], const float* bias, int lane, float* out, size_t stride, bool add_to) {
+  for (int r = 0; r < R; r++) {
+    float* at = out + r * stride + lane;
+    F value = bias ? add(acc[r], load(bias + lane)) : acc[r];
+    store(at, add_to ? add(load(at), value) : value);
+  }
+}
+
+template <int R>
+void float_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
+  for (int lane = 0; lane < kPanel; lane += kLanes) {
+    const float* weights = reinterpret_cast<const float*>(panel) + lane;
+    const float* x = reinterpret_cast<const float*>(in.high);
+    F acc[R];
+    for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int i = 0; i < k; i++, weights += kPanel, x += R) {
+      const F w = load(weights);
+      for (int r = 0; r < R; r++) acc[r] = fma(w, set(x[r]), acc[r]);
+    }
+    finish<R>(acc, bias, lane, out, stride, add_to);
+  }
+}
+
+template <int R>
+void bf16_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
+  for (int lane = 0; lane < kPanel; lane += kLanes) {
+    const uint8_t* weights = panel + lane * 4;
+    const uint8_t* x = in.high;
+    F acc[R];
+    for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int i = 0; i < k; i += 2, weights += kPanel * 4, x += R * 4) {
+      const Bytes w = load_bytes(weights);
+      for (int r = 0; r < R; r++) acc[r] = dot_bf16(acc[r], w, load_dword(x + r * 4));
+    }
+    finish<R>(acc, bias, lane, out, stride, add_to);
+  }
+}
+
+// Adds Σ q · x of one group to dots, for one limb of the inputs.
+template <int R, bool kFourBit>
+inline void group_dots(I (&dots)[R], const uint8_t* quants, const uint8_t* x) {
+  if constexpr (kFourBit) {
+    for (int j = 0; j < 4; j++) {
+      const Bytes w = load_bytes(quants + j * kPanel * 4);
+      const Bytes low = low_nibbles(w), high = high_nibbles(w);
+      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], low, load_dword(x + (2 * j * R + r) * 4));
+      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], high, load_dword(x + ((2 * j + 1) * R + r) * 4));
+    }
+  } else if constexpr (kDotTakesBytes) {
+    for (int j = 0; j < 8; j++) {
+      const Bytes w = load_bytes(quants + j * kPanel * 4);
+      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], w, load_dword(x + (j * R + r) * 4));
+    }
+  } else {
+    I tops[R];
+    for (int r = 0; r < R; r++) tops[r] = zero_int();
+    for (int j = 0; j < 8; j++) {
+      const Bytes w = load_bytes(quants + j * kPanel * 4);
+      const Bytes low = low_nibbles(w), high = high_nibbles(w);
+      for (int r = 0; r < R; r++) {
+        const int32_t inputs = load_dword(x + (j * R + r) * 4);
+        dots[r] = dot(dots[r], low, inputs);
+        tops[r] = dot(tops[r], high, inputs);
+      }
+    }
+    for (int r = 0; r < R; r++) dots[r] = add_int(dots[r], shift_left(tops[r], 4));
+  }
+}
+
+template <int kFormat>
+inline void load_scale(const uint8_t* panel, size_t minima, int index, F* scale, F* minimum) {
+  if constexpr (kFormat == RL_Q4_FM || kFormat == RL_Q8_FM) {
+    *scale = load(reinterpret_cast<const float*>(panel) + index);
+    *minimum = load(reinterpret_cast<const float*>(panel + minima) + index);
+  } else {
+    *scale = load_half(reinterpret_cast<const uint16_t*>(panel) + index);
+    if constexpr (kFormat == RL_Q4_HM)
+      *minimum = load_half(reinterpret_cast<const uint16_t*>(panel + minima) + index);
+    else
+      *minimum = mul(*scale, set(kFormat == RL_Q4_H ? -8.0f : -128.0f));
+  }
+}
+
+template <int R, int kFormat, bool kTwoLimbs>
+void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
+  constexpr bool kFourBit = kFormat <= RL_Q4_FM;
+  constexpr size_t kGroupBytes = ridgeline::group_quant_bytes(kFourBit);
+  const size_t minima = ridgeline::minima_offset(kFormat, k);
+  const int groups = k / kGroup;
+  for (int lane = 0; lane < kPanel; lane += kLanes) {
+    const uint8_t* quants = panel + ridgeline::quants_offset(kFormat, k) + lane * 4;
+    const uint8_t *high = in.high, *low = in.low;
+    const float *scales = in.scales, *sums = in.sums;
+    F acc[R];
+    for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int g = 0; g < groups; g++) {
+      I dots[R];
+      for (int r = 0; r < R; r++) dots[r] = zero_int();
+      group_dots<R, kFourBit>(dots, quants, high);
+      if constexpr (kTwoLimbs) {
+        for (int r = 0; r < R; r++) dots[r] = shift_left(dots[r], 7);
+        group_dots<R, kFourBit>(dots, quants, low);
+        low += kGroup * R;
+      }
+      F scale, minimum;
+      load_scale<kFormat>(panel, minima, g * kPanel + lane, &scale, &minimum);
+      for (int r = 0; r < R; r++) {
+        acc[r] = fma(to_float(dots[r]), mul(scale, set(scales[r])), acc[r]);
+        acc[r] = fma(minimum, set(sums[r]), acc[r]);
+      }
+      quants += kGroupBytes, high += kGroup * R, scales += R, sums += R;
+    }
+    finish<R>(acc, bias, lane, out, stride, add_to);
+  }
+}
+
+// One scale per output, one per input row: the group sums are only there to correct for the offset of 128.
+template <int R>
+void channel_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
+  const int groups = k / kGroup;
+  for (int lane = 0; lane < kPanel; lane += kLanes) {
+    const uint8_t* quants = panel + ridgeline::quants_offset(RL_Q8_C, k) + lane * 4;
+    F acc[R];
+    float total[R];
+    for (int r = 0; r < R; r++) acc[r] = zero(), total[r] = 0.0f;
+    for (int g = 0; g < groups; g++, quants += ridgeline::group_quant_bytes(false)) {
+      I dots[R];
+      for (int r = 0; r < R; r++) dots[r] = zero_int();
+      group_dots<R, false>(dots, quants, in.high + size_t(g) * kGroup * R);
+      for (int r = 0; r < R; r++) dots[r] = shift_left(dots[r], 7);
+      group_dots<R, false>(dots, quants, in.low + size_t(g) * kGroup * R);
+      for (int r = 0; r < R; r++) {
+        acc[r] = fma(to_float(dots[r]), set(in.scales[r]), acc[r]);
+        total[r] += in.sums[g * R + r];
+      }
+    }
+    const F scale = load(reinterpret_cast<const float*>(panel) + lane);
+    for (int r = 0; r < R; r++) acc[r] = mul(scale, fma(set(total[r]), set(-128.0f), acc[r]));
+    finish<R>(acc, bias, lane, out, stride, add_to);
+  }
+}
+
+using TileKernel = void (*)(const uint8_t*, int, const TileInputs&, const float*, float*, size_t, bool);
+
+template <int R>
+TileKernel tile_kernel(int format, bool two_limbs) {
+  switch (format) {
+    case RL_F32: return float_tile<R>;
+    case RL_BF16: return bf16_tile<R>;
+    case RL_Q4_H: return two_limbs ? quantized_tile<R, RL_Q4_H, true> : quantized_tile<R, RL_Q4_H, false>;
+    case RL_Q4_HM: return two_limbs ? quantized_tile<R, RL_Q4_HM, true> : quantized_tile<R, RL_Q4_HM, false>;
+    case RL_Q4_FM: return two_limbs ? quantized_tile<R, RL_Q4_FM, true> : quantized_tile<R, RL_Q4_FM, false>;
+    case RL_Q8_H: return two_limbs ? quantized_tile<R, RL_Q8_H, true> : quantized_tile<R, RL_Q8_H, false>;
+    case RL_Q8_FM: return two_limbs ? quantized_tile<R, RL_Q8_FM, true> : quantized_tile<R, RL_Q8_FM, false>;
+    default: return channel_tile<R>;
+  }
+}
+
+template <int R>
+TileKernel tile_kernel_of(int rows, int format, bool two_limbs) {
+  if constexpr (R == 1) return tile_kernel<1>(format, two_limbs);
+  else return rows == R ? tile_kernel<R>(format, two_limbs) : tile_kernel_of<R - 1>(rows, format, two_limbs);
+}
+
+inline void panel_product(const rl_matrix& m, int panel, const Inputs& in, float* out, size_t stride, bool add_to) {
+  const uint8_t* data = m.data + size_t(panel) * ridgeline::panel_bytes(m.format, m.k);
+  const float* bias = m.bias ? m.bias + panel * kPanel : nullptr;
+  for (int tile = 0; tile < in.tiling.count; tile++)
+    tile_kernel_of<kLinearRows>(in.tiling.size(tile), m.format, has_two_limbs(in.kind))(
+        data, in.k, tile_inputs(in, tile), bias, out + size_t(in.tiling.first(tile)) * stride, stride, add_to);
+}
+
+}  // namespace

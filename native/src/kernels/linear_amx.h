@@ -1,0 +1,198 @@
+// Linear layers on AMX tiles: 16 rows times 16 outputs at once, for enough rows to pay for it.
+//
+// A panel of bf16 weights is made of tiles as it lies in memory; quantized weights are first expanded to such tiles,
+// scale and minimum applied, once per panel for all rows. Weights with one scale per output stay bytes and are
+// multiplied with both limbs of the inputs. Tile 0–5: sums, 6: inputs, 7: weights.
+#pragma once
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "linear.h"
+
+namespace {
+
+constexpr int kTile = 16;      // rows of a tile
+constexpr int kTileSums = 6;   // tiles that hold sums
+
+// Below so many rows the vector kernels are faster: a tile costs the same for one row as for sixteen, and expanding a
+// panel costs about as much as multiplying it with sixteen rows.
+constexpr int kRowsForExpanding = 24;
+constexpr int kRowsForTiles = 6;
+
+inline bool amx_pays(int format, int rows) {
+  if (format == RL_F32) return false;
+  return rows >= (format == RL_BF16 || format == RL_Q8_C ? kRowsForTiles : kRowsForExpanding);
+}
+
+// Palette 1 with all tiles at full size. The palette is a constant: the CPUID leaf that describes it may be hidden.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+inline void start_thread() {
+  static thread_local bool ready = false;
+  if (ready) return;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) _exit(1);  // only ever in the trial: see isa.cpp
+  const TileConfig config;
+  // GCC 12 does not see that loadconfig reads the structure; without this the stores may come after it.
+  asm volatile("" ::"r"(&config) : "memory");
+  _tile_loadconfig(&config);
+  ready = true;
+}
+
+inline size_t panel_scratch_bytes(int k) { return size_t(k) * kPanel * 2 + kTileSums * kTile * kPanel * 4 + 8 * kPanel * 4 * 2; }
+
+inline I bf16_pair(F even, F odd) {
+  const I half = set_int(0x8000);  // to nearest; a tie's direction does not matter here
+  const I low = _mm512_srli_epi32(add_int(_mm512_castps_si512(even), half), 16);
+  const I high = add_int(_mm512_castps_si512(odd), half);
+  return _mm512_or_si512(low, _mm512_and_si512(high, set_int(int32_t(0xffff0000))));
+}
+
+// Four inputs of 16 outputs (bytes q) become two rows of bf16 pairs.
+inline void expand_quad(I quads, F scale, F minimum, uint8_t* out) {
+  const I byte = set_int(255);
+  const F a = fma(to_float(_mm512_and_si512(quads, byte)), scale, minimum);
+  const F b = fma(to_float(_mm512_and_si512(_mm512_srli_epi32(quads, 8), byte)), scale, minimum);
+  const F c = fma(to_float(_mm512_and_si512(_mm512_srli_epi32(quads, 16), byte)), scale, minimum);
+  const F d = fma(to_float(_mm512_srli_epi32(quads, 24)), scale, minimum);
+  _mm512_store_si512(out, bf16_pair(a, b));
+  _mm512_store_si512(out + 64, bf16_pair(c, d));
+}
+
+template <int kFormat>
+void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
+  constexpr bool kFourBit = kFormat <= RL_Q4_FM;
+  const size_t minima = ridgeline::minima_offset(kFormat, k);
+  const uint8_t* quants = panel + ridgeline::quants_offset(kFormat, k);
+  for (int g = 0; g < k / kGroup; g++) {
+    F scale, minimum;
+    load_scale<kFormat>(panel, minima, g * kPanel, &scale, &minimum);
+    for (int quad = 0; quad < 8; quad++, out += 128) {
+      const Bytes w = load_bytes(quants + (kFourBit ? quad / 2 : quad) * kPanel * 4);
+      expand_quad(!kFourBit ? w : quad % 2 ? high_nibbles(w) : low_nibbles(w), scale, minimum, out);
+    }
+    quants += ridgeline::group_quant_bytes(kFourBit);
+  }
+}
+
+inline const uint8_t* bf16_panel(const rl_matrix& m, const uint8_t* panel, int k, uint8_t* scratch) {
+  switch (m.format) {
+    case RL_BF16: return panel;
+    case RL_Q4_H: expand_panel<RL_Q4_H>(panel, k, scratch); break;
+    case RL_Q4_HM: expand_panel<RL_Q4_HM>(panel, k, scratch); break;
+    case RL_Q4_FM: expand_panel<RL_Q4_FM>(panel, k, scratch); break;
+    case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, scratch); break;
+    default: expand_panel<RL_Q8_FM>(panel, k, scratch); break;
+  }
+  return scratch;
+}
+
+template <int T>
+inline void zero_tiles() {
+  _tile_zero(0);
+  if constexpr (T > 1) _tile_zero(1);
+  if constexpr (T > 2) _tile_zero(2);
+  if constexpr (T > 3) _tile_zero(3);
+  if constexpr (T > 4) _tile_zero(4);
+  if constexpr (T > 5) _tile_zero(5);
+}
+
+template <int T>
+inline void store_tiles(void* out) {
+  char* at = static_cast<char*>(out);
+  _tile_stored(0, at, 64);
+  if constexpr (T > 1) _tile_stored(1, at + 1024, 64);
+  if constexpr (T > 2) _tile_stored(2, at + 2048, 64);
+  if constexpr (T > 3) _tile_stored(3, at + 3072, 64);
+  if constexpr (T > 4) _tile_stored(4, at + 4096, 64);
+  if constexpr (T > 5) _tile_stored(5, at + 5120, 64);
+}
+
+// 16 · T rows of bf16 inputs times a whole panel, into sums [16 · T][16].
+template <int T>
+void bf16_tiles(const uint8_t* weights, int k, const uint8_t* rows, float* sums) {
+  const size_t stride = size_t(k) * 2, apart = stride * kTile;
+  zero_tiles<T>();
+  for (int i = 0; i < k / kGroup; i++, weights += 1024, rows += 64) {
+    _tile_loadd(7, weights, 64);
+    _tile_loadd(6, rows, stride);
+    _tile_dpbf16ps(0, 6, 7);
+    if constexpr (T > 1) { _tile_loadd(6, rows + apart, stride); _tile_dpbf16ps(1, 6, 7); }
+    if constexpr (T > 2) { _tile_loadd(6, rows + 2 * apart, stride); _tile_dpbf16ps(2, 6, 7); }
+    if constexpr (T > 3) { _tile_loadd(6, rows + 3 * apart, stride); _tile_dpbf16ps(3, 6, 7); }
+    if constexpr (T > 4) { _tile_loadd(6, rows + 4 * apart, stride); _tile_dpbf16ps(4, 6, 7); }
+    if constexpr (T > 5) { _tile_loadd(6, rows + 5 * apart, stride); _tile_dpbf16ps(5, 6, 7); }
+  }
+  store_tiles<T>(sums);
+}
+
+template <int T>
+inline void some_bf16_tiles(int tiles, const uint8_t* weights, int k, const uint8_t* rows, float* sums) {
+  if constexpr (T == 1) bf16_tiles<1>(weights, k, rows, sums);
+  else if (tiles == T) bf16_tiles<T>(weights, k, rows, sums);
+  else some_bf16_tiles<T - 1>(tiles, weights, k, rows, sums);
+}
+
+// Both limbs of 16 rows of bytes times a panel of bytes. 64 inputs a tile; a last half tile is padded with zeros.
+inline void byte_tiles(const uint8_t* weights, int k, const uint8_t* high, const uint8_t* low, int32_t* sums, uint8_t* padded) {
+  const size_t stride = size_t(k);
+  zero_tiles<2>();
+  for (int i = 0; i + 64 <= k; i += 64, weights += 1024) {
+    _tile_loadd(7, weights, 64);
+    _tile_loadd(6, high + i, stride);
+    _tile_dpbsud(0, 6, 7);
+    _tile_loadd(6, low + i, stride);
+    _tile_dpbsud(1, 6, 7);
+  }
+  if (k % 64) {  // inputs beyond the row are the next row's: they meet zero weights
+    std::memcpy(padded, weights, 512);
+    std::memset(padded + 512, 0, 512);
+    _tile_loadd(7, padded, 64);
+    _tile_loadd(6, high + k - 32, stride);
+    _tile_dpbsud(0, 6, 7);
+    _tile_loadd(6, low + k - 32, stride);
+    _tile_dpbsud(1, 6, 7);
+  }
+  store_tiles<2>(sums);
+}
+
+inline void channel_panel_product(const rl_matrix& m, const uint8_t* panel, const float* bias, const Inputs& in, float* out,
+                                  size_t stride, bool add_to, uint8_t* scratch) {
+  int32_t* sums = reinterpret_cast<int32_t*>(scratch);
+  const F scale = load(reinterpret_cast<const float*>(panel));
+  for (int first = 0; first < in.tiling.rows; first += kTile) {
+    byte_tiles(panel + ridgeline::quants_offset(m.format, in.k), in.k, in.high + size_t(first) * in.k,
+               in.low + size_t(first) * in.k, sums, scratch + 2048);
+    for (int r = 0; r < std::min(kTile, in.tiling.rows - first); r++) {
+      const F high = to_float(_mm512_loadu_si512(sums + r * kPanel)), low = to_float(_mm512_loadu_si512(sums + (kTile + r) * kPanel));
+      F value = mul(fma(high, set(128.0f), low), set(in.scales[first + r]));
+      const F acc[1] = {mul(scale, fma(set(in.sums[first + r]), set(-128.0f), value))};
+      finish<1>(acc, bias, 0, out + size_t(first + r) * stride, stride, add_to);
+    }
+  }
+}
+
+inline void amx_panel_product(const rl_matrix& m, int panel_index, const Inputs& in, float* out, size_t stride, bool add_to,
+                              uint8_t* scratch) {
+  const uint8_t* panel = m.data + size_t(panel_index) * ridgeline::panel_bytes(m.format, m.k);
+  const float* bias = m.bias ? m.bias + panel_index * kPanel : nullptr;
+  if (in.kind == InputKind::Int16Rows) return channel_panel_product(m, panel, bias, in, out, stride, add_to, scratch);
+  float* sums = reinterpret_cast<float*>(scratch + size_t(in.k) * kPanel * 2);
+  const uint8_t* weights = bf16_panel(m, panel, in.k, scratch);
+  const size_t row_bytes = size_t(in.k) * 2;
+  for (int first = 0; first < in.tiling.rows; first += kTileSums * kTile) {
+    const int rows = std::min(kTileSums * kTile, in.tiling.rows - first);
+    some_bf16_tiles<kTileSums>((rows + kTile - 1) / kTile, weights, in.k, in.high + size_t(first) * row_bytes, sums);
+    for (int r = 0; r < rows; r++) {
+      const F acc[1] = {load(sums + r * kPanel)};
+      finish<1>(acc, bias, 0, out + size_t(first + r) * stride, stride, add_to);
+    }
+  }
+}
+
+}  // namespace

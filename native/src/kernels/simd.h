@@ -1,0 +1,62 @@
+// One instruction set's vectors under common names, so that each kernel is written once. Included by kernels_isa.cpp,
+// which is compiled once per instruction set; everything here has internal linkage for that reason.
+//
+// F: kLanes floats. I: kLanes 32-bit integers. Bytes: kLanes quads of bytes. Every multiplication that feeds an
+// addition is written as fma(): the compiler contracts nothing by itself, so that a row's arithmetic is the same in
+// every kernel shape.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "../formats.h"
+
+#if defined(__AVX512F__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__)
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+namespace {
+
+constexpr int kHalves = ridgeline::kPanel / kLanes;  // vectors that make up the 16 outputs of a panel
+
+inline int32_t load_dword(const void* at) {
+  int32_t value;
+  std::memcpy(&value, at, 4);
+  return value;
+}
+
+// e to the power x, for x ≤ 0: relative error below 2e-7, exactly 0 below -87.
+inline F exp_negative(F x) {
+  const F log2e = set(1.44269504088896341f), ln2_high = set(-0.693359375f), ln2_low = set(2.12194440e-4f);
+  const F floor = set(-87.0f);
+  const F clamped = max(x, floor);
+  const I whole = round_int(mul(clamped, log2e));
+  const F n = to_float(whole);
+  F r = fma(n, ln2_high, clamped);
+  r = fma(n, ln2_low, r);
+  F p = set(1.9875691500e-4f);
+  p = fma(p, r, set(1.3981999507e-3f));
+  p = fma(p, r, set(8.3334519073e-3f));
+  p = fma(p, r, set(4.1665795894e-2f));
+  p = fma(p, r, set(1.6666665459e-1f));
+  p = fma(p, r, set(5.0000001201e-1f));
+  p = fma(mul(r, r), p, add(r, set(1.0f)));
+  return keep_if_greater(times_power_of_two(p, whole), x, floor);
+}
+
+// 1 / (1 + exp(-x)), without overflow for either sign.
+inline F sigmoid(F x) {
+  const F small = exp_negative(negative_size(x));  // exp(-|x|)
+  const F below = div(small, add(small, set(1.0f)));
+  return choose_sign(x, below, sub(set(1.0f), below));
+}
+
+inline F tanh_of(F x) {  // 2 · sigmoid(2x) - 1
+  return fma(sigmoid(add(x, x)), set(2.0f), set(-1.0f));
+}
+
+}  // namespace

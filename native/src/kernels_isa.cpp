@@ -1,0 +1,60 @@
+// The kernel table of one instruction set. Compiled once per set, with its flags and RL_ISA naming it.
+#include "kernels.h"
+
+#include "kernels/attention.h"
+#include "kernels/linear.h"
+#include "kernels/peak.h"
+#include "kernels/rows.h"
+#if defined(__AMX_BF16__)
+#include "kernels/linear_amx.h"
+#endif
+
+#define RL_JOIN(a, b) a##b
+#define RL_TABLE(isa) RL_JOIN(isa, _kernels)
+#define RL_TEXT_OF(x) #x
+#define RL_TEXT(x) RL_TEXT_OF(x)
+
+namespace {
+
+// Up to so many rows the weights' bytes bind, not the arithmetic: two limbs cost nothing and keep 15 bits.
+constexpr int kRowsWithTwoLimbs = 1;
+
+inline InputKind input_kind(int format, int rows, bool deterministic) {
+  if (format == RL_F32) return InputKind::Float;
+#if defined(__AMX_BF16__)
+  if (!deterministic && amx_pays(format, rows)) return format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows;
+#endif
+  if (format == RL_BF16) return InputKind::Bf16;
+  if (format == RL_Q8_C) return InputKind::Int16PerRow;
+  return deterministic || rows <= kRowsWithTwoLimbs ? InputKind::Int16 : InputKind::Int8;
+}
+
+inline void any_panel_product(const rl_matrix& m, int panel, const Inputs& in, float* out, size_t stride, bool add_to,
+                              uint8_t* scratch) {
+#if defined(__AMX_BF16__)
+  if (in.kind == InputKind::Bf16Rows || in.kind == InputKind::Int16Rows)
+    return amx_panel_product(m, panel, in, out, stride, add_to, scratch);
+#endif
+  (void)scratch;
+  panel_product(m, panel, in, out, stride, add_to);
+}
+
+#if !defined(__AMX_BF16__)
+inline size_t panel_scratch_bytes(int) { return 64; }
+inline void start_thread() {}
+#endif
+
+}  // namespace
+
+namespace ridgeline {
+
+const Kernels* RL_TABLE(RL_ISA)() {
+  static const Kernels table = {
+      RL_TEXT(RL_ISA), kLinearRows, input_kind, prepare_row, any_panel_product, panel_scratch_bytes,
+      rms_norm,        add_rows,    gate,       rope,        softcap,           store_key,
+      store_value,     attend,      peak_operations, start_thread,
+  };
+  return &table;
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,47 @@
+// A decoder: its table and packed weights (the caller's memory), its KV cache and the buffers of a step.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "../include/ridgeline_native.h"
+#include "kernels.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace ridgeline {
+
+// A piece of attention: the query heads of one KV head, for a few neighbouring tokens of one row.
+struct AttentionUnit {
+  int32_t row, kv_head, first_token, num_tokens;
+};
+
+// Keys and values of one layer: [block][kv head][…], see KvHead.
+struct LayerCache {
+  Memory keys, values, key_scales, value_scales;
+};
+
+}  // namespace ridgeline
+
+struct rl_model {
+  rl_decoder spec;
+  const ridgeline::Kernels* kernels;
+  std::unique_ptr<ridgeline::ThreadPool> pool;
+  std::vector<rl_layer> layers;
+  std::vector<ridgeline::LayerCache> caches;
+  std::vector<std::vector<float>> biases;  // padded copies
+
+  int padded_dim;    // head_dim, padded to 16
+  int qkv_stride, hidden_stride, ffn_stride, attention_stride;
+  size_t head_bytes;  // of one head's keys in one block
+
+  // Buffers of a step, [tokens][stride].
+  ridgeline::Memory residual, normed, qkv, attention, gated, branch;
+  ridgeline::Memory input_high, input_low, input_scales, input_sums;  // prepared inputs of the next linear layer
+  std::vector<ridgeline::Memory> scratch;                             // of each thread
+  size_t panel_scratch;                                               // bytes at its beginning, for panel_product
+  std::vector<ridgeline::AttentionUnit> units;
+  std::vector<int32_t> row_of;  // of each token
+
+  int64_t bytes() const;
+  ridgeline::KvHead kv_head(int layer, int head, const int32_t* block_table) const;
+};

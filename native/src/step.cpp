@@ -1,0 +1,302 @@
+// One step: the decoder, top to bottom. Every thread runs this same text; between phases they meet at a barrier, and
+// inside a phase they take pieces of work (rows, panels, attention units) from a shared counter.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "errors.h"
+#include "model.h"
+
+namespace ridgeline {
+namespace {
+
+constexpr int kPhasesPerLayer = 12;
+// Up to so many rows, every thread prepares the inputs of a linear layer for itself: cheaper than meeting for them.
+constexpr int kPrivateRows = 2;
+
+class Step {
+ public:
+  Step(rl_model& model, const rl_step& step, float* logits)
+      : m_(model), spec_(model.spec), k_(*model.kernels), step_(step), logits_(logits),
+        decodes_only_(step.num_tokens == step.num_rows), counters_(size_t(kPhasesPerLayer) * spec_.num_layers + 8) {
+    plan_attention();
+  }
+
+  void run() {
+    m_.pool->run([this](int thread) {
+      Place at{thread, 0};
+      embed(at);
+      for (int layer = 0; layer < spec_.num_layers; layer++) decode_layer(layer, at);
+      predict(at);
+    });
+  }
+
+ private:
+  // Where a thread is: which one, and how many shared phases it has passed.
+  struct Place {
+    int thread;
+    size_t phase;
+  };
+  // Rows of floats, `stride` apart; normed on the way where `norm` is set.
+  struct Source {
+    const float* rows;
+    int stride, width;
+    const float* norm;
+    const int32_t* chosen;  // indices of the rows; null: all in order
+  };
+
+  void decode_layer(int index, Place& at) {
+    const rl_layer& layer = m_.layers[size_t(index)];
+    linear(layer.qkv, inputs_of(layer.qkv, residual_rows(layer.attn_norm), at), m_.qkv.floats(), m_.qkv_stride, false, at);
+    attention(index, at);
+    project(layer.output, {m_.attention.floats(), m_.attention_stride, spec_.heads * spec_.head_dim, nullptr, nullptr},
+            layer.post_attn_norm, at);
+    gated_mlp(layer.gate_up, inputs_of(layer.gate_up, residual_rows(layer.ffn_norm), at), at);
+    project(layer.down, {m_.gated.floats(), m_.ffn_stride, spec_.ffn, nullptr, nullptr}, layer.post_ffn_norm, at);
+  }
+
+  // ---- the parts of a layer; each ends with a barrier ----
+
+  void embed(Place& at) {
+    each(step_.num_tokens, at, [&](int token) {
+      float* row = m_.residual.floats() + size_t(token) * m_.hidden_stride;
+      rl_unpack(&spec_.embedding, step_.token_ids[token], 1, row);
+      if (spec_.embedding_scale != 1.0f)
+        for (int i = 0; i < spec_.hidden; i++) row[i] *= spec_.embedding_scale;
+    });
+  }
+
+  void linear(const rl_matrix& w, const Inputs& in, float* out, int stride, bool add, Place& at) {
+    each(num_panels(w.n), at, [&](int panel) {
+      k_.panel_product(w, panel, in, out + panel * kPanel, size_t(stride), add, scratch(at));
+    });
+  }
+
+  // residual += w · source, with a norm in between where the family has one.
+  void project(const rl_matrix& w, const Source& source, const float* post_norm, Place& at) {
+    const Inputs in = inputs_of(w, source, at);
+    if (!post_norm) return linear(w, in, m_.residual.floats(), m_.hidden_stride, true, at);
+    linear(w, in, m_.branch.floats(), m_.hidden_stride, false, at);
+    each(step_.num_tokens, at, [&](int token) {
+      float* branch = m_.branch.floats() + size_t(token) * m_.hidden_stride;
+      k_.rms_norm(branch, post_norm, spec_.norm_eps, spec_.hidden, branch);
+      k_.add_rows(branch, spec_.hidden, m_.residual.floats() + size_t(token) * m_.hidden_stride);
+    });
+  }
+
+  // Panels of gate and up alternate in the packed matrix, so that both halves of an output meet in one place.
+  void gated_mlp(const rl_matrix& w, const Inputs& in, Place& at) {
+    const int tokens = step_.num_tokens;
+    float* gates = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
+    float* ups = gates + size_t(tokens) * kPanel;
+    each(num_panels(w.n) / 2, at, [&](int pair) {
+      k_.panel_product(w, 2 * pair, in, gates, kPanel, false, scratch(at));
+      k_.panel_product(w, 2 * pair + 1, in, ups, kPanel, false, scratch(at));
+      for (int token = 0; token < tokens; token++)
+        k_.gate(spec_.activation, gates + token * kPanel, ups + token * kPanel, kPanel,
+                m_.gated.floats() + size_t(token) * m_.ffn_stride + pair * kPanel);
+    });
+  }
+
+  // A decode reads keys of earlier steps and its own, so that one thread can turn, store and attend without meeting
+  // the others; the tokens of a prefill read each other's.
+  void attention(int layer, Place& at) {
+    if (!decodes_only_)
+      each(step_.num_tokens * spec_.kv_heads, at, [&](int i) { rotate_and_store(layer, i / spec_.kv_heads, i % spec_.kv_heads); });
+    each(int(m_.units.size()), at, [&](int index) {
+      const AttentionUnit& unit = m_.units[size_t(index)];
+      if (decodes_only_) rotate_and_store(layer, unit.first_token, unit.kv_head);
+      attend(layer, unit);
+    });
+  }
+
+  // Norm, rotary embedding and cache for one KV head of a token, and the query heads that share it.
+  void rotate_and_store(int index, int token, int head) {
+    const rl_layer& layer = m_.layers[size_t(index)];
+    const int dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads, position = step_.positions[token];
+    float* row = m_.qkv.floats() + size_t(token) * m_.qkv_stride;
+    float* key = row + (spec_.heads + head) * dim;
+    for (int h = head * group; h < (head + 1) * group; h++) turn(layer, row + h * dim, layer.q_norm, position);
+    turn(layer, key, layer.k_norm, position);
+    const int32_t* table = block_table(token);
+    const KvHead kv = m_.kv_head(index, head, table);
+    alignas(64) float padded[kMaxHeadDim] = {};
+    std::memcpy(padded, key, size_t(dim) * 4);
+    k_.store_key(kv, table[position / kBlock], position % kBlock, padded);
+    std::memcpy(padded, row + (spec_.heads + spec_.kv_heads + head) * dim, size_t(dim) * 4);
+    k_.store_value(kv, table[position / kBlock], position % kBlock, padded);
+  }
+
+  void turn(const rl_layer& layer, float* head, const float* norm, int position) {
+    const size_t half = size_t(layer.rotary_dim) / 2;
+    if (norm) k_.rms_norm(head, norm, spec_.norm_eps, spec_.head_dim, head);
+    if (half) k_.rope(head, layer.cosine + position * half, layer.sine + position * half, layer.rotary_dim);
+  }
+
+  void attend(int layer, const AttentionUnit& unit) {
+    const int dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads, window = m_.layers[size_t(layer)].window;
+    const KvHead kv = m_.kv_head(layer, unit.kv_head, step_.block_tables + size_t(unit.row) * step_.table_width);
+    alignas(64) float queries[kAttentionRows][kMaxHeadDim];
+    alignas(64) float outs[kAttentionRows][kMaxHeadDim];
+    AttentionRow rows[kAttentionRows];
+    int count = 0;
+    auto flush = [&](float** targets) {
+      k_.attend(kv, rows, count, spec_.attention_scale, spec_.attention_softcap);
+      for (int r = 0; r < count; r++) std::memcpy(targets[r], outs[r], size_t(dim) * 4);
+      count = 0;
+    };
+    float* targets[kAttentionRows];
+    for (int t = 0; t < unit.num_tokens; t++) {
+      const int token = unit.first_token + t, last = step_.positions[token];
+      const int first = window ? std::max(0, last - window + 1) : 0;
+      for (int h = unit.kv_head * group; h < (unit.kv_head + 1) * group; h++) {
+        std::memcpy(queries[count], m_.qkv.floats() + size_t(token) * m_.qkv_stride + h * dim, size_t(dim) * 4);
+        std::memset(queries[count] + dim, 0, size_t(m_.padded_dim - dim) * 4);
+        targets[count] = m_.attention.floats() + size_t(token) * m_.attention_stride + h * dim;
+        rows[count] = {queries[count], outs[count], first, last};
+        if (++count == kAttentionRows) flush(targets);
+      }
+    }
+    if (count) flush(targets);
+  }
+
+  // Final norm and LM head, for the rows that sample only.
+  void predict(Place& at) {
+    const int rows = step_.num_logits;
+    if (!rows) return;
+    const Inputs in = inputs_of(spec_.lm_head, {m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm, step_.logit_rows}, at, rows);
+    const int whole = spec_.vocab / kPanel;
+    each(num_panels(spec_.vocab), at, [&](int panel) {
+      float* out = logits_ + size_t(panel) * kPanel;
+      if (panel < whole) {
+        k_.panel_product(spec_.lm_head, panel, in, out, size_t(spec_.vocab), false, scratch(at));
+      } else {  // the last panel is wider than the vocabulary
+        float* padded = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
+        k_.panel_product(spec_.lm_head, panel, in, padded, kPanel, false, scratch(at));
+        for (int row = 0; row < rows; row++)
+          std::memcpy(out + size_t(row) * spec_.vocab, padded + row * kPanel, size_t(spec_.vocab - whole * kPanel) * 4);
+      }
+      if (spec_.logit_softcap > 0)
+        for (int row = 0; row < rows; row++)
+          k_.softcap(out + size_t(row) * spec_.vocab, std::min(kPanel, spec_.vocab - panel * kPanel), spec_.logit_softcap);
+    });
+  }
+
+  // ---- inputs of linear layers ----
+
+  Source residual_rows(const float* norm) const { return {m_.residual.floats(), m_.hidden_stride, spec_.hidden, norm, nullptr}; }
+
+  Inputs inputs_of(const rl_matrix& w, const Source& source, Place& at) { return inputs_of(w, source, at, step_.num_tokens); }
+
+  Inputs inputs_of(const rl_matrix& w, const Source& source, Place& at, int count) {
+    const bool own = count <= kPrivateRows;
+    const int k = padded_k(w.k);
+    Inputs in{k_.input_kind(w.format, count, spec_.deterministic), Tiling(count, k_.tile_rows), k,
+              m_.input_high.data(), m_.input_low.data(), m_.input_scales.floats(), m_.input_sums.floats()};
+    uint8_t* spare = scratch(at) + m_.panel_scratch + 2 * size_t(spec_.max_step_tokens) * kPanel * 4;
+    float* normed = reinterpret_cast<float*>(spare);
+    if (own) {
+      const size_t widest = size_t(std::max({m_.hidden_stride, m_.ffn_stride, m_.attention_stride}));
+      in.high = spare + widest * 4;
+      in.low = in.high + kPrivateRows * widest * 4;
+      in.scales = reinterpret_cast<float*>(in.low + kPrivateRows * widest);
+      in.sums = in.scales + kPrivateRows * widest / kGroup;
+    }
+    auto prepare = [&](int row) {
+      const float* x = source.rows + size_t(source.chosen ? source.chosen[row] : row) * source.stride;
+      if (source.norm) {
+        k_.rms_norm(x, source.norm, spec_.norm_eps, source.width, normed);
+        x = normed;
+      }
+      k_.prepare_row(x, source.width, in, row);
+    };
+    if (own)
+      for (int row = 0; row < count; row++) prepare(row);
+    else
+      each(count, at, prepare);
+    return in;
+  }
+
+  // ---- sharing the work ----
+
+  template <typename Work>
+  void each(int count, Place& at, const Work& work) {
+    std::atomic<int>& next = counters_[at.phase++];
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+    m_.pool->barrier();
+  }
+
+  void plan_attention() {
+    const int tokens_per_unit = std::max(1, kAttentionRows / (spec_.heads / spec_.kv_heads));
+    m_.units.clear();
+    m_.row_of.resize(size_t(step_.num_tokens));
+    for (int row = 0; row < step_.num_rows; row++) {
+      const int begin = step_.query_starts[row], end = step_.query_starts[row + 1];
+      for (int token = begin; token < end; token++) m_.row_of[size_t(token)] = row;
+      for (int first = begin; first < end; first += tokens_per_unit)
+        for (int head = 0; head < spec_.kv_heads; head++)
+          m_.units.push_back({row, head, first, std::min(tokens_per_unit, end - first)});
+    }
+    // Long ones first: whoever takes the last piece should not keep the others waiting.
+    std::stable_sort(m_.units.begin(), m_.units.end(), [&](const AttentionUnit& a, const AttentionUnit& b) {
+      return int64_t(step_.positions[a.first_token] + 1) * a.num_tokens > int64_t(step_.positions[b.first_token] + 1) * b.num_tokens;
+    });
+  }
+
+  const int32_t* block_table(int token) const {
+    return step_.block_tables + size_t(m_.row_of[size_t(token)]) * step_.table_width;
+  }
+  uint8_t* scratch(const Place& at) { return m_.scratch[size_t(at.thread)].data(); }
+
+  rl_model& m_;
+  const rl_decoder& spec_;
+  const Kernels& k_;
+  const rl_step& step_;
+  float* logits_;
+  const bool decodes_only_;
+  std::vector<std::atomic<int>> counters_;
+};
+
+// A reason why the step cannot be computed; empty if it can. Nothing is read through an index before this.
+std::string step_flaw(const rl_decoder& d, const rl_step& s) {
+  if (s.num_tokens < 1 || s.num_tokens > d.max_step_tokens)
+    return "a step of " + std::to_string(s.num_tokens) + " tokens; planned for 1 to " + std::to_string(d.max_step_tokens);
+  if (s.num_rows < 1 || s.num_rows > s.num_tokens || s.query_starts[0] != 0 || s.query_starts[s.num_rows] != s.num_tokens)
+    return "the rows do not add up to the step's tokens";
+  for (int row = 0; row < s.num_rows; row++) {
+    const int begin = s.query_starts[row], end = s.query_starts[row + 1];
+    if (begin >= end || end > s.num_tokens) return "row " + std::to_string(row) + " has no tokens";
+    for (int token = begin; token < end; token++) {
+      if (s.token_ids[token] < 0 || s.token_ids[token] >= d.vocab)
+        return "token id " + std::to_string(s.token_ids[token]) + " of a vocabulary of " + std::to_string(d.vocab);
+      if (s.positions[token] != s.positions[begin] + token - begin)
+        return "the positions of row " + std::to_string(row) + " are not consecutive";
+    }
+    const int last = s.positions[end - 1];
+    if (s.positions[begin] < 0 || last >= d.max_context)
+      return "position " + std::to_string(last) + " of a context of " + std::to_string(d.max_context);
+    if (last / kBlock >= s.table_width) return "the block table of row " + std::to_string(row) + " is too short";
+    for (int i = 0; i <= last / kBlock; i++) {
+      const int block = s.block_tables[size_t(row) * s.table_width + i];
+      if (block < 0 || block >= d.num_blocks)
+        return "block " + std::to_string(block) + " of a cache of " + std::to_string(d.num_blocks);
+    }
+  }
+  for (int i = 0; i < s.num_logits; i++)
+    if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.num_tokens)
+      return "logits of token " + std::to_string(s.logit_rows[i]) + " in a step of " + std::to_string(s.num_tokens);
+  if (s.num_logits < 0 || s.num_logits > s.num_tokens) return "more logits than tokens";
+  return "";
+}
+
+}  // namespace
+}  // namespace ridgeline
+
+extern "C" int rl_step_execute(rl_model* model, const rl_step* step, float* logits) {
+  const std::string flaw = ridgeline::step_flaw(model->spec, *step);
+  if (!flaw.empty()) return ridgeline::fail(flaw);
+  ridgeline::Step(*model, *step, logits).run();
+  return 0;
+}
