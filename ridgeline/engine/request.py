@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 from dataclasses import dataclass, field
 
 from ridgeline.engine.errors import InvalidRequest
@@ -72,6 +73,10 @@ class SamplingParams:
     def needs_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def wants_best_token_alone(self) -> bool:
+        return self.greedy and self.logprobs is None and not self.logit_bias and not self.needs_penalties
+
 
 def _check(name: str, ok: bool, message: str) -> None:
     if not ok:
@@ -121,6 +126,7 @@ class Sequence:
     furthest:     most tokens ever computed; what is computed below it again was lost to preemption
     prompt_logprobs_sent: prompt tokens whose log-probabilities the owner already has
     timing_sent:  the owner knows all of the timing record but the times of the newest tokens
+    argmax_from:  the length from which its parameters ask for the best token and nothing else
     """
 
     request: Request
@@ -140,6 +146,14 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: TimingRecord = field(default_factory=TimingRecord)
+    # Asked for at every step and always the same, so found out once.
+    params: SamplingParams = field(init=False)
+    argmax_from: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.params = self.request.params
+        plain = self.params.wants_best_token_alone
+        self.argmax_from = self.prompt_len + self.params.min_tokens if plain else sys.maxsize
 
     @property
     def num_output(self) -> int:
@@ -149,10 +163,6 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """More than the newest token is still to be computed (a prompt, or a recompute after preemption)."""
         return len(self.tokens) - self.num_computed > 1
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.engine.request import SamplingParams, Sequence
 from ridgeline.engine.step import Sampled, TokenLogprob
-from ridgeline.ops import sampling
+from ridgeline.ops import sampling, sampling_fast
 
 log = logging.getLogger(__name__)
 
@@ -25,30 +25,19 @@ class Sampler:
         self._eos_ids = eos_ids
 
     def sample(self, logits: Logits, picks: list[tuple[int, Sequence]]) -> list[Sampled]:
-        """One Sampled per pick (row of logits [L, V], sequence), in order. Logits are not changed."""
-        plain = [row for row, seq in picks if self._wants_argmax_alone(seq)]
-        best = dict(zip(plain, logits[plain].argmax(axis=1).tolist(), strict=True)) if plain else {}
-        results = []
-        for row, seq in picks:
-            if self._wants_argmax_alone(seq) and np.isfinite(logits[row, best[row]]):
-                results.append(Sampled(best[row]))
-            else:
-                results.append(self._sample_alone(logits[row], seq))
-        return results
+        """One Sampled per pick (row of logits [L, V], sequence), in order. Logits are not changed or kept."""
+        rows = [row for row, seq in picks if len(seq.tokens) >= seq.argmax_from]
+        best = _best_tokens(logits, rows)
+        return [
+            Sampled(best[row])
+            if len(seq.tokens) >= seq.argmax_from and row in best
+            else self._sample_alone(logits[row], seq)
+            for row, seq in picks
+        ]
 
     def prompt_logprobs(self, logits: Logits, targets: list[int], count: int) -> list[TokenLogprob]:
         """How likely each target was, given everything before it; row i of logits predicts targets[i]."""
         return [logprob_of(row, token, count) for row, token in zip(logits, targets, strict=True)]
-
-    def _wants_argmax_alone(self, seq: Sequence) -> bool:
-        params = seq.params
-        return (
-            params.greedy
-            and params.logprobs is None
-            and not params.logit_bias
-            and not params.needs_penalties
-            and seq.num_output >= params.min_tokens
-        )
 
     def _sample_alone(self, row: np.ndarray[Any, np.dtype[np.float32]], seq: Sequence) -> Sampled:
         try:
@@ -65,10 +54,15 @@ class Sampler:
         if params.greedy:
             token = int(logits.argmax())
         else:
-            probs = sampling.candidate_probs(
-                logits, params.temperature, params.min_p, params.top_k, params.top_p
+            token = sampling_fast.choose(
+                logits,
+                params.temperature,
+                params.min_p,
+                params.top_k,
+                params.top_p,
+                seq.seed,
+                seq.num_output,
             )
-            token = sampling.draw(probs, seq.seed, seq.num_output)
         if params.logprobs is None:
             return Sampled(token)
         return Sampled(token, logprob_of(row, token, params.logprobs))
@@ -99,9 +93,23 @@ class Sampler:
         return params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
 
 
+def _best_tokens(logits: Logits, rows: list[int]) -> dict[int, int]:
+    """The best token of each row; rows whose best is no number are left out."""
+    if not rows:
+        return {}
+    if rows == list(range(rows[0], rows[0] + len(rows))):  # nearly always: then nothing is copied
+        best = logits[rows[0] : rows[0] + len(rows)].argmax(axis=1)
+    else:
+        best = np.array([logits[row].argmax() for row in rows])
+    finite = np.isfinite(logits[rows, best])
+    if finite.all():
+        return dict(zip(rows, best.tolist(), strict=True))
+    return {row: token for row, token, ok in zip(rows, best.tolist(), finite, strict=True) if ok}
+
+
 def logprob_of(row: np.ndarray[Any, np.dtype[np.float32]], token: int, count: int) -> TokenLogprob:
     """The token's log-probability and rank, with the `count` best alternatives."""
     norm = sampling.log_normalizer(row)
     rank = int((row > row[token]).sum()) + 1
-    top = [(other, float(row[other]) - norm) for other in sampling.top_tokens(row, count)]
+    top = [(other, float(row[other]) - norm) for other in sampling_fast.top_tokens(row, count)]
     return TokenLogprob(token, float(row[token]) - norm, rank, top)

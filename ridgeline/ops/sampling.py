@@ -2,7 +2,8 @@
 
 The order is fixed: bias, penalties, suppressed ids, temperature, min-p, top-k, top-p, draw. A draw depends
 on nothing but the row's logits, (seed, position) and the parameters: never on the rest of the batch.
-A batched or device twin must choose the same token wherever the float arithmetic leaves no tie.
+A batched or device twin must choose the same token wherever the float arithmetic leaves no tie; the engine's
+sampler uses `sampling_fast`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ DoubleRow = np.ndarray[Any, np.dtype[np.float64]]
 IntRow = np.ndarray[Any, np.dtype[np.int64]]
 
 _MASK64 = (1 << 64) - 1
-_GAMMA, _MIX_1, _MIX_2 = (
+GAMMA, MIX_1, MIX_2 = (
     np.uint64(0x9E3779B97F4A7C15),
     np.uint64(0xBF58476D1CE4E5B9),
     np.uint64(0x94D049BB133111EB),
 )
-# Top-p needs probabilities in order. Sorting a whole vocabulary costs milliseconds, and the nucleus nearly
-# always lies within the best few hundred, so that many are sorted first and all only when they fall short.
-_NUCLEUS_FIRST_TRY = 512
 
 
 def add_bias(logits: FloatRow, bias: Mapping[int, float]) -> None:
@@ -80,20 +78,19 @@ def candidate_probs(
         kth_best = np.partition(probs, probs.size - top_k)[probs.size - top_k]
         probs[probs < kth_best] = 0.0
     if top_p < 1.0:
-        probs[probs < _nucleus_threshold(probs, top_p)] = 0.0
+        probs[probs < nucleus_threshold(probs, top_p)] = 0.0
     return probs
 
 
-def _nucleus_threshold(probs: DoubleRow, top_p: float) -> float:
+def nucleus_threshold(probs: DoubleRow, top_p: float) -> float:
     """The smallest weight that still belongs to the nucleus."""
     left = probs[probs > 0.0]
-    wanted = top_p * float(left.sum())
-    best = left
-    if left.size > _NUCLEUS_FIRST_TRY:
-        best = np.partition(left, left.size - _NUCLEUS_FIRST_TRY)[-_NUCLEUS_FIRST_TRY:]
-        if float(best.sum()) < wanted:
-            best = left
-    ordered = np.sort(best)[::-1]
+    return smallest_of_nucleus(left, top_p * float(left.sum()))
+
+
+def smallest_of_nucleus(weights: DoubleRow, wanted: float) -> float:
+    """The last of the largest weights that together reach `wanted`."""
+    ordered = np.sort(weights)[::-1]
     last = int(np.searchsorted(np.cumsum(ordered), wanted, side="left"))
     return float(ordered[min(last, ordered.size - 1)])
 
@@ -115,21 +112,25 @@ def exponentials_at(seed: int, position: int, tokens: IntRow) -> DoubleRow:
     Counter-based: SplitMix64 over (seed, position, token). Nothing is remembered between draws, so any one
     can be repeated without replaying those before it.
     """
-    start = np.uint64(_mix64(_mix64(seed) + position))
-    state = tokens.astype(np.uint64) * _GAMMA + start
-    state = (state ^ (state >> np.uint64(30))) * _MIX_1
-    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    state = tokens.astype(np.uint64) * GAMMA + stream_start(seed, position)
+    state = (state ^ (state >> np.uint64(30))) * MIX_1
+    state = (state ^ (state >> np.uint64(27))) * MIX_2
     state ^= state >> np.uint64(31)
     uniform = ((state >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
     noise: DoubleRow = -np.log(uniform)
     return noise
 
 
+def stream_start(seed: int, position: int) -> np.uint64:
+    """What the noise of output position `position` of stream `seed` is counted from."""
+    return np.uint64(_mix64(_mix64(seed) + position))
+
+
 def _mix64(value: int) -> int:
     """SplitMix64's output function on one number."""
-    value = (value + int(_GAMMA)) & _MASK64
-    value = ((value ^ (value >> 30)) * int(_MIX_1)) & _MASK64
-    value = ((value ^ (value >> 27)) * int(_MIX_2)) & _MASK64
+    value = (value + int(GAMMA)) & _MASK64
+    value = ((value ^ (value >> 30)) * int(MIX_1)) & _MASK64
+    value = ((value ^ (value >> 27)) * int(MIX_2)) & _MASK64
     return value ^ (value >> 31)
 
 
