@@ -60,7 +60,8 @@ import importlib, pkgutil
 for package in {packages!r}:
     package = importlib.import_module("ridgeline." + package)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name not in {leave_out or set()!r}:
+        is_python = "libridgeline" not in module.name  # pkgutil takes any shared object for a module
+        if is_python and module.name not in {leave_out or set()!r}:
             importlib.import_module(module.name)
             print(module.name)
 """

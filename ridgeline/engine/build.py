@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ridgeline.engine.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, StepChoice, load_calibration, this_machine
 from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import BackendUnavailable
 from ridgeline.engine.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.request import Request, SamplingParams
@@ -155,7 +156,8 @@ def _core(
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
-    """One short request through the whole path: pages touched, thread pools started, kernels chosen.
+    """One short request through the whole path: pages touched, thread pools started, kernels chosen. A backend
+    that cannot answer it is not worth starting.
 
     By a scheduler of its own, so that the real one's figures begin at zero.
     """
@@ -167,4 +169,6 @@ def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     warm.add(Request("warm-up", [0] * length, params))
     while warm.has_work:
-        warm.step()
+        for delta in warm.step():
+            if delta.error is not None:
+                raise BackendUnavailable(f"the {core.runner.name} backend's first step failed: {delta.error}")

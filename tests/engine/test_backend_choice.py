@@ -8,7 +8,7 @@ from ridgeline.engine.backend_choice import choose_backend
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.models.read_spec import read_spec
-from ridgeline.ops.cpu import library
+from ridgeline.ops.cpu import interface
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +18,10 @@ def spec(smollm2_path):
 
 @pytest.fixture
 def no_library(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "absent.so")
-    library.load.cache_clear()
+    monkeypatch.setattr(interface, "LIBRARY_PATH", tmp_path / "absent.so")
+    interface.load.cache_clear()
     yield
-    library.load.cache_clear()
+    interface.load.cache_clear()
 
 
 @pytest.fixture
