@@ -19,9 +19,11 @@ from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import ModelError
 from ridgeline.models.gguf import GgufFile
+from ridgeline.models.packed import load_packed
 from ridgeline.models.read_spec import read_spec
 from ridgeline.models.weights import load_weights
 from ridgeline.models.weights_layout import pieces
+from ridgeline.ops.cpu.library import NativeDecoder, unpack
 from tests.models.test_dequant import random_blocks
 
 SIZE, VOCAB = 256, 16
@@ -46,6 +48,7 @@ AWKWARD = [
 NOT_FINITE = [b"\x00\x7e", b"\x00\x7c", b"\x00\xfc", b"\xff\xff", b"\x00\x00\x80\x7f", b"\x00\x00\xc0\xff"]
 
 Harm = Callable[[bytearray, random.Random, int], None]
+Loader = Callable[[Path], None]
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +144,8 @@ def altered_files(whole: Path, harm: Harm) -> list[Path]:
     return files
 
 
-def load_and_check(path: Path) -> None:
-    """What a start reads of the weights; everything that is loaded is as the description says, and finite."""
+def load_floats(path: Path) -> None:
+    """As the torch backend reads it: every tensor has the shape the description gives it, and is finite."""
     spec = read_spec(path)
     weights = load_weights(path, spec, torch.float32)
     for piece in pieces(spec):
@@ -152,9 +155,28 @@ def load_and_check(path: Path) -> None:
         assert torch.isfinite(values).all(), f"{path.name}: {piece.role}"
 
 
-def refusal(path: Path) -> str | None:
+def load_packed_and_compute(path: Path) -> None:
+    """As the native backend reads it: every matrix is finite, and kernels can compute a step with them."""
+    spec = read_spec(path)
+    packed = load_packed(path, spec, keep=False)
+    names = ("qkv", "output", "gate_up", "down")
+    matrices = [packed.matrix(layer, name) for layer in range(spec.num_layers) for name in names]
+    for matrix in [packed.embedding, *matrices]:
+        assert np.isfinite(unpack(matrix)).all(), f"{path.name}: {matrix.n} x {matrix.k}"
+    context = min(spec.max_context, 32)
+    decoder = NativeDecoder(packed.table(max_context=context, num_blocks=2, max_step_tokens=4), threads=1)
+    tokens = min(context, 4)
+    each = np.arange(tokens, dtype=np.int32)
+    ends, blocks = np.array([0, tokens], np.int32), np.array([[1]], np.int32)
+    assert decoder.execute(each, each, ends, blocks, each[-1:]).shape == (1, spec.vocab_size)
+
+
+LOADERS = [load_floats, load_packed_and_compute]
+
+
+def refusal(load: Loader, path: Path) -> str | None:
     try:
-        load_and_check(path)
+        load(path)
     except ModelError as error:
         return str(error)
     finally:
@@ -162,13 +184,15 @@ def refusal(path: Path) -> str | None:
     return None
 
 
-def test_the_unharmed_file_is_loaded(whole: Path) -> None:
-    load_and_check(whole)
+@pytest.mark.parametrize("load", LOADERS)
+def test_the_unharmed_file_is_loaded(load: Loader, whole: Path) -> None:
+    load(whole)
 
 
-@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_an_altered_file_loads_whole_or_is_refused_by_name(whole: Path, harm: Harm) -> None:
-    reasons = {path.name: refusal(path) for path in altered_files(whole, harm)}
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize("harm", HARMS)
+def test_an_altered_file_loads_whole_or_is_refused_by_name(load: Loader, harm: Harm, whole: Path) -> None:
+    reasons = {path.name: refusal(load, path) for path in altered_files(whole, harm)}
     refused = {name: reason for name, reason in reasons.items() if reason is not None}
     assert len(refused) > FILES_PER_HARM // 10, "the harm is too harmless to test anything"
     for name, reason in refused.items():
