@@ -1,0 +1,126 @@
+"""A model of TinyLlama's shape with random weights, as a GGUF file in Q4_0 that any engine loads.
+
+Called by cpu_vs_llamacpp.py: speed depends on the shape and the format, not on what the weights say, and a
+1.1B model is too large to ship. Every matrix is Q4_0, so that all engines read the same bytes. It is written
+block by block: the whole model never lies in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+BLOCK_WEIGHTS, BLOCK_BYTES = 32, 18  # Q4_0: a half-precision scale, then 32 nibbles
+WEIGHT_STD = 0.02  # as models are initialised: activations stay finite through all layers
+NIBBLE_STD = (255 / 12) ** 0.5  # of a uniform 4-bit value
+BYTE_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    context: int
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Every matrix, by its name in the file: (rows, columns)."""
+        head_dim = self.hidden // self.heads
+        of_layer = {
+            "attn_q": (self.hidden, self.hidden),
+            "attn_k": (self.kv_heads * head_dim, self.hidden),
+            "attn_v": (self.kv_heads * head_dim, self.hidden),
+            "attn_output": (self.hidden, self.hidden),
+            "ffn_gate": (self.ffn, self.hidden),
+            "ffn_up": (self.ffn, self.hidden),
+            "ffn_down": (self.hidden, self.ffn),
+        }
+        layers = {
+            f"blk.{layer}.{name}.weight": size
+            for layer in range(self.layers)
+            for name, size in of_layer.items()
+        }
+        ends = {"token_embd.weight": (self.vocab, self.hidden), "output.weight": (self.vocab, self.hidden)}
+        return {**ends, **layers}
+
+    def norms(self) -> list[str]:
+        layers = [f"blk.{i}.{name}.weight" for i in range(self.layers) for name in ("attn_norm", "ffn_norm")]
+        return ["output_norm.weight", *layers]
+
+
+TINYLLAMA = Shape(
+    "tinyllama-1.1b-random", layers=22, hidden=2048, heads=32, kv_heads=4, ffn=5632, vocab=32000, context=2048
+)
+
+
+def write_random_gguf(shape: Shape, path: Path, seed: int = 0) -> Path:
+    """Writes the file unless it is there; the same seed gives the same bytes."""
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    writer = gguf.GGUFWriter(partial, "llama")
+    _add_metadata(writer, shape)
+    q4_0 = gguf.GGMLQuantizationType.Q4_0
+    for name, (rows, columns) in shape.matrices().items():
+        row_bytes = columns // BLOCK_WEIGHTS * BLOCK_BYTES
+        writer.add_tensor_info(name, (rows, row_bytes), np.dtype(np.uint8), rows * row_bytes, q4_0)
+    for name in shape.norms():
+        writer.add_tensor_info(name, (shape.hidden,), np.dtype(np.float32), 4 * shape.hidden)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(seed)
+    for rows, columns in shape.matrices().values():
+        writer.write_tensor_data(random_q4_0(rng, rows, columns))
+    for _ in shape.norms():
+        writer.write_tensor_data(np.ones(shape.hidden, np.float32))
+    writer.close()
+    partial.rename(path)
+    return path
+
+
+def random_q4_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Random nibbles with scales around the one that gives WEIGHT_STD: bytes [rows, row_bytes]."""
+    blocks = np.empty((rows * columns // BLOCK_WEIGHTS, BLOCK_BYTES), np.uint8)
+    scales = rng.uniform(0.8, 1.2, len(blocks)) * (WEIGHT_STD / NIBBLE_STD)
+    blocks[:, :2] = scales.astype(np.float16)[:, None].view(np.uint8)
+    blocks[:, 2:] = np.frombuffer(rng.bytes(len(blocks) * (BLOCK_BYTES - 2)), np.uint8).reshape(
+        len(blocks), -1
+    )
+    return blocks.reshape(rows, -1)
+
+
+def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name(shape.name)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    _add_tokenizer(writer, shape.vocab)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
+    """The least that loads: three marks, all bytes, and words that no text contains."""
+    words = vocab - 3 - BYTE_TOKENS
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(BYTE_TOKENS))]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens + [f"word{index}" for index in range(words)])
+    writer.add_token_scores([0.0] * (3 + BYTE_TOKENS) + [-float(index) for index in range(words)])
+    writer.add_token_types(kinds + [gguf.TokenType.BYTE] * BYTE_TOKENS + [gguf.TokenType.NORMAL] * words)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
