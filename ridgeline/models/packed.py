@@ -235,7 +235,7 @@ class _Packing:
 
     def run(self, progress: Progress | None) -> PackedDecoder:
         notes = self.header.notes
-        if self.header.key:
+        if self.header.key and self.header.payload_bytes >= packed_cache.MIN_ENTRY_BYTES:
             try:
                 return PackedDecoder(self._spec, self._into_file(progress), False, notes)
             except OSError as error:

@@ -1,8 +1,8 @@
 """Where packed weights are kept between starts: a file per model, weights setting and state of the source.
 
-An entry is used only if its source files have the same size, time and ends as when it was packed. Entries of
-an older state are removed when a new one is kept, and the least recently used ones when all take more than
-MAX_CACHE_BYTES. Whatever goes wrong here costs the next start its time, nothing else.
+An entry is used only if its source files have the same size, time and ends as when it was packed. Whenever
+one is kept, entries of an older state or of a model that is gone are removed, and the least recently used
+where all take more than MAX_CACHE_BYTES. Whatever goes wrong here costs the next start time, nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.models.checkpoint import weights_file
-from ridgeline.models.packed_file import DamagedFile, PackedImage, map_image
+from ridgeline.models.packed_file import DamagedFile, PackedImage, map_image, read_header
 from ridgeline.models.registry import cache_dir
 from ridgeline.models.spec import ModelSpec
 from ridgeline.models.weights_safetensors import shard_paths
@@ -29,6 +29,7 @@ from ridgeline.ops.cpu.library import Format, pack_float
 
 PACKED_VERSION = 1  # raised with every change to what is packed how, so that older entries are packed anew
 MAX_CACHE_BYTES = 64 << 30
+MIN_ENTRY_BYTES = 8 << 20  # what is smaller is packed in a moment
 SUFFIX = ".packed"
 _SAMPLE_BYTES = 64 << 10
 _ABANDONED_S = 3600.0  # a temporary file this old has no writer any more
@@ -97,7 +98,7 @@ def keep_entry(key: Key, temporary: Path) -> None:
     temporary.replace(path)
     _sync_directory(path.parent)
     with contextlib.suppress(OSError):
-        _remove_older_states(path)
+        _remove_outdated(path)
         _remove_abandoned(path.parent)
         _remove_least_used(path)
 
@@ -133,11 +134,20 @@ def _hash(key: Key) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _remove_older_states(kept: Path) -> None:
+def _remove_outdated(kept: Path) -> None:
+    """Entries of the same model in another state, of models that are gone, and what is no entry at all."""
     model_and_place = kept.name.removesuffix(SUFFIX).rpartition(".")[0]
     for path in kept.parent.glob("*" + SUFFIX):
-        if path != kept and path.name.startswith(model_and_place + "."):
+        if path != kept and (path.name.startswith(model_and_place + ".") or not _has_source(path)):
             path.unlink(missing_ok=True)
+
+
+def _has_source(entry: Path) -> bool:
+    try:
+        header, _ = read_header(entry)
+        return Path(header.key["files"][0]["path"]).exists()
+    except (DamagedFile, OSError, LookupError, TypeError):
+        return False
 
 
 def _remove_abandoned(directory: Path) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ridgeline.models.checkpoint import TensorSource, not_finite
 from ridgeline.models.dequant import Bytes, Floats, dequantize
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.gguf import TENSOR_TYPES
+from ridgeline.models.gguf import BLOCK_SIZES, TENSOR_TYPES
 from ridgeline.models.gguf_scales import check_scales
 from ridgeline.models.packed_formats import FORMAT_NAMES, LOSSLESS, choose_format, is_lossless
 from ridgeline.models.packed_plan import PADDING, PANEL_ROWS, Fused, Rows
@@ -87,31 +87,31 @@ class FusedMatrix:
         """The panels of rows first … last - 1, where `first` begins a panel."""
         rows = self._rows[first:last]
         used = [index for index in range(len(self.parts)) if self._inside(rows, index).any()]
-        stored = {self.parts[index].type for index in used}
-        blocks = {LOSSLESS.get(kind, {}).get(self.format) for kind in stored}
-        if blocks == {None} or not stored:
-            return self._packed_floats(rows, used)
-        if len(stored) == 1:
-            return self._packed_blocks(rows, used, *stored)
-        if len(rows) > PANEL_ROWS:  # each panel by itself may well be of one type
+        targets = {LOSSLESS.get(self.parts[index].type, {}).get(self.format) for index in used}
+        if len(targets) > 1 and len(rows) > PANEL_ROWS:  # each panel by itself may well need one type only
             middle = first + max(1, len(rows) // 2 // PANEL_ROWS) * PANEL_ROWS
             return np.concatenate([self.pack(first, middle), self.pack(middle, last)])
-        return self._packed_floats(rows, used)
+        target = targets.pop() if len(targets) == 1 else None
+        return self._packed_floats(rows, used) if target is None else self._packed_blocks(rows, used, target)
 
-    def _packed_blocks(self, rows: Rows, used: Sequence[int], stored: str) -> Bytes:
-        target = LOSSLESS[stored][self.format]
-        gathered = reblock(self._gathered(rows, used), stored, target)
+    def _packed_blocks(self, rows: Rows, used: Sequence[int], target: str) -> Bytes:
+        """From blocks of the GGUF type `target`. Padding is zero bytes, which mean zero in every type."""
+        elements, block_bytes = BLOCK_SIZES[target]
+        blocks = np.zeros((len(rows), self.k // elements * block_bytes), np.uint8)
+        for index in used:
+            stored, inside = self._stored(rows, index)
+            blocks[inside] = reblock(stored, self.parts[index].type, target)
         try:
-            return library.pack_gguf(_GGUF_NUMBERS[target], gathered, self.k).data
+            return library.pack_gguf(_GGUF_NUMBERS[target], blocks, self.k).data
         except library.NativeError as error:
             raise self._refused(used, error) from error
 
     def _packed_floats(self, rows: Rows, used: Sequence[int]) -> Bytes:
         values = np.zeros((len(rows), self.k), np.float32)
         for index in used:
-            part, inside = self.parts[index], self._inside(rows, index)
-            raw = self._stored_rows(index)[rows[inside] - self._starts[index]]
-            floats = dequantize(raw.reshape(-1), part.type).reshape(-1, self.k)
+            part = self.parts[index]
+            stored, inside = self._stored(rows, index)
+            floats = dequantize(stored.reshape(-1), part.type).reshape(-1, self.k)
             if not max(floats.max(), -floats.min()) <= _LARGEST[self.format]:
                 raise not_finite(self._source, part.name, FORMAT_NAMES[self.format])
             values[inside] = floats
@@ -120,23 +120,13 @@ class FusedMatrix:
         except library.NativeError as error:
             raise self._refused(used, error) from error
 
-    def _gathered(self, rows: Rows, used: Sequence[int]) -> Bytes:
-        """[rows, bytes per row] of stored blocks, all of one type; zero bytes, which mean zero, as padding."""
-        if len(used) == 1 and self._inside(rows, used[0]).all():
-            whole: Bytes = self._stored_rows(used[0])[rows - self._starts[used[0]]]
-            return whole
-        out = np.zeros((len(rows), self._stored_rows(used[0]).shape[1]), np.uint8)
-        for index in used:
-            inside = self._inside(rows, index)
-            out[inside] = self._stored_rows(index)[rows[inside] - self._starts[index]]
-        return out
-
-    def _stored_rows(self, index: int) -> Bytes:
-        part = self.parts[index]
-        return self._source.raw(part.name).reshape(part.rows, -1)
+    def _stored(self, rows: Rows, index: int) -> tuple[Bytes, NDArray[np.bool_]]:
+        """[rows, bytes] of those of the rows that are this part's, and which they are."""
+        part, inside = self.parts[index], self._inside(rows, index)
+        tensor = self._source.raw(part.name).reshape(part.rows, -1)
+        return tensor[rows[inside] - self._starts[index]], inside
 
     def _inside(self, rows: Rows, index: int) -> NDArray[np.bool_]:
-        """Which of the rows are this part's."""
         inside: NDArray[np.bool_] = (rows >= self._starts[index]) & (rows < self._starts[index + 1])
         return inside
 
@@ -169,6 +159,7 @@ def rounding_notes(matrices: Sequence[FusedMatrix]) -> tuple[str, ...]:
             if not is_lossless(part.type, matrix.format):
                 rounded[part.type, matrix.format] += 1
     return tuple(
-        f"{count} tensors stored as {stored} are rounded to {FORMAT_NAMES[format]}"
+        f"{count} tensor{'s' * (count > 1)} stored as {stored} {'are' if count > 1 else 'is'} rounded to "
+        f"{FORMAT_NAMES[format]}"
         for (stored, format), count in sorted(rounded.items())
     )
