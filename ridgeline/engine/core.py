@@ -62,7 +62,6 @@ class EngineCore:
         if not plan:
             return []
         planned = self._clock()
-        record = self._describe(plan, started, planned - started)
         try:
             result = self._execute(plan)
         except BaseException:  # Ctrl-C: no step stays in flight, and the books balance
@@ -72,7 +71,7 @@ class EngineCore:
         deltas = self.scheduler.apply(result, ended)
         self.last_step_end = ended
         self._checked = False
-        self.steps.append(replace(record, wall_s=ended - planned))
+        self.steps.append(_record(plan, started, planned - started, ended - planned))
         return deltas
 
     def idle(self) -> None:
@@ -102,26 +101,26 @@ class EngineCore:
             log.exception("%s failed alone too; only it ends", row.seq.name)
             return RowResult(error=f"the forward pass failed: {type(error).__name__}: {error}")
 
-    def _describe(self, plan: StepPlan, started: float, schedule_s: float) -> StepRecord:
-        """Taken before the pass: applying the result moves the sequences on."""
-        prefill_tokens = prefill_rows = context_product = decode_batch = decode_context = 0
-        for row in plan.rows:
-            context = row.start + row.count
-            if row.count == 1 and row.start > 0:
-                decode_batch += 1
-                decode_context += context
-            else:
-                prefill_rows += 1
-                prefill_tokens += row.count
-                context_product += row.count * context
-        return StepRecord(
-            step_id=plan.step_id,
-            start=started,
-            prefill_tokens=prefill_tokens,
-            prefill_rows=prefill_rows,
-            prefill_context_product=context_product,
-            decode_batch=decode_batch,
-            decode_context=decode_context,
-            wall_s=0.0,
-            schedule_s=schedule_s,
-        )
+
+def _record(plan: StepPlan, started: float, schedule_s: float, wall_s: float) -> StepRecord:
+    prefill_tokens = prefill_rows = context_product = decode_batch = decode_context = 0
+    for row in plan.rows:
+        context = row.start + row.count
+        if row.count == 1 and row.start > 0:
+            decode_batch += 1
+            decode_context += context
+        else:
+            prefill_rows += 1
+            prefill_tokens += row.count
+            context_product += row.count * context
+    return StepRecord(
+        step_id=plan.step_id,
+        start=started,
+        prefill_tokens=prefill_tokens,
+        prefill_rows=prefill_rows,
+        prefill_context_product=context_product,
+        decode_batch=decode_batch,
+        decode_context=decode_context,
+        wall_s=wall_s,
+        schedule_s=schedule_s,
+    )

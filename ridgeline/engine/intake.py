@@ -79,6 +79,7 @@ def sequences_of(
     prompt_len = len(request.prompt_ids)
     most_output = limits.context if params.max_tokens is None else params.max_tokens
     seed = draw_seed() if params.seed is None else params.seed
+    end_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else tuple(limits.eos_ids)))
     return [
         Sequence(
             request=request,
@@ -88,6 +89,7 @@ def sequences_of(
             max_len=min(prompt_len + most_output, limits.context),
             seed=sample_seed(seed, index),
             order=(request.priority, request.arrival, serial, index),
+            end_ids=end_ids,
             timing=TimingRecord(arrival=request.arrival, prompt_tokens=prompt_len),
         )
         for index in range(params.n)

@@ -55,7 +55,7 @@ class EngineLoop:
         self._socket = socket
         self._model = model
         self._parent = parent  # the front that started this process; it may die while the weights load
-        self._owners: dict[str, int] = {}  # open requests → connection
+        self._owners: dict[str, tuple[int, str]] = {}  # open requests → connection, and their name there
         self._open_samples: dict[str, int] = {}  # open requests → samples not finished yet
         self._stopping = False
 
@@ -97,7 +97,7 @@ class EngineLoop:
             case Opened():
                 self._socket.send(connection, self._hello())
             case Closed():
-                for name in [name for name, owner in self._owners.items() if owner == connection]:
+                for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
                     self._publish(self._core.abort(name))
 
     def _submit(self, connection: int, request: Request) -> None:
@@ -113,7 +113,7 @@ class EngineLoop:
             )
             self._socket.send(connection, refusal)
         else:
-            self._owners[name] = connection
+            self._owners[name] = (connection, request.request_id)
             self._open_samples[name] = request.params.n
 
     def _publish(self, deltas: list[SeqDelta]) -> None:
@@ -123,14 +123,15 @@ class EngineLoop:
             owner = self._owners.get(delta.request_id)
             if owner is None:
                 continue
-            public_id = delta.request_id.partition(":")[2]
-            by_owner.setdefault(owner, []).append(replace(delta, request_id=public_id))
+            connection, public_id = owner
+            public = msgspec.structs.replace(delta, request_id=public_id)
+            by_owner.setdefault(connection, []).append(public)
             if delta.finish_reason is not None:
                 self._finish_sample(delta.request_id)
         if by_owner:
             stats = self._core.stats()
-            for owner, own_deltas in by_owner.items():
-                self._socket.send(owner, Outputs(own_deltas, stats))
+            for connection, own_deltas in by_owner.items():
+                self._socket.send(connection, Outputs(own_deltas, stats))
 
     def _finish_sample(self, name: str) -> None:
         self._open_samples[name] -= 1

@@ -126,6 +126,7 @@ class Sequence:
     furthest:     most tokens ever computed; what is computed below it again was lost to preemption
     prompt_logprobs_sent: prompt tokens whose log-probabilities the owner already has
     timing_sent:  the owner knows all of the timing record but the times of the newest tokens
+    end_ids:      tokens that end it, once it has min_tokens
     argmax_from:  the length from which its parameters ask for the best token and nothing else
     """
 
@@ -140,6 +141,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     order: tuple[int, float, int, int] = (0, 0.0, 0, 0)
+    end_ids: frozenset[int] = frozenset()
     furthest: int = 0
     prompt_logprobs_sent: int = 0
     timing_sent: bool = False

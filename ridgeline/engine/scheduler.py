@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ridgeline.engine.block_pool import BlockPool, PoolCorrupted
 from ridgeline.engine.errors import InvalidRequest, QueueFull
@@ -94,11 +94,13 @@ class Scheduler:
         """Choose what the next step computes. Decodes first: they hold KV and a waiting user."""
         plan = StepPlan(step_id=self._num_scheduled, budget=self.limits.step_tokens)
         room = plan.budget
-        for seq in self._ready(prefilling=False):
+        decodes, prefills = self._ready()
+        for seq in decodes:
             if room and seq.state is SeqState.RUNNING and self._reserve(seq, plan):
                 room -= self._compute(seq, room, plan, now)
-        for seq in self._ready(prefilling=True):
-            room -= self._compute(seq, room, plan, now)
+        for seq in prefills:
+            if seq.state is SeqState.RUNNING:  # and was not preempted for a decode
+                room -= self._compute(seq, room, plan, now)
         # Who was preempted a moment ago would be the first to be admitted again: not in the same step.
         while room and self.waiting and not plan.preempted:
             seq = self.waiting.first
@@ -119,19 +121,28 @@ class Scheduler:
         deltas: list[SeqDelta] = []
         for row, outcome in zip(plan.rows, result.rows, strict=True):
             self._busy.discard(row.seq)
-            deltas += self._apply_row(row, outcome, now)
+            self._apply_row(row, outcome, now, deltas)
         self.counters.steps += 1
         self.counters.last_step_end = now
         return deltas
 
     # ── planning ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _ready(self, prefilling: bool) -> list[Sequence]:
-        return [s for s in self.running if s.is_prefilling is prefilling and s not in self._busy]
+    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Who runs and is in no step in flight: those who decode, and those with more to compute."""
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for seq in self.running:
+            if seq not in self._busy:
+                (prefills if seq.is_prefilling else decodes).append(seq)
+        return decodes, prefills
 
     def _compute(self, seq: Sequence, room: int, plan: StepPlan, now: float) -> int:
         """Put as much of `seq` into the plan as its chunk and the room allow."""
         start, length = seq.num_computed, len(seq.tokens)
+        if start >= seq.prompt_len and start + 1 == length and room:  # nearly every row of nearly every step
+            plan.rows.append(StepRow(seq, start, 1, (seq,)))
+            return 1
         count = min(length - start, self.limits.prefill_chunk, room)
         if count == 0:
             return 0
@@ -217,32 +228,33 @@ class Scheduler:
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _apply_row(self, row: StepRow, outcome: RowResult, now: float) -> list[SeqDelta]:
+    def _apply_row(self, row: StepRow, outcome: RowResult, now: float, deltas: list[SeqDelta]) -> None:
         seq = row.seq
         if seq.state is SeqState.FINISHED:  # ended while the step was in flight: the token is nobody's
             self.blocks.give_back(seq)
-            return []
+            return
         if outcome.error is not None:
-            return [self._fail(s, FinishReason.ERROR, now, outcome.error) for s in self._dependents(seq)]
+            deltas += [self._fail(s, FinishReason.ERROR, now, outcome.error) for s in self._dependents(seq)]
+            return
         self._advance(seq, row.count)
-        prompt_logprobs = outcome.prompt_logprobs[max(0, seq.prompt_logprobs_sent - row.start) :]
-        seq.prompt_logprobs_sent += len(prompt_logprobs)
+        prompt_logprobs = outcome.prompt_logprobs
+        if prompt_logprobs:
+            prompt_logprobs = prompt_logprobs[max(0, seq.prompt_logprobs_sent - row.start) :]
+            seq.prompt_logprobs_sent += len(prompt_logprobs)
         if not row.samplers:
-            request_id = seq.request.request_id
-            return (
-                [SeqDelta(request_id, seq.index, prompt_logprobs=prompt_logprobs)] if prompt_logprobs else []
-            )
+            if prompt_logprobs:
+                deltas.append(SeqDelta(seq.request.request_id, seq.index, prompt_logprobs=prompt_logprobs))
+            return
         if not seq.num_output:
             self._complete_prompt(row)
-        return [
-            self._append(sampler, sampled, prompt_logprobs if sampler is seq else [], now)
-            for sampler, sampled in zip(row.samplers, outcome.samples, strict=True)
-        ]
+        for sampler, sampled in zip(row.samplers, outcome.samples, strict=True):
+            deltas.append(self._append(sampler, sampled, prompt_logprobs if sampler is seq else [], now))
 
     def _advance(self, seq: Sequence, count: int) -> None:
-        again = max(0, min(seq.num_computed + count, seq.furthest) - seq.num_computed)
-        seq.timing.recomputed_tokens += again
-        self.counters.recomputed_tokens += again
+        if seq.num_computed < seq.furthest:  # it was preempted once
+            again = min(seq.num_computed + count, seq.furthest) - seq.num_computed
+            seq.timing.recomputed_tokens += again
+            self.counters.recomputed_tokens += again
         self.blocks.advance(seq, count)
         seq.furthest = max(seq.furthest, seq.num_computed)
 
@@ -269,7 +281,7 @@ class Scheduler:
         seq.tokens.append(sampled.token)
         seq.timing.token_times.append(now)
         self.counters.output_tokens += 1
-        stops = self._stops_at(seq, sampled.token)
+        stops = sampled.token in seq.end_ids and seq.num_output > seq.params.min_tokens
         reason = None
         if stops:
             reason = FinishReason.STOP
@@ -290,12 +302,6 @@ class Scheduler:
             stop_token=sampled.token if stops else None,
             timing=timing,
         )
-
-    def _stops_at(self, seq: Sequence, token: int) -> bool:
-        params = seq.params
-        if (token in self.limits.eos_ids and not params.ignore_eos) or token in params.stop_token_ids:
-            return seq.num_output > params.min_tokens
-        return False
 
     def _fail(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> SeqDelta:
         """End a sequence for another reason than its own tokens."""
@@ -328,6 +334,7 @@ class Scheduler:
         return bool(self.running or self.waiting or self._in_flight)
 
     def stats(self) -> EngineStats:
+        counters = self.counters
         return EngineStats(
             running=len(self.running),
             waiting=len(self.waiting),
@@ -335,7 +342,14 @@ class Scheduler:
             kv_blocks_held=self.pool.num_held,
             kv_blocks_cached=self.pool.num_cached,
             block_size=self.limits.block_size,
-            **asdict(self.counters),
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.preemptions,
+            recomputed_tokens=counters.recomputed_tokens,
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            output_tokens=counters.output_tokens,
+            last_step_end=counters.last_step_end,
         )
 
     def reset_prefix_cache(self) -> int:

@@ -1,7 +1,7 @@
-"""The engine's end of the local socket: a thread that reads frames into an inbox and writes frames out.
+"""The engine's end of the local socket: frames go out as they are said, a thread reads frames into an inbox.
 
-The engine loop never waits for a front: reads and writes happen here, a slow front only grows its own
-buffer. Connections are numbered; the loop learns of a closed one through the inbox.
+The engine loop never waits for a front: what the kernel does not take at once the thread writes later, and a
+slow front only grows its own buffer. Connections are numbered; the inbox tells the loop of a closed one.
 """
 
 from __future__ import annotations
@@ -69,16 +69,29 @@ class EngineSocket:
         threading.Thread(target=self._run, name="engine-socket", daemon=True).start()
 
     def send(self, number: int, message: ToFront) -> None:
-        """Queue a message; silently dropped if that front is gone (Closed is in the inbox by then)."""
+        """Hand a message to the kernel, or queue what it does not take at once.
+
+        Silently dropped if that front is gone (Closed is in the inbox by then).
+        """
         data = frame(message)
         with self._lock:
             connection = self._connections.get(number)
             if connection is None:
                 return
-            was_empty = not connection.to_send
-            connection.to_send += data
-        if was_empty:
-            os.write(self._wake_write, b"w")
+            if connection.to_send:  # the thread is at it, and the order must stay
+                connection.to_send += data
+                return
+            # The thread is spared: waking it costs more than the write itself.
+            try:
+                sent = connection.socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # it is gone: the thread reads of it, and tells
+            if sent == len(data):
+                return
+            connection.to_send += data[sent:]
+        os.write(self._wake_write, b"w")
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything queued was handed to the kernel, at most `timeout_s`."""
