@@ -1,4 +1,7 @@
-"""One real SmolLM2 engine for the tests of this folder, and other limits over the same weights."""
+"""One real SmolLM2 engine for the tests of this folder, and other limits over the same weights.
+
+It is deterministic: tests compare what was computed alone with what was computed in a batch, token for token.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +19,7 @@ KV_TOKENS = 16_384
 
 @pytest.fixture(scope="session")
 def llm(smollm2_path) -> LLM:
-    return LLM(str(smollm2_path), kv_tokens=KV_TOKENS)
+    return LLM(str(smollm2_path), kv_tokens=KV_TOKENS, deterministic=True)
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Driver:
         return self.run([(prompt_ids, params)])[0][0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def driver(llm):
     """driver(prefill_chunk=7, num_blocks=40, …) → a Driver with those limits."""
     return lambda **limits: Driver(llm, **limits)

@@ -11,7 +11,7 @@ from ridgeline.engine.launch import EngineCannotStart
 async def test_a_program_streams_from_an_engine_of_its_own(smollm2_path, llm):
     params = SamplingParams(temperature=0.0, max_tokens=8)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    async with await AsyncClient.start(str(smollm2_path), kv_tokens=2048) as client:
+    async with await AsyncClient.start(str(smollm2_path), kv_tokens=2048, deterministic=True) as client:
         engine = Path(f"/proc/{client.hello.pid}")
         assert engine.exists()
         chunks = [chunk async for chunk in client.chat(messages, params)]
