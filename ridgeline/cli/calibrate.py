@@ -6,6 +6,7 @@ The measuring is `engine.calibrate`'s, the choice `engine.step_costs`'s; here ar
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.engine.step_costs import StepCost
 
 MIB = 1 << 20
+BUSY_LOAD = 0.7
 _HEAD = f"  {{:>7}} {'step':>9} {'tok/s':>8} {'of limit':>9}"
 
 
@@ -25,6 +27,9 @@ def run(model: str, *, as_json: bool) -> int:
     from ridgeline.engine.calibrate import calibrate_machine, calibrate_model
 
     files = fetch(model, sys.stderr)
+    busy = busy_warning(os.getloadavg()[0])
+    if busy:
+        print(busy, file=sys.stderr)
     with progress(sys.stderr) as report:
         found = calibrate_machine(None, report)
         if not as_json:
@@ -37,6 +42,16 @@ def run(model: str, *, as_json: bool) -> int:
     else:
         print("\n".join(step_lines(files.name, calibrated)))
     return 0
+
+
+def busy_warning(load: float) -> str:
+    """load: how many threads wanted to run over the last minute, on average."""
+    if load < BUSY_LOAD:
+        return ""
+    return (
+        f"other programs keep this machine busy (load {load:.1f}): what is measured now will be too low; "
+        "calibrate again when it is idle"
+    )
 
 
 def ceiling_lines(found: Calibration) -> Iterator[str]:

@@ -6,6 +6,8 @@ processor better; a smaller one keeps those waiting less who decode beside it. T
 1. the smallest chunk with 95 % of the best prefill rate;
 2. but no larger than a full step may last: 8 times as long as a step of 8 decodes alone;
 3. but never a chunk with less than 75 % of the best prefill rate.
+
+A step that took longer than a larger one was disturbed, so the larger one's time counts for it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 ENOUGH = 0.95  # of the best prefill rate
 LEAST = 0.75
@@ -118,6 +121,7 @@ def seconds_at(costs: Sequence[StepCost], tokens: int) -> float:
 
 def choose_steps(costs: StepCosts) -> StepChoice:
     """The rules above. The budget leaves room for a whole chunk beside as many decodes as may run."""
+    costs = undisturbed(costs)
     best = max(cost.tokens_per_s for cost in costs.prefill)
     share = {cost.chunk: cost.tokens_per_s / best for cost in costs.prefill}
     most_s = STRETCH * seconds_at(costs.decode, BESIDE)
@@ -132,6 +136,25 @@ def choose_steps(costs: StepCosts) -> StepChoice:
     chunk = min(chunk for chunk in share if share[chunk] >= LEAST)
     why = f"no chunk with 75 % of the best prefill rate keeps a full step under {STRETCH:g} decode steps"
     return _choice(costs, chunk, share[chunk], why)
+
+
+def undisturbed(costs: StepCosts) -> StepCosts:
+    """No step takes longer than one that does the same and more."""
+    mixed = _rising(costs.mixed)
+    beside = {cost.chunk: cost.seconds for cost in mixed}
+    prefill = [
+        replace(cost, seconds=min(cost.seconds, beside.get(cost.chunk, cost.seconds)))
+        for cost in costs.prefill
+    ]
+    return StepCosts(prefill=_rising(prefill), decode=_rising(costs.decode), mixed=mixed)
+
+
+def _rising(costs: Sequence[StepCost]) -> tuple[StepCost, ...]:
+    least, rising = float("inf"), []
+    for cost in reversed(costs):
+        least = min(least, cost.seconds)
+        rising.append(replace(cost, seconds=least))
+    return tuple(reversed(rising))
 
 
 def step_budget(chunk: int) -> int:

@@ -199,6 +199,7 @@ def test_a_tiny_model_is_calibrated_for_real_and_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_path: Path
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrate, "READ_SIZES", (4 << 20, 16 << 20))
     monkeypatch.setattr(calibrate, "STAGES", dict.fromkeys(STAGES, 0.3))
     stages: list[str] = []
 
@@ -229,6 +230,7 @@ def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(calibrate, "READ_SIZES", (4 << 20, 16 << 20))
     monkeypatch.setattr(calibrate, "STAGES", dict.fromkeys(STAGES, 0.0))
     with pytest.raises(EngineError, match=r"cannot be kept: .*RIDGELINE_CACHE names another"):
         calibrate_machine(1, lambda what, done: None)

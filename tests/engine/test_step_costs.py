@@ -19,6 +19,7 @@ from ridgeline.engine.step_costs import (
     choose_steps,
     fit_line,
     seconds_at,
+    undisturbed,
 )
 
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -62,6 +63,31 @@ def test_a_machine_that_gets_slower_with_large_chunks_is_measured_by_its_best_on
     assert choice.prefill_chunk == 16
 
 
+def test_a_disturbed_measurement_does_not_lead_to_a_larger_chunk() -> None:
+    """All small chunks alone were measured while another program ran; beside decodes they were not."""
+    quiet = costs_of(lambda chunk: 0.002 + 0.00025 * chunk, lambda _: 0.02)
+    slowed = tuple(
+        StepCost(0, cost.chunk, cost.seconds * (2 if cost.chunk < 1024 else 1), 1e-6)
+        for cost in quiet.prefill
+    )
+    disturbed = StepCosts(slowed, quiet.decode, quiet.mixed)
+    assert choose_steps(quiet).prefill_chunk == 256
+    assert choose_steps(disturbed).prefill_chunk <= 512
+
+
+def test_no_step_counts_longer_than_one_that_does_more() -> None:
+    costs = StepCosts(
+        prefill=(StepCost(0, 16, 0.05, 1e-6), StepCost(0, 32, 0.04, 1e-6), StepCost(0, 64, 0.09, 1e-6)),
+        decode=(StepCost(1, 0, 0.02, 1e-6), StepCost(8, 0, 0.01, 1e-6)),
+        mixed=(StepCost(8, 16, 0.06, 1e-6), StepCost(8, 32, 0.03, 1e-6)),
+    )
+    cleaned = undisturbed(costs)
+    assert [cost.seconds for cost in cleaned.prefill] == [0.03, 0.03, 0.09]
+    assert [cost.seconds for cost in cleaned.decode] == [0.01, 0.01]
+    assert [cost.seconds for cost in cleaned.mixed] == [0.03, 0.03]
+    assert [cost.chunk for cost in cleaned.prefill] == [16, 32, 64]
+
+
 def test_a_single_measured_chunk_is_the_choice() -> None:
     costs = StepCosts((StepCost(0, 16, 9.0, 1.0),), (StepCost(1, 0, 1.0, 1.0),), (StepCost(8, 16, 9.5, 1.0),))
     assert choose_steps(costs).prefill_chunk == 16
@@ -79,8 +105,8 @@ def test_every_machine_gets_a_measured_chunk_that_keeps_the_rules(
     def prefill_s(chunk: int) -> float:
         return (fixed_s + per_token_s * chunk) * noise[CHUNKS.index(chunk)]
 
-    costs = costs_of(prefill_s, lambda _: decode_s)
-    choice = choose_steps(costs)
+    measured = costs_of(prefill_s, lambda _: decode_s)
+    choice, costs = choose_steps(measured), undisturbed(measured)
     rates = {cost.chunk: cost.tokens_per_s for cost in costs.prefill}
     share = rates[choice.prefill_chunk] / max(rates.values())
     assert share >= LEAST
