@@ -9,9 +9,7 @@ ARGS   ?=
 # Some virtual machines advertise AMX but hide a CPUID leaf; torch's bf16 matmul then dies with SIGILL.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
-# Where the native library is built; the library itself goes into the package, where an editable install finds it.
-CMAKE  = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING
-NATIVE := build/native
+CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING
 
 .PHONY: serve native test test-native test-slow lint format bench clean help
 
@@ -35,8 +33,8 @@ serve: native               ## serve the default model on 127.0.0.1:8000 (MODEL=
 
 native: $(VENV)/.runtime    ## bring the native library up to date with its sources (RIDGELINE_NATIVE=0: do without)
 ifneq ($(RIDGELINE_NATIVE),0)
-	@$(CMAKE) -B $(NATIVE) -DRL_IN_PLACE=ON >/dev/null
-	@$(BIN)/cmake --build $(NATIVE) -- --quiet
+	@$(CMAKE) -S native/editable -B native/editable >/dev/null
+	@$(BIN)/cmake --build native/editable -- --quiet
 endif
 
 test: lint native           ## every test but the slow and GPU ones
@@ -44,9 +42,9 @@ test: lint native           ## every test but the slow and GPU ones
 	$(BIN)/python -m pytest -rs -m 'not slow and not gpu' $(ARGS)
 
 test-native: $(VENV)/.runtime ## the kernels' tests, per instruction set: plain, with ASan and UBSan, with TSan
-	$(CMAKE) -B build/test-plain -DRL_TESTS=ON
-	$(CMAKE) -B build/test-address -DRL_TESTS=ON -DRL_SANITIZE=address,undefined
-	$(CMAKE) -B build/test-thread -DRL_TESTS=ON -DRL_SANITIZE=thread
+	$(CMAKE) -S native -B build/test-plain -DRL_TESTS=ON
+	$(CMAKE) -S native -B build/test-address -DRL_TESTS=ON -DRL_SANITIZE=address,undefined
+	$(CMAKE) -S native -B build/test-thread -DRL_TESTS=ON -DRL_SANITIZE=thread
 	for kind in plain address thread; do \
 	  $(BIN)/cmake --build build/test-$$kind -- --quiet && \
 	  $(BIN)/ctest --test-dir build/test-$$kind --output-on-failure --no-tests=error $(ARGS) || exit 1; \
@@ -69,4 +67,6 @@ bench: $(VENV)/.dev native  ## the CPU engine benchmark: a table and JSON
 	$(BIN)/python benchmarks/engine_cpu.py $(ARGS)
 
 clean:                      ## remove the virtual environment, the builds and the caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info ridgeline/ops/cpu/libridgeline_native.*
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -f ridgeline/ops/cpu/libridgeline_native.*
+	find native/editable -mindepth 1 -not -name CMakeLists.txt -delete
