@@ -103,6 +103,7 @@ def examine(*, quick: bool = False, online: bool = False) -> Iterator[Finding]:
     yield check_default_model()
     yield check_compiler()
     yield check_pip()
+    yield check_calibration()
     if online:
         yield check_hub()
     measured = measure.in_child("torch", *(() if quick else ("bandwidth", "float32")))
@@ -190,6 +191,23 @@ def check_pip() -> Finding:
     from importlib.metadata import version
 
     return Finding("ok", "pip", version("pip"))
+
+
+def check_calibration() -> Finding:
+    from ridgeline.engine.calibration import load_calibration
+    from ridgeline.ops.cpu.library import NativeError
+
+    advice = (
+        "limits are measured briefly at each start, step sizes are defaults: ridgeline doctor --calibrate"
+    )
+    try:
+        found = load_calibration()
+    except NativeError as error:  # RIDGELINE_ISA names what does not run here
+        return Finding("missing", "calibration", str(error), "unset RIDGELINE_ISA")
+    if found is None:
+        return Finding("missing", "calibration", "none for this machine", advice)
+    read, models = found.ceilings.reads[-1].bytes_per_s, "; ".join(found.choices) or "no model yet"
+    return Finding("ok", "calibration", f"{found.machine.isa}, memory read {read / GB:.1f} GB/s; {models}")
 
 
 def check_hub(url: str = HUB_URL) -> Finding:

@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from ridgeline.cli.calibrate import busy_warning, ceiling_lines, line_report, overall, step_lines
+from ridgeline.cli.doctor import check_calibration
 from ridgeline.cli.main import main
 from ridgeline.engine import calibrate
 from ridgeline.engine.calibrate import STAGES, Calibrated
@@ -105,6 +106,7 @@ def test_a_tiny_model_is_calibrated_and_kept(
     monkeypatch.setattr(calibrate, "STAGES", dict.fromkeys(STAGES, 0.2))
     model = tmp_path / "tiny.gguf"
     write_gguf(tiny_model("llama"), model, packed_as(GGMLQuantizationType.Q8_0))
+    assert check_calibration().status == "missing"
     assert main(["doctor", "--calibrate", "--model", str(model)]) == 0
     captured = capsys.readouterr()
     assert "float32" in captured.out
@@ -112,6 +114,7 @@ def test_a_tiny_model_is_calibrated_and_kept(
     assert "100%" in captured.out  # of the best rate
     stages = [line.split("% ")[1] for line in captured.err.splitlines() if "% " in line]
     assert stages == list(STAGES)
+    assert check_calibration().status == "ok"
     (kept,) = (tmp_path / "calibration").iterdir()
     assert str(kept) in captured.out
     assert main(["doctor", "--calibrate", "--model", str(model), "--json"]) == 0
