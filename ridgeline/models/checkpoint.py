@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.dequant import Bytes, Floats, dequantize, dequantize_chunks
-from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, pickle_refusal
-from ridgeline.models.registry import refuse_pickles_alone
+from ridgeline.models.checkpoint_files import weights_file
+from ridgeline.models.dequant import Bytes, Floats, dequantize_chunks
+from ridgeline.models.errors import BrokenModel
 from ridgeline.models.spec import ModelSpec
 from ridgeline.models.weights_gguf import GgufSource
 from ridgeline.models.weights_layout import Piece, pieces
@@ -56,25 +56,6 @@ def open_source(path: Path, spec: ModelSpec) -> TensorSource:
     return GgufSource(file, spec)
 
 
-def weights_file(path: Path) -> Path:
-    """The file a checkpoint begins with: a .gguf or .safetensors file, or an index of shards."""
-    path = Path(path)
-    if path.is_dir():
-        index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-        if index.exists() or single.exists():
-            return index if index.exists() else single
-        refuse_pickles_alone(path)
-        ggufs = sorted(path.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return ggufs[0]
-        if ggufs:
-            raise BrokenModel(f"{path}: holds {len(ggufs)} .gguf files; name the one to load")
-        raise BrokenModel(f"{path}: holds no weights (model.safetensors, its index, or a .gguf file)")
-    if path.suffix in PICKLE_SUFFIXES:
-        raise pickle_refusal(path)
-    return path
-
-
 def checked_names(source: TensorSource, spec: ModelSpec, path: Path) -> dict[Piece, str]:
     """The checkpoint's name for every piece, after comparing all names and shapes with the spec."""
     names = {piece: source.name_of(piece) for piece in pieces(spec)}
@@ -101,13 +82,6 @@ def checked_names(source: TensorSource, spec: ModelSpec, path: Path) -> dict[Pie
 def float_chunks(source: TensorSource, name: str) -> Iterator[tuple[int, Floats]]:
     """(index of the first element, elements) of a stored tensor, one bounded piece after the other."""
     return dequantize_chunks(source.raw(name), source.type_of(name))
-
-
-def read_floats(source: TensorSource, name: str, piece: Piece) -> Floats:
-    """A whole piece, rows in the decoder's order; for vectors: a matrix may be large."""
-    values = dequantize(source.raw(name), source.type_of(name)).reshape(piece.shape)
-    order = source.row_order(piece)
-    return values if order is None else values[order]
 
 
 def not_finite(source: TensorSource, name: str, dtype: str) -> BrokenModel:

@@ -7,29 +7,23 @@ and the plan's `load`. Every tensor is checked before a kernel reads it. Never i
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from ridgeline.models import packed_cache
-from ridgeline.models.checkpoint import Progress, TensorSource, checked_names, open_source
-from ridgeline.models.dequant import Bytes, Floats
-from ridgeline.models.packed_file import FileTarget, Header, MemoryTarget, PackedImage, Section, lay_out
+from ridgeline.models.packed_file import Header, PackedImage
 from ridgeline.models.packed_formats import FORMAT_NAMES, POLICIES
-from ridgeline.models.packed_plan import Fused, fused_tensors
-from ridgeline.models.packing import FusedMatrix, read_vector, rounding_notes
+from ridgeline.models.packed_plan import ROPE_DIVISORS, fused_tensors
 from ridgeline.models.rope_tables import rope_tables
 from ridgeline.models.spec import ModelSpec
-from ridgeline.models.weights_layout import Piece
 from ridgeline.ops.cpu.library import (
+    GROUP_SIZE,
     Activation,
     DecoderTable,
+    Floats,
     KvFormat,
     LayerTable,
     PackedMatrix,
@@ -37,9 +31,10 @@ from ridgeline.ops.cpu.library import (
 
 __all__ = ["POLICIES", "PackedDecoder", "PackedPlan", "load_packed", "native_refusal", "plan_packed"]
 
+Progress = Callable[[int, int], None]
+
 MAX_HEAD_DIM = 256
-MAX_PACKING_THREADS = 8
-_ROPE_DIVISORS = "rope_divisors"
+MAX_RAGGED_WIDTH = 1 << 14  # longer rows must be whole groups
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
 _LAYER_MATRICES = ("qkv", "output", "gate_up", "down")
 _LAYER_NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
@@ -51,6 +46,9 @@ def native_refusal(spec: ModelSpec) -> str | None:
         return "the native library does not compute mixtures of experts"
     if spec.activation not in _ACTIVATIONS:
         return f"the native library does not know the activation {spec.activation}"
+    for width in (spec.hidden_size, spec.ffn_size, spec.num_heads * spec.head_dim):
+        if width % GROUP_SIZE and width > MAX_RAGGED_WIDTH:
+            return f"the native library needs rows of whole groups of {GROUP_SIZE} weights, not {width}"
     if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
         return f"the native library needs an even head size up to {MAX_HEAD_DIM}, not {spec.head_dim}"
     return None
@@ -111,7 +109,7 @@ class PackedDecoder:
         """The whole decoder, as the library is told of it."""
         spec = self.spec
         embedding = self.embedding
-        rotations = rope_tables(spec, max_context, self.image.optional_vector(_ROPE_DIVISORS))
+        rotations = rope_tables(spec, max_context, self.image.optional_vector(ROPE_DIVISORS))
         layers = []
         for index, layer in enumerate(spec.layers):
             cosine, sine = rotations[layer.rope]
@@ -194,8 +192,15 @@ def plan_packed(path: Path, spec: ModelSpec, weights: str = "auto", *, keep: boo
     if image is not None and _fits(image.header, spec):
         decoder = PackedDecoder(spec, image, True, image.header.notes)
         return PackedPlan(decoder.nbytes, True, lambda progress: _reported(decoder, progress))
-    packing = _Packing(open_source(path, spec), spec, path, weights, key)
-    return PackedPlan(packing.header.weights_bytes, False, packing.run)
+    from ridgeline.models.packed_writer import Packing  # not needed, and not imported, by most starts
+
+    packing = Packing(path, spec, weights, key)
+
+    def load(progress: Progress | None) -> PackedDecoder:
+        image, notes = packing.run(progress)
+        return PackedDecoder(spec, image, False, notes)
+
+    return PackedPlan(packing.header.weights_bytes, False, load)
 
 
 def _reported(decoder: PackedDecoder, progress: Progress | None) -> PackedDecoder:
@@ -208,114 +213,5 @@ def _fits(header: Header, spec: ModelSpec) -> bool:
     """Whether an entry holds the matrices and vectors of this model, in its shapes."""
     expected = {fused.name: (fused.n, fused.k) for fused in fused_tensors(spec)}
     found = {section.name: (section.n, section.k) for section in header.sections}
-    found.pop(_ROPE_DIVISORS, None)
+    found.pop(ROPE_DIVISORS, None)
     return found == expected
-
-
-class _Target(Protocol):
-    def write(self, offset: int, data: Bytes) -> None: ...
-
-
-class _Packing:
-    """One checkpoint on its way into a file, or into memory where no file can be kept."""
-
-    def __init__(
-        self, source: TensorSource, spec: ModelSpec, path: Path, weights: str, key: packed_cache.Key
-    ) -> None:
-        self._spec = spec
-        names = checked_names(source, spec, path)
-        fused = list(fused_tensors(spec))
-        self._matrices = [FusedMatrix(each, source, names, weights) for each in fused if each.is_matrix]
-        self._vectors = _read_vectors(fused, source, names, spec)
-        sections = lay_out(
-            [(m.name, m.format, m.n, m.k) for m in self._matrices],
-            [(name, len(values)) for name, values in self._vectors.items()],
-        )
-        self.header = Header(key, tuple(sections), rounding_notes(self._matrices))
-
-    def run(self, progress: Progress | None) -> PackedDecoder:
-        notes = self.header.notes
-        if self.header.key and self.header.payload_bytes >= packed_cache.MIN_ENTRY_BYTES:
-            try:
-                return PackedDecoder(self._spec, self._into_file(progress), False, notes)
-            except OSError as error:
-                notes += (
-                    f"packed weights are not kept on disk ({error.strerror or error}: "
-                    f"{packed_cache.packed_dir()}); the next start packs them again",
-                )
-        target = MemoryTarget(self.header)
-        self._fill(target, progress)
-        return PackedDecoder(self._spec, target.image(), False, notes)
-
-    def _into_file(self, progress: Progress | None) -> PackedImage:
-        temporary = packed_cache.temporary_path(self.header.key)
-        try:
-            target = FileTarget(temporary, self.header)
-            try:
-                self._fill(target, progress)
-                target.sync()
-            finally:
-                target.close()
-            packed_cache.keep_entry(self.header.key, temporary)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        image = packed_cache.load_entry(self.header.key)
-        if image is None:
-            raise OSError("the file just written cannot be read")
-        return image
-
-    def _fill(self, target: _Target, progress: Progress | None) -> None:
-        sections = {section.name: section for section in self.header.sections}
-        for name, values in self._vectors.items():
-            target.write(sections[name].offset, values.view(np.uint8))
-        done, total = 0, self._spec.parameters
-        done += sum(values.size for values in self._vectors.values())
-        with ThreadPoolExecutor(_packing_threads()) as pool:
-            try:
-                for weights in pool.map(
-                    lambda chunk: _pack_chunk(target, *chunk), _chunks(self._matrices, sections)
-                ):
-                    done += weights
-                    if progress is not None:
-                        progress(min(done, total), total)
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
-        if progress is not None:
-            progress(total, total)
-
-
-def _chunks(
-    matrices: Sequence[FusedMatrix], sections: dict[str, Section]
-) -> Iterator[tuple[FusedMatrix, int, int, int]]:
-    """(matrix, first row, last row, offset of the matrix) of everything there is to pack."""
-    for matrix in matrices:
-        for first, last in matrix.chunks():
-            yield matrix, first, last, sections[matrix.name].offset
-
-
-def _pack_chunk(target: _Target, matrix: FusedMatrix, first: int, last: int, offset: int) -> int:
-    if first == 0:
-        matrix.check()
-    target.write(offset + matrix.offset(first), matrix.pack(first, last))
-    return (last - first) * matrix.k
-
-
-def _read_vectors(
-    fused: Sequence[Fused], source: TensorSource, names: dict[Piece, str], spec: ModelSpec
-) -> dict[str, Floats]:
-    vectors = {}
-    for each in fused:
-        if not each.is_matrix:
-            offset = spec.norm_offset if each.parts[0].is_norm else 0.0
-            vectors[each.name] = read_vector(each, source, names, offset)
-    divisors = source.rope_divisors()
-    if divisors is not None:
-        vectors[_ROPE_DIVISORS] = divisors
-    return vectors
-
-
-def _packing_threads() -> int:
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cpus, MAX_PACKING_THREADS)

@@ -8,10 +8,12 @@ where all take more than MAX_CACHE_BYTES. Whatever goes wrong here costs the nex
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from functools import cache
 from pathlib import Path
@@ -19,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.models.checkpoint import weights_file
+from ridgeline.models.checkpoint_files import shard_paths, weights_file
 from ridgeline.models.packed_file import DamagedFile, PackedImage, map_image, read_header
 from ridgeline.models.registry import cache_dir
 from ridgeline.models.spec import ModelSpec
-from ridgeline.models.weights_safetensors import shard_paths
 from ridgeline.ops.cpu.interface import ABI_VERSION
 from ridgeline.ops.cpu.library import Format, pack_float
 
 PACKED_VERSION = 1  # raised with every change to what is packed how, so that older entries are packed anew
 MAX_CACHE_BYTES = 64 << 30
+LEFT_FREE_BYTES = 1 << 30  # of the disk: a cache must not be what fills it
 MIN_ENTRY_BYTES = 8 << 20  # what is smaller is packed in a moment
 SUFFIX = ".packed"
 _SAMPLE_BYTES = 64 << 10
@@ -85,10 +87,13 @@ def load_entry(key: Key) -> PackedImage | None:
     return image
 
 
-def temporary_path(key: Key) -> Path:
-    """Where an entry is written before it is complete; its directory is made."""
+def temporary_path(key: Key, size: int) -> Path:
+    """Where an entry of this size is written before it is complete. Its directory is made; OSError if that
+    cannot be, or if the disk has too little room."""
     path = entry_path(key)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(path.parent).free < size + LEFT_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
 
 

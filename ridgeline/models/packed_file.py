@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.models.dequant import Bytes, Floats
-from ridgeline.ops.cpu.library import Format, NativeError, PackedMatrix, packed_bytes
+from ridgeline.ops.cpu.library import Bytes, Floats, Format, NativeError, PackedMatrix, packed_bytes
 
 MAGIC = b"RIDGEPAK"
 PAGE_BYTES = 4096

@@ -17,6 +17,7 @@ from ridgeline.models.weights_layout import Piece, pieces
 
 PANEL_ROWS = 16
 PADDING = -1
+ROPE_DIVISORS = "rope_divisors"  # the vector that is no tensor of a layer: GGUF's own form of a rope scaling
 
 Rows = NDArray[np.intp]
 

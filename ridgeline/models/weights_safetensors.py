@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.config_values import ConfigValues, read_json_object
+from ridgeline.models.checkpoint_files import shard_paths
 from ridgeline.models.dequant import Bytes, Floats, dequantize_chunks
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.safetensors_file import SafetensorsFile
@@ -125,19 +125,3 @@ class SafetensorsSource:
             return False
         first, second = (dequantize_chunks(self.raw(name), self.type_of(name)) for name in (one, other))
         return all(np.array_equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))
-
-
-def shard_paths(path: Path) -> list[Path]:
-    """The files that hold tensors: `path` itself, or the shards it lists."""
-    if path.suffix != ".json":
-        return [path]
-    weight_map = ConfigValues(read_json_object(path), str(path)).mapping("weight_map")
-    if not weight_map:
-        raise BrokenModel(f"{path}: is not a safetensors index: it has no weight_map")
-    shards = sorted({str(shard) for shard in weight_map.values()})
-    for shard in shards:
-        if Path(shard).name != shard:
-            raise BrokenModel(f"{path}: names the shard {shard!r}, which is not in the model's own directory")
-        if not (path.parent / shard).is_file():
-            raise BrokenModel(f"{path.parent / shard}: the index lists this shard, but the file is missing")
-    return [path.parent / shard for shard in shards]

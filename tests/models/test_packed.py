@@ -387,6 +387,7 @@ def test_a_model_that_the_library_cannot_compute_is_refused_with_the_reason(tmp_
     spec = read_spec(tmp_path)
     assert native_refusal(spec) is None
     assert "mixtures of experts" in (native_refusal(replace(spec, moe=MoESpec(8, 2, 64))) or "")
+    assert "not 20001" in (native_refusal(replace(spec, ffn_size=20001)) or "")
     assert "not 512" in (native_refusal(replace(spec, head_dim=512)) or "")
 
 

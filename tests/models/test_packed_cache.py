@@ -94,6 +94,16 @@ def test_models_smaller_than_is_worth_keeping_are_packed_every_time(
     assert not cache.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings here")
+def test_the_checkpoint_is_let_go_once_it_is_packed(model: Path) -> None:
+    """Its pages would count twice: a plan may be kept for as long as the weights are."""
+    plan = plan_packed(model, read_spec(model))
+    packed = plan.load(None)
+    mappings = Path("/proc/self/maps").read_text()
+    assert "model.safetensors" not in mappings
+    assert packed.nbytes == plan.nbytes
+
+
 # ---- what is stale is not used ----
 
 
@@ -237,6 +247,16 @@ def test_a_disk_that_fills_up_is_said_and_no_half_file_stays(model: Path, cache:
     assert "packed weights are not kept on disk (File too large" in packed.notes[-1]
     assert entries(cache) == []
     assert_same(packed, load_packed(model, read_spec(model), keep=False))
+
+
+def test_a_disk_that_is_nearly_full_is_left_alone(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_cache, "LEFT_FREE_BYTES", shutil.disk_usage(model).total)
+    packed = load(model)
+    assert "packed weights are not kept on disk (No space left on device" in packed.notes[-1]
+    assert entries(cache) == []
+    assert not load(model).from_cache
 
 
 # ---- room ----
