@@ -45,10 +45,10 @@ test-native: $(VENV)/.runtime ## the kernels' tests, per instruction set: plain,
 	$(CMAKE) -S native -B build/test-plain -DRL_TESTS=ON
 	$(CMAKE) -S native -B build/test-address -DRL_TESTS=ON -DRL_SANITIZE=address,undefined
 	$(CMAKE) -S native -B build/test-thread -DRL_TESTS=ON -DRL_SANITIZE=thread
-	for kind in plain address thread; do \
+	@failed=0; for kind in plain address thread; do \
 	  $(BIN)/cmake --build build/test-$$kind -- --quiet && \
-	  $(BIN)/ctest --test-dir build/test-$$kind --output-on-failure --no-tests=error $(ARGS) || exit 1; \
-	done
+	  $(BIN)/ctest --test-dir build/test-$$kind --output-on-failure --no-tests=error $(ARGS) || failed=1; \
+	done; exit $$failed
 
 test-slow: $(VENV)/.dev native ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)

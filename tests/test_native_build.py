@@ -141,8 +141,8 @@ def test_the_library_exports_its_interface_and_nothing_else() -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set only")
 @pytest.mark.parametrize("isa", ["avx2", "avx512vnni", "avx512", "amx"])
 def test_the_code_of_an_instruction_set_is_reached_through_its_table_alone(isa: str) -> None:
-    # An inline function that other objects know by name could be linked in for all of them, and end the process
-    # on a CPU that lacks the set. What kernels use belongs in an anonymous namespace.
+    # An inline function that other objects know by name could be linked in for all of them, and then kill the
+    # process on a CPU that lacks the set. What kernels use belongs in an anonymous namespace.
     found = list((CHECKOUT / "build/native").glob(f"**/rl_{isa}.dir/**/kernels_isa.cpp.o"))
     if not found:
         pytest.skip(
