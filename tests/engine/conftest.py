@@ -12,6 +12,7 @@ from ridgeline.engine.core import EngineCore
 from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.step import TokenLogprob
+from ridgeline.models import packed_cache
 from ridgeline.telemetry.timing import TimingRecord
 
 KV_TOKENS = 16_384
@@ -20,6 +21,14 @@ KV_TOKENS = 16_384
 @pytest.fixture(scope="session")
 def llm(smollm2_path) -> LLM:
     return LLM(str(smollm2_path), kv_tokens=KV_TOKENS, deterministic=True)
+
+
+@pytest.fixture(scope="module")
+def weights_are_not_kept():
+    """Packed weights of passing checkpoints, or in formats that nobody serves, stay out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_cache, "source_key", lambda *args: {})
+        yield
 
 
 @dataclass

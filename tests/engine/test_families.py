@@ -12,16 +12,22 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.request import Request, SamplingParams
 from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
 
+BACKENDS = {
+    "native": {"backend": "native", "weights": "float32", "kv_dtype": "float32"},
+    "torch": {"backend": "torch", "dtype": "float32"},
+}
 OUTPUT_TOKENS = 40  # with the prompts, several times the sliding windows
 TIE = 1e-4
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_output_equals_transformers(name, tmp_path):
+def test_greedy_output_equals_transformers(name, backend, tmp_path, weights_are_not_kept):
     model = tiny_model(name)
     model.save_pretrained(tmp_path)
     built = build_engine(
-        EngineConfig(model=str(tmp_path), kv_tokens=4096, step_tokens=32, threads=1), tmp_path
+        EngineConfig(model=str(tmp_path), kv_tokens=4096, step_tokens=32, threads=1, **BACKENDS[backend]),
+        tmp_path,
     )
     rng = random.Random(name)
     prompts = {f"r{i}": [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))] for i in range(8)}
