@@ -65,8 +65,7 @@ class _Answer(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._rest = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         transport.write(self._request)
 
@@ -101,7 +100,6 @@ async def chat(port: int, messages: list[dict[str, str]], max_tokens: int) -> St
     """One greedy streamed answer of exactly `max_tokens` tokens."""
     body = json.dumps(
         {
-            "model": "",
             "messages": messages,
             "max_tokens": max_tokens,
             "ignore_eos": True,

@@ -17,15 +17,16 @@ from pathlib import Path
 PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-server")
 FORMATS = ("Q4_0", "Q4_1", "Q8_0")
 TIMEOUT_S = 600
+Extras = tuple[tuple[str, ...], ...]
 
 HOW_TO_GET = """\
 No llama.cpp found ({missing} missing). Give its folder with --llama-cpp DIR, or put its programs on PATH.
-To build one (about 20 minutes on 2 cores), from the sources that the PyPI package llama-cpp-python carries:
+To build one (10 to 20 minutes on 2 cores), from the sources that the PyPI package llama-cpp-python carries:
 
-    pip download --no-binary :all: --no-deps --no-build-isolation llama-cpp-python==0.3.36
+    pip download --no-binary llama-cpp-python --no-deps llama-cpp-python==0.3.36
     tar xf llama_cpp_python-0.3.36.tar.gz
     cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B llama-build -DCMAKE_BUILD_TYPE=Release \\
-          -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+          -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF
     cmake --build llama-build -j2 --target llama-bench llama-batched-bench llama-quantize llama-server
     python benchmarks/cpu_vs_llamacpp.py --llama-cpp llama-build/bin
 
@@ -139,42 +140,50 @@ CACHES = (
     ("-fa", "off", "-ctk", "f16", "-ctv", "f16"),
     ("-fa", "off", "-ctk", "bf16", "-ctv", "bf16"),
 )
-DECODE_EXTRAS: tuple[tuple[str, ...], ...] = (("--no-repack",), ("-kvu",), ("--poll", "0"), ("--poll", "100"))
-PREFILL_EXTRAS: tuple[tuple[str, ...], ...] = (
+DECODE_EXTRAS: Extras = (("--no-repack",), ("-kvu",), ("--poll", "0"), ("--poll", "100"))
+PREFILL_EXTRAS: Extras = (
     ("--no-repack",), ("-ub", "128"), ("-ub", "256"), ("--poll", "0"), ("--poll", "100"),
 )  # fmt: skip
-MUST_GAIN = 1.02  # an extra flag that gains less is noise
+HOPELESS = 0.7  # of the best so far: such a variant is not measured a second time
+FINALIST = 0.93  # of the best: within the noise of two samples, so it is measured again beside it
+MAX_FINALISTS = 2
 
 
 @dataclass(frozen=True)
 class Tuned:
-    best: Variant
-    tried: dict[str, float]  # every variant, and its rate
+    """What was tried for one case, and which variants are worth a real measurement."""
+
+    finalists: tuple[Variant, ...]
+    tried: dict[str, float]
+
+
+def every_cache(formats: tuple[str, ...]) -> list[Variant]:
+    return [Variant(format, cache) for format in formats for cache in CACHES]
 
 
 def tune(
-    rate: Callable[[Variant], float],
-    formats: tuple[str, ...],
-    extras: tuple[tuple[str, ...], ...],
-    said: Callable[[str], None] = lambda _: None,
+    rate: Callable[[Variant], float], variants: list[Variant], extras: Extras = (), higher_wins: bool = True
 ) -> Tuned:
-    """First every format with every cache type and attention; then, on the best of those, the extra flags.
+    """Tries the variants, then the extra flags on top of the best of them.
 
-    Each variant is measured twice, the better one counts: this looks for the peer's best, not for its median.
+    Each is measured twice and the better one counts: this looks for the peer's best, not for its median. The
+    finalists are then measured in the real run, so that luck here costs the peer nothing there.
     """
-    rates: dict[Variant, float] = {}
+    sign = 1.0 if higher_wins else -1.0
+    scores: dict[Variant, float] = {}
 
     def try_out(variant: Variant) -> None:
-        rates[variant] = max(rate(variant), rate(variant))
-        said(f"{variant}: {rates[variant]:.1f}")
+        score = sign * rate(variant)
+        best = max(scores.values(), default=score)
+        hopeless = score < HOPELESS * best if higher_wins else score < best / HOPELESS
+        scores[variant] = score if hopeless else max(score, sign * rate(variant))
 
-    for format in formats:
-        for cache in CACHES:
-            try_out(Variant(format, cache))
-    base = max(rates, key=lambda one: rates[one])
+    for variant in variants:
+        try_out(variant)
+    base = max(scores, key=lambda one: scores[one])
     for extra in extras:
         try_out(Variant(base.format, (*base.flags, *extra)))
-    best = max(rates, key=lambda one: rates[one])
-    if rates[best] < MUST_GAIN * rates[base]:
-        best = base
-    return Tuned(best, {str(variant): value for variant, value in rates.items()})
+    ranked = sorted(scores, key=lambda one: scores[one], reverse=True)
+    bound = scores[ranked[0]] * (FINALIST if higher_wins else 1 / FINALIST)
+    finalists = tuple(one for one in ranked if scores[one] >= bound)[:MAX_FINALISTS]
+    return Tuned(finalists, {str(variant): sign * scores[variant] for variant in ranked})

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -20,8 +20,8 @@ DISTURBED_SHARE = 0.08
 
 
 @dataclass(frozen=True)
-class Sample:
-    value: float
+class Sample(Generic[T]):
+    value: T
     foreign_share: float  # of all cores' time, taken by processes that are not part of the benchmark
     attempts: int
 
@@ -88,9 +88,9 @@ def wait_for_quiet(patience_s: float) -> bool:
             return False
 
 
-def measured(measure: Callable[[], float], patience_s: float, attempts: int = 4) -> Sample:
+def measured(measure: Callable[[], T], patience_s: float, attempts: int = 4) -> Sample[T]:
     """The least disturbed of at most `attempts` tries; the first one that nobody disturbed ends them."""
-    tries: list[Sample] = []
+    tries: list[Sample[T]] = []
     for attempt in range(1, attempts + 1):
         wait_for_quiet(patience_s)
         watch = Foreign()

@@ -1,0 +1,1 @@
+"""Parts of the comparison with llama.cpp; cpu_vs_llamacpp.py beside this folder is the script."""

@@ -1,0 +1,113 @@
+"""What every row of the comparison needs: the peer, the models, undisturbed samples, the flags found so far.
+
+Made by cpu_vs_llamacpp.py, used by engine_rows and server_rows. Flags are kept in the cache folder, for this
+build of llama.cpp on this machine: finding them takes longer than measuring with them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ridgeline.engine.build import usable_cpus
+from ridgeline.models.read_spec import read_spec
+from ridgeline.models.registry import cache_dir
+from versus import engine_rates
+from versus.engine_rates import Ceilings
+from versus.peer_llamacpp import LlamaCpp, Tuned, Variant
+from versus.quiet_machine import Sample, measured
+
+
+@dataclass
+class Bench:
+    """What every row needs: the peer, the models, the patience, and the flags found so far."""
+
+    peer: LlamaCpp
+    smollm2: dict[str, Path]
+    tinyllama: Path
+    repeats: int
+    patience_s: float
+    tune_again: bool
+    wanted: Callable[[str], bool]
+    console: Console
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    found: dict[str, Tuned] = field(default_factory=dict)
+    ceilings: dict[str, Ceilings] = field(default_factory=dict)
+
+    def sample(self, what: str, measure: Callable[[], float]) -> Sample[float]:
+        sample = measured(measure, self.patience_s)
+        self.said(what, sample.value, sample)
+        return sample
+
+    def said(self, what: str, value: float, sample: Sample[Any]) -> None:
+        self.console.log(f"{what}: {value:.4g}  (others took {100 * sample.foreign_share:.0f} %)")
+
+    def tuned(self, key: str, find_best: Callable[[], Tuned]) -> Tuned:
+        """The flags found for this row earlier, by this build on this machine, or found now."""
+        if key not in self.found:
+            stored = {} if self.tune_again else _read_flags(self.peer)
+            self.found[key] = stored[key] if key in stored else find_best()
+            _write_flags(self.peer, {**_read_flags(self.peer), key: self.found[key]})
+        return self.found[key]
+
+
+# ---- the flags that were found, kept ----
+
+
+def _flags_file() -> Path:
+    return cache_dir() / "bench" / "llamacpp-flags.json"
+
+
+def _read_flags(peer: LlamaCpp) -> dict[str, Tuned]:
+    try:
+        kept = json.loads(_flags_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    if kept.get("peer") != peer.version() or kept.get("machine") != machine():
+        return {}
+    return {
+        key: Tuned(tuple(Variant(format, tuple(flags)) for format, flags in one["finalists"]), one["tried"])
+        for key, one in kept["rows"].items()
+    }
+
+
+def _write_flags(peer: LlamaCpp, found: dict[str, Tuned]) -> None:
+    rows = {
+        key: {"finalists": [[v.format, v.flags] for v in one.finalists], "tried": one.tried}
+        for key, one in found.items()
+    }
+    _flags_file().parent.mkdir(parents=True, exist_ok=True)
+    kept = {"peer": peer.version(), "machine": machine(), "rows": rows}
+    _flags_file().write_text(json.dumps(kept, indent=1))
+
+
+def machine() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return f"{line.partition(':')[2].strip()}, {usable_cpus()} CPUs"
+    return f"{platform.machine()}, {usable_cpus()} CPUs"
+
+
+# ---- ceilings ----
+
+
+def measure_ceilings(bench: Bench, model: Path) -> Ceilings:
+    size = engine_rates.step_weight_bytes(model, read_spec(model))
+    sample = measured(lambda: engine_rates.measure_ceilings(size, bench.peer.threads), bench.patience_s)
+    bench.said(f"read GB/s of {size >> 20} MiB", sample.value.read_bytes_per_s / 1e9, sample)
+    return sample.value
+
+
+def median_ceilings(all_of: list[Ceilings]) -> Ceilings:
+    return Ceilings(
+        statistics.median(one.read_bytes_per_s for one in all_of),
+        statistics.median(one.int8_ops_per_s for one in all_of),
+    )
