@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.messages import (
     FRAME_HEADER,
     Abort,
@@ -40,25 +40,56 @@ from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 
 
-class _Mailbox:
-    """What has come for one request and was not taken yet. An error, once put, is the last item."""
+class OpenRequest:
+    """One request under way: turns what the engine sends for it into chunks in its inbox."""
 
-    def __init__(self) -> None:
-        self._items: deque[tuple[SeqDelta, float] | EngineError] = deque()
-        self._filled = asyncio.Event()
+    def __init__(
+        self, client: AsyncClient, request_id: str, params: SamplingParams, inbox: Inbox, number: int
+    ) -> None:
+        self._client = client
+        self._request_id = request_id
+        self._inbox = inbox
+        self._number = number
+        self._streams = [TextStream(client.tokenizer, params, index) for index in range(params.n)]
+        self._unfinished = params.n
+        inbox.open_requests += 1
 
-    def put(self, item: tuple[SeqDelta, float] | EngineError) -> None:
-        self._items.append(item)
-        self._filled.set()
+    def push(self, delta: SeqDelta, step_end: float) -> None:
+        """What one step added. Whatever goes wrong with it is this request's alone."""
+        try:
+            if delta.finish_reason is FinishReason.ERROR:
+                raise RequestFailed(delta.error or "the engine gave no reason")
+            stream = self._streams[delta.index]
+            chunk = stream.push(delta, step_end)
+        except Exception as error:
+            self._inbox.fail(error)
+            self.close()
+            return
+        if chunk is None:
+            return
+        if stream.finished:
+            self._unfinished -= 1
+            if stream.stopped_by_text:
+                self._client._send(Abort(self._request_id, delta.index))
+        self._inbox.put(self._number, chunk)
+        if not self._unfinished:
+            self._forget()
 
-    async def take(self) -> tuple[SeqDelta, float]:
-        while not self._items:
-            self._filled.clear()
-            await self._filled.wait()
-        item = self._items.popleft()
-        if isinstance(item, EngineError):
-            raise item
-        return item
+    def fail(self, error: EngineError) -> None:
+        """The engine will say nothing more about it."""
+        self._inbox.fail(error)
+        self._forget()
+
+    def close(self) -> None:
+        """Nobody waits for it any more. What has not ended is aborted in the engine."""
+        if self._forget():
+            self._client._send(Abort(self._request_id))
+
+    def _forget(self) -> bool:
+        known = self._client._requests.pop(self._request_id, None) is not None
+        if known:
+            self._inbox.end_request()
+        return known
 
 
 class AsyncClient:
@@ -77,7 +108,7 @@ class AsyncClient:
         self.heard_at = time.monotonic()  # the engine's loop last said something
         self._reader = reader
         self._writer = writer
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._requests: dict[str, OpenRequest] = {}
         self._answers: dict[int, asyncio.Future[Pong | StepDump]] = {}
         self._serials = itertools.count()
         self._end_reason = "the engine process ended unexpectedly"
@@ -121,8 +152,46 @@ class AsyncClient:
         `request_id` names it in the engine's log; it need not be unique. Raises InvalidRequest or QueueFull
         before the first chunk, EngineDied or RequestFailed at any time.
         """
-        params = params or SamplingParams()
+        inbox = Inbox()
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        request = self.submit(
+            prompt_ids,
+            params or SamplingParams(),
+            inbox,
+            request_id=request_id,
+            arrival=arrival,
+            priority=priority,
+            cache_namespace=cache_namespace,
+        )
+        try:
+            while (arrivals := await inbox.take()) is not None:
+                for _, chunk in arrivals:
+                    yield chunk
+        finally:
+            request.close()
+
+    def chat(
+        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[OutputChunk]:
+        """Stream the answer to a conversation, rendered with the model's own chat template."""
+        return self.generate(self.tokenizer.encode_chat(messages), params, **options)
+
+    def submit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        inbox: Inbox,
+        number: int = 0,
+        *,
+        request_id: str = "request",
+        arrival: float | None = None,
+        priority: int = 0,
+        cache_namespace: str = "",
+    ) -> OpenRequest:
+        """Ask for the samples of a prompt; their chunks come into `inbox` under `number`, errors too.
+
+        Close what is returned when nobody waits for it any more.
+        """
         request = Request(
             # Never used again: what still comes for one that was aborted must not reach another.
             f"{request_id}.{next(self._serials)}",
@@ -132,38 +201,13 @@ class AsyncClient:
             priority,
             cache_namespace=cache_namespace,
         )
-        mailbox = self._open(request)
-        try:
-            streams = [TextStream(self.tokenizer, params, i) for i in range(params.n)]
-            while not all(stream.finished for stream in streams):
-                delta, step_end = await mailbox.take()
-                if delta.finish_reason is FinishReason.ERROR:
-                    raise RequestFailed(delta.error or "the engine gave no reason")
-                stream = streams[delta.index]
-                chunk = stream.push(delta, step_end)
-                if chunk is None:
-                    continue
-                if stream.stopped_by_text:
-                    self._send(Abort(request.request_id, delta.index))
-                if all(stream.finished for stream in streams):
-                    self._mailboxes.pop(request.request_id, None)  # before the caller sees its last chunk
-                yield chunk
-        finally:
-            if self._mailboxes.pop(request.request_id, None) is not None:
-                self._send(Abort(request.request_id))
-
-    def chat(
-        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **options: Any
-    ) -> AsyncIterator[OutputChunk]:
-        """Stream the answer to a conversation, rendered with the model's own chat template."""
-        return self.generate(self.tokenizer.encode_chat(messages), params, **options)
-
-    def _open(self, request: Request) -> _Mailbox:
+        opened = OpenRequest(self, request.request_id, params, inbox, number)
+        self._requests[request.request_id] = opened
         if self.closed.is_set():
-            raise EngineDied("the engine is not running")
-        mailbox = self._mailboxes[request.request_id] = _Mailbox()
-        self._send(Submit(request))
-        return mailbox
+            opened.fail(EngineDied("the engine is not running"))
+        else:
+            self._send(Submit(request))
+        return opened
 
     # ---- asking about the engine ----
 
@@ -199,7 +243,7 @@ class AsyncClient:
 
     @property
     def open_requests(self) -> int:
-        return len(self._mailboxes)
+        return len(self._requests)
 
     async def _ask(self, question: Ping | DumpSteps) -> Pong | StepDump:
         if self.closed.is_set():
@@ -235,13 +279,13 @@ class AsyncClient:
             case Outputs(deltas, stats):
                 self.stats = stats
                 for delta in deltas:
-                    mailbox = self._mailboxes.get(delta.request_id)
-                    if mailbox is not None:
-                        mailbox.put((delta, stats.last_step_end))
+                    request = self._requests.get(delta.request_id)
+                    if request is not None:
+                        request.push(delta, stats.last_step_end)
             case Refused():
-                mailbox = self._mailboxes.get(message.request_id)
-                if mailbox is not None:
-                    mailbox.put(_refusal(message))
+                request = self._requests.get(message.request_id)
+                if request is not None:
+                    request.fail(_refusal(message))
             case Pong(id, stats):
                 self.stats = stats
                 self._answer(id, message)
@@ -256,8 +300,8 @@ class AsyncClient:
     def _end_everything(self, reason: str) -> None:
         """Every open stream is told; nothing ends as if it had been complete."""
         self.closed.set()
-        for mailbox in self._mailboxes.values():
-            mailbox.put(EngineDied(reason))
+        for request in list(self._requests.values()):
+            request.fail(EngineDied(reason))
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(EngineDied(reason))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.step import TokenLogprob
 from ridgeline.telemetry.timing import TimingRecord
 
 
-@dataclass(frozen=True, slots=True)
-class OutputChunk:
+class OutputChunk(msgspec.Struct, frozen=True):
     """New text of one of the n samples. The last chunk of a sample has `finish_reason` and its `timing`; the
     first has a `timing` that grows with every token, for whoever does not see the last.
 
@@ -23,9 +24,9 @@ class OutputChunk:
 
     index: int
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that matched
     timing: TimingRecord | None = None

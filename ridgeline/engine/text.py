@@ -36,6 +36,10 @@ class TextStream:
         """The delta as text; None where there is nothing to tell yet."""
         if self.finished:
             return None
+        if self._is_one_more_token(delta):
+            self._token_times.append(step_end)
+            text = self._detokenizer.push_one(delta.tokens[0])
+            return OutputChunk(self._index, text, delta.tokens, delta.logprobs)
         self._timing = delta.timing or self._timing
         texts: list[str] = []
         for position, token in enumerate(delta.tokens):
@@ -61,11 +65,21 @@ class TextStream:
             timing=so_far,
         )
 
+    def _is_one_more_token(self, delta: SeqDelta) -> bool:
+        """Nearly every delta: a token in the middle of an answer, with nothing to look for in its text."""
+        return (
+            len(delta.tokens) == 1
+            and delta.finish_reason is None
+            and delta.timing is None
+            and not delta.prompt_logprobs
+            and not self._params.stop
+        )
+
     def _text_of(self, token: int, delta: SeqDelta) -> str:
         """The token that ended the sequence is counted but not shown, unless asked for."""
         if token == delta.stop_token and not self._params.include_stop:
             return ""
-        return self._detokenizer.push([token])
+        return self._detokenizer.push_one(token)
 
     def _scan(self, text: str, last: bool) -> tuple[str, str | None]:
         """Text that is safe to show, and the stop string found in it, if any."""

@@ -105,15 +105,27 @@ class IncrementalDetokenizer:
                 "vocabularies can generate text here"
             )
         self._token_bytes = tokenizer.token_bytes
+        self._whole_text = tokenizer.whole_text
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(spelling.errors)
         self._spaces_to_drop = spelling.leading_spaces
+        self._between_characters = True  # no byte waits for the rest of its character
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text these tokens complete; what is still half a character waits for the next push."""
-        skipped = self._skipped
-        data = b"".join([self._token_bytes(token) for token in token_ids if token not in skipped])
-        return self._trim(self._decoder.decode(data))
+        return "".join([self.push_one(token) for token in token_ids])
+
+    def push_one(self, token: int) -> str:
+        """`push` of a single token. Most are whole characters after whole characters: known by heart."""
+        if token in self._skipped:
+            return ""
+        if self._between_characters and not self._spaces_to_drop:
+            text = self._whole_text(token)
+            if text is not None:
+                return text
+        text = self._decoder.decode(self._token_bytes(token))
+        self._between_characters = not self._decoder.getstate()[0]
+        return self._trim(text)
 
     def finish(self) -> str:
         """What is left: bytes that no later token completed, as replacement characters."""

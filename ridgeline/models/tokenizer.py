@@ -32,6 +32,7 @@ class Tokenizer:
         self._backend = parts.backend
         self._add_bos, self._add_eos = parts.add_bos, parts.add_eos
         self._bytes: dict[int, bytes] = {}  # token_bytes, as they are first asked for
+        self._whole_texts: dict[int, str | None] = {}  # whole_text, likewise
         self._literal_backend: tokenizers.Tokenizer | None = None
         self._literal_lock = threading.Lock()
         decoder = self._backend.decoder
@@ -120,6 +121,20 @@ class Tokenizer:
         data = token.encode() if self.spelling is None else self.spelling.to_bytes(token)
         self._bytes[token_id] = data
         return data
+
+    def whole_text(self, token_id: int) -> str | None:
+        """The token's text where its bytes are whole characters; None where they are parts of some."""
+        try:
+            return self._whole_texts[token_id]
+        except KeyError:
+            pass
+        try:
+            text = self.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        if 0 <= token_id < self.vocab_size:  # other ids are without number
+            self._whole_texts[token_id] = text
+        return text
 
     def token_text(self, token_id: int) -> str:
         """One token for people to read; bytes that are no character are shown as U+FFFD."""

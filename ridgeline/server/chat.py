@@ -26,7 +26,9 @@ from ridgeline.server.responses import (
     ChatMessage,
     Delta,
     PromptLogprobs,
+    TextEvents,
     Usage,
+    event,
 )
 from ridgeline.server.sse import answer
 from ridgeline.server.validation import check_stream_options, sampling_params
@@ -76,8 +78,16 @@ class ChatShape:
         # With include_usage every event has the field, null but on the last.
         self._usage_so_far = None if job.include_usage else UNSET
         self._prompt_told = False
+        self._text_events = TextEvents(
+            lambda index, text: self._chunk(ChatChunkChoice(index, Delta(content=text)))
+        )
 
-    def events(self, piece: Piece) -> list[ChatChunk]:
+    def events(self, piece: Piece) -> bytes:
+        if piece.is_text_alone and self._params.logprobs is None:
+            return self._text_events.of(piece.index, piece.text)
+        return b"".join([event(chunk) for chunk in self._chunks(piece)])
+
+    def _chunks(self, piece: Piece) -> list[ChatChunk]:
         chunks = []
         if piece.prompt is not None:
             opening = ChatChunkChoice(piece.index, Delta(role="assistant", content=""))

@@ -26,17 +26,20 @@ class Prompt:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """New text of one choice. `prompt` is set on the choice's first piece alone."""
 
     index: int
     text: str
     logprobs: list[TokenLogprob]
-    prompt: Prompt | None
-    prompt_logprobs: list[TokenLogprob]  # with `prompt`: of its tokens from the second on, if asked for
-    finish_reason: str | None
-    stop_reason: str | int | None
+    prompt: Prompt | None = None
+    prompt_logprobs: list[TokenLogprob] = []  # with `prompt`: of its tokens from the second on, if asked for
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def is_text_alone(self) -> bool:
+        return self.prompt is None and self.finish_reason is None and not self.logprobs
 
 
 @dataclass(slots=True)
@@ -62,19 +65,19 @@ class Choices:
     def count(self) -> int:
         return len(self._sources) * self._params.n
 
-    def pieces(self, source_number: int, chunk: OutputChunk) -> list[Piece]:
-        """What the client is to see now. Prompt log-probabilities are waited for until they are complete."""
+    def add(self, source_number: int, chunk: OutputChunk, pieces: list[Piece]) -> None:
+        """Append what the client is to see now. Prompt log-probabilities are waited for until complete."""
+        if self._params.prompt_logprobs is None:
+            self._piece(source_number, chunk, pieces)
+            return
         source = self._sources[source_number]
         source.prompt_logprobs.extend(chunk.prompt_logprobs)
         source.held.append(chunk)
-        if (
-            self._params.prompt_logprobs is not None
-            and len(source.prompt_logprobs) < len(source.prompt.ids) - 1
-        ):
-            return []
+        if len(source.prompt_logprobs) < len(source.prompt.ids) - 1:
+            return
         released, source.held = source.held, []
-        pieces = [self._piece(source_number, held) for held in released]
-        return [piece for piece in pieces if piece is not None]
+        for held in released:
+            self._piece(source_number, held, pieces)
 
     def check_complete(self) -> None:
         """Called when the engine says no more: every choice must have ended, in a way a client may see."""
@@ -95,10 +98,15 @@ class Choices:
         timings = [_timing(index, record) for index, record in sorted(self.timings.items())]
         return msgspec.structs.replace(usage, timing=timings)
 
-    def _piece(self, source_number: int, chunk: OutputChunk) -> Piece | None:
-        source = self._sources[source_number]
+    def _piece(self, source_number: int, chunk: OutputChunk, pieces: list[Piece]) -> None:
         index = source_number * self._params.n + chunk.index
         self._completion_tokens += len(chunk.tokens)
+        if index in self._begun and chunk.finish_reason is None and chunk.timing is None:
+            # Nearly every chunk. One that is half a character is counted, with nothing to show yet.
+            if chunk.text or chunk.logprobs:
+                pieces.append(Piece(index, chunk.text, chunk.logprobs))
+            return
+        source = self._sources[source_number]
         if chunk.timing is not None:
             self.timings[index] = chunk.timing
             source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
@@ -107,15 +115,17 @@ class Choices:
         first = index not in self._begun
         self._begun.add(index)
         if not (first or chunk.text or chunk.logprobs or chunk.finish_reason):
-            return None  # a token that is half a character: counted, nothing to show yet
-        return Piece(
-            index,
-            chunk.text,
-            chunk.logprobs,
-            source.prompt if first else None,
-            source.prompt_logprobs if first else [],
-            chunk.finish_reason.value if chunk.finish_reason else None,
-            chunk.stop_reason,
+            return
+        pieces.append(
+            Piece(
+                index,
+                chunk.text,
+                chunk.logprobs,
+                source.prompt if first else None,
+                source.prompt_logprobs if first else [],
+                chunk.finish_reason.value if chunk.finish_reason else None,
+                chunk.stop_reason,
+            )
         )
 
     def _finish(self, index: int, chunk: OutputChunk) -> None:

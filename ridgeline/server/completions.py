@@ -27,7 +27,9 @@ from ridgeline.server.responses import (
     CompletionLogprobs,
     PromptLogprobs,
     TextCompletion,
+    TextEvents,
     Usage,
+    event,
 )
 from ridgeline.server.sse import answer
 from ridgeline.server.validation import check_stream_options, sampling_params
@@ -77,10 +79,15 @@ class CompletionShape:
         self._body = body
         self._usage_so_far = None if job.include_usage else UNSET
         self._offsets: dict[int, TextOffsets] = {}
+        self._text_events = TextEvents(lambda index, text: self._event(CompletionChoice(index, text)))
 
-    def events(self, piece: Piece) -> list[TextCompletion]:
-        choice = self._choice(piece)
-        return [TextCompletion(**self._head, choices=[choice], usage=self._usage_so_far)]
+    def events(self, piece: Piece) -> bytes:
+        if piece.is_text_alone and self._body.logprobs is None:
+            return self._text_events.of(piece.index, piece.text)
+        return event(self._event(self._choice(piece)))
+
+    def _event(self, choice: CompletionChoice) -> TextCompletion:
+        return TextCompletion(**self._head, choices=[choice], usage=self._usage_so_far)
 
     def usage_event(self, usage: Usage) -> TextCompletion:
         return TextCompletion(**self._head, choices=[], usage=usage)

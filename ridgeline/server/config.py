@@ -23,7 +23,9 @@ class ServerConfig:
         60.0, "longest time for a request body to arrive; then it is answered 408"
     )
     request_timeout_s: float | None = option(None, "longest time for a whole answer; default: no limit")
-    stream_buffer_chunks: int = option(256, "chunks that may wait for one slow reader")
+    stream_buffer_chunks: int = option(
+        4096, "chunks that may wait while a reader takes nothing; one that falls further behind is cut"
+    )
     stream_stall_s: float = option(10.0, "a stream whose reader takes nothing for so long is cut")
     stream_headers_s: float = option(
         5.0, "a stream's headers wait so long for its first token, so that errors have their own status"

@@ -1,23 +1,20 @@
 """Course: one accepted request under way, from the engine's first chunk to the account of how it ended.
 
 Both kinds of answer, whole and streamed, take their pieces here. Leaving the course for any reason closes
-the engine's generators, which aborts what is unfinished, and books the request exactly once.
+the engine's requests, which aborts what is unfinished, and books the request exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
-from ridgeline.engine.client import AsyncClient
-from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.output import OutputChunk
+from ridgeline.engine.client import AsyncClient, OpenRequest
+from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.choices import Choices, Piece, Prompt
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, SlowReader, reply_to
@@ -26,8 +23,6 @@ from ridgeline.server.front import Front, fingerprint
 from ridgeline.server.protocol import GenerationRequest
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
-
-Arrival = tuple[int, OutputChunk]  # which prompt, and what came for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,48 +75,50 @@ class Course:
         self.exchange = exchange
         self.job = job
         self.choices = Choices(job.prompts, job.params)
+        self.inbox = Inbox(whole=not job.stream)
         self._front = front
-        self._feed = _Feed([self._source(p) for p in job.prompts], front.config.stream_buffer_chunks)
+        self._requests: list[OpenRequest] = []
         limit_s = front.config.request_timeout_s
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
 
-    async def __aenter__(self) -> Course:
-        await self._feed.__aenter__()
+    def __enter__(self) -> Course:
+        for number, prompt in enumerate(self.job.prompts):
+            request = self.job.client.submit(
+                prompt.ids,
+                self.job.params,
+                self.inbox,
+                number,
+                request_id=self.exchange.request_id,
+                arrival=self.exchange.arrival,
+                priority=self.job.priority,
+                cache_namespace=self.job.cache_namespace,
+            )
+            self._requests.append(request)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Booked before the feed is closed: closing waits, and a cancelled wait must not lose the record.
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for request in self._requests:
+            request.close()
+        with contextlib.suppress(RequestFailed):  # what came and was not taken belongs to the account too
+            for arrival in self.inbox.close():
+                self.choices.add(*arrival, [])
         self._book(error)
-        await self._feed.__aexit__(kind, error, trace)
 
     async def next_pieces(self, patience_s: float | None = None) -> list[Piece] | None:
         """The next pieces, at least one; [] when `patience_s` went by without any; None after the last."""
         while True:
-            try:
-                async with asyncio.timeout(self._wait_s(patience_s)):
-                    batch = await self._feed.batch()
-            except TimeoutError:
-                self._check_deadline()
-                return []
-            if not batch:
+            arrivals = await self.inbox.take(self._wait_s(patience_s))
+            if arrivals is None:
                 self.choices.check_complete()
                 return None
-            pieces = [piece for arrival in batch for piece in self.choices.pieces(*arrival)]
+            if not arrivals:
+                self._check_deadline()
+                return []
+            pieces: list[Piece] = []
+            for number, chunk in arrivals:
+                self.choices.add(number, chunk, pieces)
             if pieces:
                 return pieces
-
-    def _source(self, prompt: Prompt) -> AsyncGenerator[OutputChunk, None]:
-        chunks = self.job.client.generate(
-            prompt.ids,
-            self.job.params,
-            request_id=self.exchange.request_id,
-            arrival=self.exchange.arrival,
-            priority=self.job.priority,
-            cache_namespace=self.job.cache_namespace,
-        )
-        return cast(AsyncGenerator[OutputChunk, None], chunks)
 
     def _wait_s(self, patience_s: float | None) -> float | None:
         if self._deadline is None:
@@ -169,64 +166,3 @@ def _outcome(error: BaseException | None) -> tuple[int, str]:
         return 504, "timeout"
     reply = reply_to(error)
     return (reply.status if reply else 500), "error"
-
-
-class _Feed:
-    """The chunks of all prompts through one bounded buffer.
-
-    A task per prompt takes chunks from the engine's client; the answer takes whatever is waiting, at once.
-    Closing the feed closes every generator, which aborts what still runs in the engine.
-    """
-
-    def __init__(self, sources: Sequence[AsyncGenerator[OutputChunk, None]], buffer_chunks: int) -> None:
-        self._sources = sources
-        self._buffer_chunks = buffer_chunks
-        self._waiting: deque[Arrival] = deque()
-        self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
-        self._open = len(sources)
-        self._error: Exception | None = None
-        self._pumps: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> _Feed:
-        self._pumps = [asyncio.create_task(self._pump(i, s)) for i, s in enumerate(self._sources)]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-
-    async def batch(self) -> list[Arrival]:
-        """Everything that is waiting, at least one chunk; empty once all prompts ended.
-
-        An error of any prompt is raised after the chunks that came before it.
-        """
-        while not self._waiting and self._open and self._error is None:
-            self._arrived.clear()
-            await self._arrived.wait()
-        if self._waiting:
-            taken = list(self._waiting)
-            self._waiting.clear()
-            self._room.set()
-            return taken
-        if self._error is not None:
-            raise self._error
-        return []
-
-    async def _pump(self, number: int, source: AsyncGenerator[OutputChunk, None]) -> None:
-        try:
-            async with aclosing(source):
-                async for chunk in source:
-                    while len(self._waiting) >= self._buffer_chunks:
-                        self._room.clear()
-                        await self._room.wait()
-                    self._waiting.append((number, chunk))
-                    self._arrived.set()
-        except Exception as error:
-            self._error = self._error or error
-        finally:
-            self._open -= 1
-            self._arrived.set()

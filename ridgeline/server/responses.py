@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -167,7 +168,31 @@ Event = ChatChunk | TextCompletion
 Whole = ChatCompletion | TextCompletion
 
 _encoder = msgspec.json.Encoder()
+_MARK = "\x00"
 
 
 def encode(body: Any) -> bytes:
     return _encoder.encode(body)
+
+
+def event(body: Event) -> bytes:
+    """A body as a server-sent event."""
+    return b"data: " + encode(body) + b"\n\n"
+
+
+class TextEvents:
+    """Events that say nothing but new text of a choice: only the text of one differs from the next.
+
+    The rest is encoded once per choice, from the very struct that every other event is made of.
+    """
+
+    def __init__(self, event_of: Callable[[int, str], Event]) -> None:
+        self._event_of = event_of
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def of(self, index: int, text: str) -> bytes:
+        around = self._around.get(index)
+        if around is None:
+            before, _, after = event(self._event_of(index, _MARK)).rpartition(_encoder.encode(_MARK))
+            around = self._around[index] = (before, after)
+        return around[0] + _encoder.encode(text) + around[1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -20,7 +19,8 @@ from ridgeline.server.course import Course, Job
 from ridgeline.server.errors import ClientGone, SlowReader, reply_to, unexpected
 from ridgeline.server.exchange import Exchange, off_loop, while_connected
 from ridgeline.server.front import Front
-from ridgeline.server.responses import Event, Usage, Whole, encode
+from ridgeline.server.reader_watch import ReaderWatch
+from ridgeline.server.responses import Event, Usage, Whole, encode, event
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
@@ -35,7 +35,7 @@ _HEADERS = [
 class Shape(Protocol):
     """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said."""
 
-    def events(self, piece: Piece) -> Sequence[Event]: ...
+    def events(self, piece: Piece) -> bytes: ...
 
     def usage_event(self, usage: Usage) -> Event: ...
 
@@ -45,10 +45,6 @@ class Shape(Protocol):
 def answer(front: Front, exchange: Exchange, job: Job, shape: Shape) -> ASGIApp:
     course = Course(front, exchange, job)
     return EventStream(front, course, shape) if job.stream else WholeAnswer(course, shape)
-
-
-def event(body: Event) -> bytes:
-    return b"data: " + encode(body) + b"\n\n"
 
 
 def _size_bytes(pieces: list[Piece]) -> int:
@@ -65,7 +61,7 @@ class WholeAnswer:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._course:
+        with self._course:
             pieces = await while_connected(receive, self._collect())
             usage = self._course.choices.usage(self._course.job.include_timing)
             body = await off_loop(_size_bytes(pieces), lambda: encode(self._shape.whole(pieces, usage)))
@@ -95,9 +91,11 @@ class EventStream:
         self._course = course
         self._shape = shape
         self._started = False
+        params = course.job.params
+        self._may_be_large = params.logprobs is not None or params.prompt_logprobs is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._course:
+        with self._course:
             try:
                 tail = await while_connected(receive, self._stream(send))
             except (ClientGone, SlowReader):
@@ -105,26 +103,37 @@ class EventStream:
             except Exception as error:
                 if self._started:
                     reply = reply_to(error) or unexpected(self._course.exchange.request_id)
-                    await self._write(send, b"data: " + reply.body() + b"\n\n")
+                    await self._write_last(send, b"data: " + reply.body() + b"\n\n", more_body=True)
                 raise
-            await self._write(send, tail, more_body=False)
+            await self._write_last(send, tail, more_body=False)
 
     async def _stream(self, send: Send) -> bytes:
         """Send all pieces; return what remains to be said once all is well."""
         # Until headers are sent an error can still have its own status, so they wait a little.
         pieces = await self._course.next_pieces(self._config.stream_headers_s)
         await self._start(send, first_token=bool(pieces))
-        while pieces is not None:
-            events = await off_loop(_size_bytes(pieces), partial(self._events, pieces))
-            await self._write(send, events or KEEPALIVE)
-            pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
+        limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
+        async with ReaderWatch(self._course.inbox, *limits) as watch:
+            while pieces is not None:
+                events = await self._events(pieces)
+                watch.write_begins()
+                await send({"type": "http.response.body", "body": events or KEEPALIVE, "more_body": True})
+                watch.write_ends()
+                pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
         if not self._course.job.include_usage:
             return DONE
         usage = self._course.choices.usage(self._course.job.include_timing)
         return event(self._shape.usage_event(usage)) + DONE
 
-    def _events(self, pieces: list[Piece]) -> bytes:
-        return b"".join([event(body) for piece in pieces for body in self._shape.events(piece)])
+    async def _events(self, pieces: list[Piece]) -> bytes:
+        if self._may_be_large:
+            return await off_loop(_size_bytes(pieces), partial(self._encoded, pieces))
+        return self._encoded(pieces)
+
+    def _encoded(self, pieces: list[Piece]) -> bytes:
+        if len(pieces) == 1:
+            return self._shape.events(pieces[0])
+        return b"".join([self._shape.events(piece) for piece in pieces])
 
     async def _start(self, send: Send, first_token: bool) -> None:
         headers = list(_HEADERS)
@@ -134,8 +143,7 @@ class EventStream:
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _write(self, send: Send, body: bytes, more_body: bool = True) -> None:
-        """Hand bytes to the socket; a reader that leaves it full for too long is given up."""
+    async def _write_last(self, send: Send, body: bytes, more_body: bool) -> None:
         try:
             async with asyncio.timeout(self._config.stream_stall_s):
                 await send({"type": "http.response.body", "body": body, "more_body": more_body})

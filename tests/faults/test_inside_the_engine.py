@@ -17,7 +17,12 @@ LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 @pytest.fixture
 async def client(smollm2_path) -> AsyncIterator[AsyncClient]:
     async with await AsyncClient.start(
-        str(smollm2_path), kv_tokens=8192, prefill_chunk=64, max_running=2, prefix_cache=False
+        str(smollm2_path),
+        kv_tokens=8192,
+        prefill_chunk=64,
+        max_running=2,
+        prefix_cache=False,
+        deterministic=True,  # alone and beside others, the same tokens
     ) as client:
         yield client
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -112,19 +112,35 @@ def test_only_the_first_space_of_a_prefix_vocabulary_is_dropped(sentencepiece: T
     assert sentencepiece.decode(sentencepiece.encode("abc")) == "abc"
 
 
-def test_the_work_per_token_does_not_grow_with_the_text(smollm2: Tokenizer) -> None:
-    ids = smollm2.encode("one two three ")
+class CountingDecoder:
+    """The real incremental decoder; counts the bytes it is given."""
 
-    def push_s(count: int) -> float:
-        detokenizer = IncrementalDetokenizer(smollm2)
-        began = time.process_time()
-        for i in range(count):
-            detokenizer.push([ids[i % len(ids)]])
-        return time.process_time() - began
+    def __init__(self, decoder: codecs.IncrementalDecoder) -> None:
+        self._decoder = decoder
+        self.bytes_given = 0
 
-    push_s(1000)
-    short, long = min(push_s(2000) for _ in range(5)), min(push_s(40_000) for _ in range(3))
-    assert long < 4 * 20 * short  # decoding from the start each time would take 400 times as long
+    def decode(self, data: bytes, final: bool = False) -> str:
+        self.bytes_given += len(data)
+        return self._decoder.decode(data, final)
+
+    def getstate(self) -> tuple[bytes, int]:
+        return self._decoder.getstate()
+
+
+@pytest.mark.parametrize("text", ["one two three ", "🦊 → 日本語 ", "a🧜🏽‍♀️b"])
+def test_the_work_per_token_does_not_grow_with_the_text(smollm2: Tokenizer, text: str) -> None:
+    """Ten thousand tokens: every byte is decoded once at most, and no more is kept than half a character."""
+    once = smollm2.encode(text)
+    ids = (once * (10_000 // len(once) + 1))[:10_000]
+    detokenizer = IncrementalDetokenizer(smollm2)
+    counting = detokenizer._decoder = CountingDecoder(detokenizer._decoder)
+    pieces = []
+    for token in ids:
+        before = counting.bytes_given
+        pieces.append(detokenizer.push_one(token))
+        assert counting.bytes_given - before <= len(smollm2.token_bytes(token))
+        assert len(counting.getstate()[0]) < 4
+    assert "".join(pieces) + detokenizer.finish() == smollm2.decode(ids)
 
 
 @pytest.mark.parametrize(

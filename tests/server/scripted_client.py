@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.messages import Hello
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
@@ -64,24 +65,53 @@ class ScriptedClient:
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
 
-    async def generate(
-        self, prompt: list[int], params: SamplingParams, *, request_id: str, **options: Any
-    ) -> AsyncIterator[OutputChunk]:
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        inbox: Inbox,
+        number: int,
+        *,
+        request_id: str,
+        **options: Any,
+    ) -> ScriptedRequest:
         self.asked.append({"prompt": prompt, "params": params, "request_id": request_id, **options})
-        ended = False
-        try:
-            async for chunk in self.script(prompt, params):
-                yield chunk
-            ended = True
-        except Exception:
-            ended = True
-            raise
-        finally:
-            if not ended:
-                self.aborted.append(request_id)
+        return ScriptedRequest(self, self.script(prompt, params), inbox, number, request_id)
 
     async def dump_steps(self) -> list[StepRecord]:
         return [StepRecord(1, 0.5, 10, 1, 100, 0, 0, 0.25, 0.001)]
+
+
+class ScriptedRequest:
+    """A script under way, putting its chunks into an inbox."""
+
+    def __init__(
+        self,
+        client: ScriptedClient,
+        chunks: AsyncIterator[OutputChunk],
+        inbox: Inbox,
+        number: int,
+        request_id: str,
+    ) -> None:
+        self._client = client
+        self._inbox = inbox
+        self._number = number
+        self._request_id = request_id
+        inbox.open_requests += 1
+        self._playing = asyncio.create_task(self._play(chunks))
+
+    async def _play(self, chunks: AsyncIterator[OutputChunk]) -> None:
+        try:
+            async for chunk in chunks:
+                self._inbox.put(self._number, chunk)
+        except Exception as error:
+            self._inbox.fail(error)
+        self._inbox.end_request()
+
+    def close(self) -> None:
+        if not self._playing.done():
+            self._playing.cancel()
+            self._client.aborted.append(self._request_id)
 
 
 class ScriptedSupervisor:
