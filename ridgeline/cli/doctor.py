@@ -22,7 +22,7 @@ from ridgeline.models.registry import cache_dir, cached_file, find_known
 from ridgeline.options import OptionError
 
 GB, GIB = 1e9, 1 << 30
-MIN_MEMORY_BYTES = 2 * GIB  # the default model in float32 takes 0.5 GiB; torch, KV and activations the rest
+MIN_MEMORY_BYTES = 2 * GIB  # for the default model, its KV cache and activations
 SLOW_READ_BYTES_PER_S = 10 * GB  # a laptop of the last ten years reads faster
 HUB_URL, HUB_TIMEOUT_S = "https://huggingface.co", 5
 
@@ -106,13 +106,19 @@ def examine(*, quick: bool = False, online: bool = False) -> Iterator[Finding]:
     yield check_calibration()
     if online:
         yield check_hub()
-    measured = measure.in_child("torch", *(() if quick else ("bandwidth", "float32")))
-    yield from check_torch(measured)
-    if not quick and "torch" in measured.values:
-        bfloat16 = measure.in_child("bfloat16")
-        yield from check_rates(measured, bfloat16)
-        if "AMX" in chip.sets:
-            yield check_amx(measure.in_child("bfloat16", isa=None))
+    native = measure.in_child("native", *(() if quick else ("native-rates",)))
+    yield check_native(native)
+    serves = "native_isa" in native.values
+    torch = measure.in_child("torch", *(() if quick or serves else ("bandwidth", "float32")))
+    yield from check_torch(torch, needed=not serves)
+    if quick:
+        return
+    if serves:
+        yield from check_native_rates(native)
+    elif "torch" in torch.values:
+        yield from check_torch_rates(torch, measure.in_child("bfloat16"))
+    if "torch" in torch.values and "AMX" in chip.sets:
+        yield check_amx(measure.in_child("bfloat16", isa=None))
 
 
 def check_python(version: tuple[int, ...]) -> Finding:
@@ -222,29 +228,61 @@ def check_hub(url: str = HUB_URL) -> Finding:
     return Finding("ok", "hub", f"{url} answers")
 
 
-def check_torch(measured: measure.Measured) -> Iterator[Finding]:
+def check_native(measured: measure.Measured) -> Finding:
+    found = measured.values
+    if "native_isa" not in found:
+        advice = "models are served by torch, several times slower: install g++ and ridgeline again"
+        return Finding("missing", "native", measured.failure or "not found", advice)
+    others = [isa for isa in found["native_isas"] if isa != found["native_isa"]]
+    value = f"{found['native_isa']}, {found['threads']} threads (also runs: {', '.join(others) or 'none'})"
+    if found["native_isa"] == "portable":
+        return Finding("slow", "native", value, "no vector unit that the kernels know: expect a fraction")
+    return Finding("ok", "native", value)
+
+
+def check_native_rates(measured: measure.Measured) -> Iterator[Finding]:
+    found = measured.values
+    if "read_bytes_per_s" not in found:
+        advice = "the native library does not compute on this processor: --backend torch"
+        yield Finding("missing", "memory read", measured.failure, advice)
+        return
+    yield memory_read(found["read_bytes_per_s"])
+    for name in ("float32", "bfloat16", "int8"):
+        rate = found.get(f"{name}_flops_per_s")
+        if rate is not None:
+            yield Finding("ok", name, f"{rate / 1e9:.0f} GFLOP/s at most")
+    yield decode_limit(found["read_bytes_per_s"])
+
+
+def check_torch(measured: measure.Measured, *, needed: bool) -> Iterator[Finding]:
+    """needed: nothing else here computes models."""
     found = measured.values
     if "torch" not in found:
-        advice = "install it: pip install torch (the CPU build is enough)"
-        yield Finding("missing", "torch", measured.failure or "not found", advice, fatal=True)
+        why = "nothing else here computes models" if needed else "for models the native backend does not know"
+        advice = f"{why}: pip install 'ridgeline[torch]' (the CPU build of torch is enough)"
+        yield Finding("missing", "torch", measured.failure or "not found", advice, fatal=needed)
         return
     yield Finding("ok", "torch", f"{found['torch']}, {found['threads']} threads")
     yield Finding("ok", "cuda", ", ".join(found["cuda"]) or "no device; models run on the CPU")
 
 
-def check_rates(measured: measure.Measured, bfloat16: measure.Measured) -> Iterator[Finding]:
+def check_torch_rates(measured: measure.Measured, bfloat16: measure.Measured) -> Iterator[Finding]:
     read = measured.values.get("read_bytes_per_s")
     float32 = measured.values.get("float32_flops_per_s")
     if read is None or float32 is None:
         advice = "torch does not compute on this processor; try another torch build"
         yield Finding("missing", "float32", measured.failure, advice, fatal=True)
         return
-    slow = read < SLOW_READ_BYTES_PER_S
-    advice = "decoding is bound by this: use more cores, or a smaller or quantized model" if slow else ""
-    yield Finding("slow" if slow else "ok", "memory read", f"{read / GB:.1f} GB/s", advice)
+    yield memory_read(read)
     yield Finding("ok", "float32", f"{float32 / 1e9:.0f} GFLOP/s")
     yield check_bfloat16(bfloat16, float32)
     yield decode_limit(read)
+
+
+def memory_read(bytes_per_s: float) -> Finding:
+    slow = bytes_per_s < SLOW_READ_BYTES_PER_S
+    advice = "decoding is bound by this: use more cores, or a smaller or quantized model" if slow else ""
+    return Finding("slow" if slow else "ok", "memory read", f"{bytes_per_s / GB:.1f} GB/s", advice)
 
 
 def check_bfloat16(measured: measure.Measured, float32_flops_per_s: float) -> Finding:
@@ -264,7 +302,7 @@ def check_amx(measured: measure.Measured) -> Finding:
     """AMX is advertised, but a hypervisor may hide the leaf that describes its tiles; only trying tells."""
     if measured.failure:
         advice = (
-            "the engine keeps off AMX; in programs of your own, set "
+            "the torch backend keeps off AMX; in programs of your own, set "
             f"{measure.ISA_VARIABLE}={measure.SAFE_ISA} before torch is imported"
         )
         return Finding("missing", "amx", f"advertised, but using it {measured.failure}", advice)

@@ -60,6 +60,28 @@ def main(what: list[str]) -> None:
             print(json.dumps({key: value}), flush=True)
 
 
+def _native_facts() -> Iterator[tuple[str, Any]]:
+    from ridgeline.engine.build import usable_cpus
+    from ridgeline.ops.cpu.library import available_isas, choose_isa
+
+    yield "native_isas", available_isas()
+    yield "native_isa", choose_isa()
+    yield "threads", usable_cpus()
+
+
+def _native_rates() -> Iterator[tuple[str, Any]]:
+    from ridgeline.engine.build import usable_cpus
+    from ridgeline.engine.limits import PEAK_NAMES, READ_BYTES_RANGE
+    from ridgeline.ops.cpu.library import measure_peak, measure_read
+
+    threads = usable_cpus()
+    yield "read_bytes_per_s", _best(lambda: measure_read(READ_BYTES_RANGE[1], threads))
+    for kind, name in PEAK_NAMES.items():
+        rate = measure_peak(kind, threads)
+        if rate:  # the instruction set has such a unit
+            yield f"{name}_flops_per_s", rate
+
+
 def _torch_facts() -> Iterator[tuple[str, Any]]:
     import torch
 
@@ -102,6 +124,8 @@ def _best(rate: Callable[[], float]) -> float:
 
 
 _MEASUREMENTS: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
+    "native": _native_facts,
+    "native-rates": _native_rates,
     "torch": _torch_facts,
     "bandwidth": _bandwidth,
     "float32": _float32,

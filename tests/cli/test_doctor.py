@@ -94,10 +94,23 @@ def test_bfloat16_slower_than_float32_is_called_slow() -> None:
     assert (dead.status, dead.fatal) == ("missing", False)
 
 
-def test_without_torch_nothing_can_be_served() -> None:
-    (finding,) = doctor.check_torch(measure.Measured(failure="ModuleNotFoundError: No module named 'torch'"))
-    assert (finding.status, finding.fatal) == ("missing", True)
-    assert "pip install torch" in finding.advice
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_missing_torch_is_fatal_only_where_nothing_else_computes(needed: bool) -> None:
+    absent = measure.Measured(failure="ModuleNotFoundError: No module named 'torch'")
+    (finding,) = doctor.check_torch(absent, needed=needed)
+    assert (finding.status, finding.fatal) == ("missing", needed)
+    assert "pip install 'ridgeline[torch]'" in finding.advice
+
+
+def test_a_missing_native_library_says_what_it_costs_and_how_to_get_it() -> None:
+    finding = doctor.check_native(measure.Measured(failure="NativeUnavailable: it is missing"))
+    assert (finding.status, finding.fatal) == ("missing", False)
+    assert "install g++" in finding.advice
+
+
+def test_a_machine_that_only_runs_the_portable_kernels_is_called_slow() -> None:
+    found = {"native_isas": ["portable"], "native_isa": "portable", "threads": 2}
+    assert doctor.check_native(measure.Measured(found)).status == "slow"
 
 
 def test_a_child_that_dies_by_a_signal_is_a_finding_and_keeps_what_it_found(
@@ -133,7 +146,7 @@ def test_this_machine_is_usable(smollm2_path: Path, capsys: pytest.CaptureFixtur
     report = json.loads(capsys.readouterr().out)
     assert report["usable"] is True
     found = {finding["subject"]: finding for finding in report["findings"]}
-    assert {"python", "cores", "memory", "disk", "torch", "memory read", "float32", "decode limit"} <= set(
-        found
-    )
+    expected = {"python", "cores", "memory", "disk", "native", "torch", "memory read", "float32"}
+    assert expected | {"decode limit"} <= set(found)
+    assert found["native"]["status"] in ("ok", "slow")
     assert float(found["memory read"]["value"].split()[0]) > 0.1
