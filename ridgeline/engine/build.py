@@ -156,10 +156,10 @@ def _core(
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
-    """One short request through the whole path: pages touched, thread pools started, kernels chosen. A backend
-    that cannot answer it is not worth starting.
+    """One short request through the whole path: pages touched, thread pools started, kernels chosen.
 
-    By a scheduler of its own, so that the real one's figures begin at zero.
+    A backend that cannot answer it does not start. By a scheduler of its own, so that the real one's figures
+    begin at zero.
     """
     from ridgeline.engine.core import EngineCore
     from ridgeline.engine.scheduler import Scheduler

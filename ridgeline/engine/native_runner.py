@@ -34,18 +34,18 @@ class NativeRunner:
 
     def __init__(self, decoder: NativeDecoder, sampler: Sampler, max_rows: int) -> None:
         """`max_rows`: sequences that commonly sample in one step; their logits have a buffer that stays."""
-        self._decoder = decoder
+        self.decoder = decoder
         self._sampler = sampler
         # Fresh pages for megabytes of logits would cost each step more than the sampling of them.
         self._logits = np.empty((max_rows, decoder.vocab), np.float32)
 
     def execute(self, plan: StepPlan) -> StepResult:
         for copy in plan.copies:
-            self._decoder.copy_block(copy.source, copy.target)
+            self.decoder.copy_block(copy.source, copy.target)
         arrays = step_arrays(plan.rows)
         wanted = len(arrays.logit_rows)
         out = self._logits if wanted <= len(self._logits) else None  # prompt logprobs want many, once
-        return step_result(self._sampler, plan.rows, self._decoder.execute(*arrays, out))
+        return step_result(self._sampler, plan.rows, self.decoder.execute(*arrays, out))
 
 
 def step_arrays(rows: list[StepRow]) -> StepArrays:

@@ -25,7 +25,7 @@ def llm(smollm2_path) -> LLM:
 
 @pytest.fixture(scope="module")
 def weights_are_not_kept():
-    """Packed weights of passing checkpoints, or in formats that nobody serves, stay out of the user's cache."""
+    """Packed weights of passing checkpoints, or in formats nobody serves, stay out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_cache, "source_key", lambda *args: {})
         yield
