@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.server import health
 from ridgeline.server.chat import chat_completions
@@ -17,9 +18,23 @@ from ridgeline.server.gate import Gate
 from ridgeline.server.tokenize import detokenize, tokenize
 from ridgeline.telemetry.metrics import ServerMetrics
 
+
+class Generating:
+    """An endpoint that answers with tokens: its app is called as it is. A plain function would be wrapped by
+    Starlette, and the wrapper would stand between every token and the socket.
+    """
+
+    def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._handler(Request(scope, receive, send))
+        await answer(scope, receive, send)
+
+
 ROUTES = [
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/chat/completions", Generating(chat_completions), methods=["POST"]),
+    Route("/v1/completions", Generating(completions), methods=["POST"]),
     Route("/v1/models", health.list_models),
     Route("/v1/models/{model:path}", health.show_model),
     Route("/tokenize", tokenize, methods=["POST"]),

@@ -7,8 +7,10 @@ The server calls it when a request ends, is refused or cut, and when an engine s
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.telemetry.stats import EngineStats
@@ -86,10 +88,9 @@ REQUEST_BUCKETS_S = (
 )
 LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
-# name → (what it says, bucket edges); every one is observed at most once per request, but for inter-token
+# name → (what it says, bucket edges); every one is observed at most once per request
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("Arrival to the first output token", TTFT_BUCKETS),
-    "inter_token_latency_seconds": ("Between one output token and the next", TOKEN_BUCKETS_S),
     "request_time_per_output_token_seconds": (
         "A request's mean time per token after the first",
         TOKEN_BUCKETS_S,
@@ -159,6 +160,31 @@ class EngineTotals:
         return sum(getattr(stats, field) for stats in (self._past, self._dead, self._live))
 
 
+class TokenGaps:
+    """The one histogram that sees every token: counted here, a request at a time, with no lock for each."""
+
+    name = "inter_token_latency_seconds"
+    doc = "Between one output token and the next"
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(TOKEN_BUCKETS_S) + 1)  # the last: beyond all edges
+        self._sum_s = 0.0
+
+    def observe(self, gaps_s: list[float]) -> None:
+        for gap_s in gaps_s:
+            self._counts[bisect_left(TOKEN_BUCKETS_S, gap_s)] += 1
+        self._sum_s += sum(gaps_s)
+
+    def family(self, model_name: str) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
+        edges = [*(str(float(edge)) for edge in TOKEN_BUCKETS_S), "+Inf"]
+        buckets = list(zip(edges, accumulate(self._counts), strict=True))
+        family = HistogramMetricFamily(PREFIX + self.name, self.doc, labels=["model_name"])
+        family.add_metric([model_name], buckets, sum_value=self._sum_s)
+        return family
+
+
 class ServerMetrics:
     """All metrics of one front. Not a singleton: each has a registry of its own."""
 
@@ -179,6 +205,7 @@ class ServerMetrics:
             name: labelled(Histogram, name, doc, buckets=buckets)
             for name, (doc, buckets) in HISTOGRAMS.items()
         }
+        self._token_gaps = TokenGaps()
         self._success = labelled(
             Counter, "request_success", "Requests that ended, by reason", "finished_reason", "endpoint"
         )
@@ -207,9 +234,7 @@ class ServerMetrics:
         for name, value in observed.items():
             if value is not None:  # a request aborted in the queue has no first token
                 self._histograms[name].observe(value)
-        inter_token = self._histograms["inter_token_latency_seconds"]
-        for gap_s in timing.inter_token_s:
-            inter_token.observe(gap_s)
+        self._token_gaps.observe(timing.inter_token_s)
         self._success.labels(self.model_name, finish_reason, endpoint).inc()
 
     def request_refused(self, reason: str, status: int) -> None:
@@ -242,7 +267,7 @@ class ServerMetrics:
 
 
 class _EngineCollector:
-    """The metrics that are read off EngineStats at scrape time instead of being counted here."""
+    """The metrics that are made at scrape time: read off EngineStats, and the gaps between tokens."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
@@ -254,6 +279,7 @@ class _EngineCollector:
         up = GaugeMetricFamily(PREFIX + "engine_up", "1 while an engine runs", labels=["model_name"])
         up.add_metric([model], float(self._metrics._engine_up))
         yield up
+        yield self._metrics._token_gaps.family(model)
         for name, (doc, read) in ENGINE_GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, doc, labels=["model_name"])
             gauge.add_metric([model], read(self._metrics._stats))

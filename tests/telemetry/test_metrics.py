@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from ridgeline.telemetry.metrics import PREFIX, EngineTotals, ServerMetrics
+from ridgeline.telemetry.metrics import PREFIX, TOKEN_BUCKETS_S, EngineTotals, ServerMetrics
 from ridgeline.telemetry.stats import EngineStats
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -210,3 +212,22 @@ def test_two_fronts_in_one_process_do_not_share_a_registry() -> None:
     first, second = ServerMetrics("m"), ServerMetrics("m")
     first.stream_cut()
     assert samples(second, EngineStats())["slow_readers_cut_total{}"] == 0
+
+
+def test_every_gap_between_tokens_falls_into_the_bucket_prometheus_would_give_it() -> None:
+    """Counted by hand, against the library's own histogram: edges included, beyond the last one too."""
+    gaps_s = [0.0, 0.001, 0.0010001, 0.01, 0.02, 0.5, 5.0, 5.1, 100.0]
+    times = list(accumulate(gaps_s, initial=0.0))
+    record = TimingRecord(token_times=times)
+    theirs = Histogram("theirs", "", buckets=TOKEN_BUCKETS_S, registry=None)
+    for gap_s in record.inter_token_s:
+        theirs.observe(gap_s)
+    metrics = ServerMetrics("m")
+    metrics.request_finished(record, "/v1/completions", "stop")
+    found = samples(metrics, EngineStats())
+    [family] = theirs.collect()
+    for sample in family.samples:
+        if not sample.name.endswith("_created"):
+            labels = ",".join(f"{k}={v}" for k, v in sample.labels.items())
+            ours = sample.name.replace("theirs", "inter_token_latency_seconds")
+            assert found[f"{ours}{{{labels}}}"] == pytest.approx(sample.value), sample
