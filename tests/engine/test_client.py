@@ -13,15 +13,26 @@ import pytest
 
 from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.errors import EngineDied
-from ridgeline.engine.messages import FRAME_HEADER, Abort, Hello, Outputs, Ping, Pong, Submit, frame
+from ridgeline.engine.messages import (
+    FRAME_HEADER,
+    Abort,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    StepDump,
+    Submit,
+    frame,
+)
 from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.step import SeqDelta
 from ridgeline.engine.transport import Closed, EngineSocket, Opened
 from ridgeline.models.tokenizer import Tokenizer
-from ridgeline.telemetry.stats import EngineStats
+from ridgeline.telemetry.stats import EngineStats, StepRecord
 
 HELLO = Hello(1, "played", "none", 128, 8, 4096, 49152, 16, {}, {}, {})
 GREEDY = SamplingParams(temperature=0.0)
+STEP = StepRecord(1, 0.5, 10, 1, 100, 0, 0, 0.25, 0.001)
 
 
 class PlayedEngine:
@@ -208,3 +219,53 @@ async def test_a_large_answer_reaches_a_front_that_reads_late(engine, tokenizer)
     chunk = await asyncio.wait_for(taking, 60)
     assert chunk.tokens == tokens
     await client.close()
+
+
+async def test_frames_said_while_an_earlier_one_is_half_sent_keep_their_order(engine):
+    """The loop writes to the socket itself until it is full; from then on everything goes by the thread."""
+    raw = raw_connection(engine)
+    number, _ = await engine.next(Opened)
+    said = [Pong(0, EngineStats()), StepDump(1, [STEP] * 100_000)]  # several megabytes
+    said += [Pong(id, EngineStats(steps=id)) for id in range(2, 50)]
+    for message in said:
+        engine.socket.send(number, message)
+    expected = b"".join(frame(message) for message in said)
+    received = bytearray()
+    while len(received) < len(expected):
+        part = await asyncio.to_thread(raw.recv, 1 << 16)
+        assert part, "closed early"
+        received += part
+    assert bytes(received) == expected
+    raw.close()
+
+
+async def test_a_front_that_is_gone_is_told_of_once_and_written_to_no_more(engine):
+    raw = raw_connection(engine)
+    number, _ = await engine.next(Opened)
+    raw.close()
+    for id in range(20):
+        engine.socket.send(number, Pong(id, EngineStats()))  # never raises
+    assert await engine.next(Closed) == (number, Closed())
+    engine.socket.send(number, Pong(0, EngineStats()))
+
+
+async def test_all_that_a_step_adds_comes_in_one_message(smollm2_path):
+    """Eight requests at once, in a real engine: no more messages than steps, and each of many deltas."""
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    async with await AsyncClient.start(str(smollm2_path), kv_tokens=4096) as client:
+        sizes: list[int] = []
+        dispatch = client._dispatch
+
+        def counting(message):
+            if isinstance(message, Outputs):
+                sizes.append(len(message.deltas))
+            dispatch(message)
+
+        client._dispatch = counting
+        streams = [client.generate([5 + i] * 9, params) for i in range(8)]
+        answers = await asyncio.gather(*(texts(stream) for stream in streams))
+        stats = await client.ping()
+    assert [len(answer) for answer in answers] == [24] * 8
+    assert sum(sizes) == 8 * 24
+    assert len(sizes) <= stats.steps
+    assert max(sizes) == 8
