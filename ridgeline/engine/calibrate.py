@@ -156,18 +156,17 @@ def _store(calibration: Calibration) -> Path:
         ) from error
 
 
-def measure_ceilings(machine: Machine, report: Report, pace: float = 1.0) -> Ceilings:
-    """`pace`: how much of the time in STAGES to take."""
+def measure_ceilings(machine: Machine, report: Report) -> Ceilings:
     sizes = [size for size in READ_SIZES if size <= available_memory() // 4]
     reads, peaks = [], {}
     for done, size in enumerate(sizes):
         report("reading memory", done / len(sizes))
-        seconds = pace * STAGES["reading memory"] / len(sizes)
+        seconds = STAGES["reading memory"] / len(sizes)
         rate = _best_rate(partial(library.measure_read, size, machine.threads), seconds)
         reads.append(ReadRate(size, rate))
     for done, (name, peak) in enumerate(PEAKS.items()):
         report("multiplying", done / len(PEAKS))
-        seconds = pace * STAGES["multiplying"] / len(PEAKS)
+        seconds = STAGES["multiplying"] / len(PEAKS)
         rate = _best_rate(partial(library.measure_peak, peak, machine.threads, machine.isa), seconds)
         if rate > 0:  # the instruction set has such a unit
             peaks[name] = rate
@@ -249,33 +248,24 @@ class TrialSteps:
         return -(-tokens // self._block_size)
 
 
-def measure_costs(
-    steps: TrialSteps,
-    limits: StepLimits,
-    report: Report,
-    *,
-    chunks: Sequence[int] = CHUNKS,
-    batches: Sequence[int] = BATCHES,
-    pace: float = 1.0,
-    clock: Clock = time.perf_counter,
-) -> StepCosts:
-    """`pace`: how much of the time in STAGES to take; chunks too large for that are left out."""
+def measure_costs(steps: TrialSteps, limits: StepLimits, report: Report) -> StepCosts:
+    """Chunks that would take too long are left out."""
 
     def measure(what: str, sizes: Sequence[tuple[int, int]]) -> tuple[StepCost, ...]:
         shapes = [shape for size in sizes if (shape := steps.shape(*size)) is not None]
         works = [partial(steps.run, steps.plan(shape)) for shape in shapes]
-        times = best_times(works, pace * STAGES[what], partial(report, what), clock)
+        times = best_times(works, STAGES[what], partial(report, what), time.perf_counter)
         return tuple(
             StepCost(shape.decodes, shape.chunk, took, limits.seconds(steps.spec, shape))
             for shape, took in zip(shapes, times, strict=False)  # the slowest may not have been measured
         )
 
-    prefill = measure("prefill", [(0, chunk) for chunk in chunks])
+    prefill = measure("prefill", [(0, chunk) for chunk in CHUNKS])
     beside = [(BESIDE, cost.chunk) for cost in prefill]
     return StepCosts(
         prefill=prefill,
         mixed=measure("prefill beside decodes", beside),
-        decode=measure("decode", [(batch, 0) for batch in batches]),
+        decode=measure("decode", [(batch, 0) for batch in BATCHES]),
     )
 
 

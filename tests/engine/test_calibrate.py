@@ -9,6 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from ridgeline.engine import calibrate
+from ridgeline.engine.build import build_engine
 from ridgeline.engine.calibrate import (
     BATCHES,
     CHUNKS,
@@ -21,6 +22,7 @@ from ridgeline.engine.calibrate import (
     calibrate_model,
 )
 from ridgeline.engine.calibration import load_calibration, this_machine
+from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineError
 from ridgeline.engine.step import StepPlan, StepResult
 from ridgeline.engine.step_costs import BESIDE, choose_steps
@@ -221,6 +223,11 @@ def test_a_tiny_model_is_calibrated_for_real_and_found_again(
     kept = load_calibration(found.machine)
     assert kept == result.calibration
     assert kept.choices == {result.shape_class: result.choice}
+    limits = build_engine(EngineConfig(model="tiny", threads=1), tiny_model_path).core.scheduler.limits
+    assert (limits.step_tokens, limits.prefill_chunk) == (
+        result.choice.step_tokens,
+        result.choice.prefill_chunk,
+    )
     again = calibrate_machine(1, report)
     assert again.choices == kept.choices, "measuring the ceilings again must keep the choices"
 
