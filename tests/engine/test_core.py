@@ -1,9 +1,9 @@
 """The core's fault isolation: a failed pass is run again row by row, and only what fails alone ends."""
 
 from ridgeline.engine.core import EngineCore
-from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.request import FinishReason, Request, SamplingParams, Sequence
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.step import StepPlan, StepResult
+from ridgeline.engine.step import BlockCopy, StepPlan, StepResult, StepRow
 from tests.engine.prompts import PROMPTS
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=12, ignore_eos=True)
@@ -88,6 +88,16 @@ class CopylessOnce:
         return self._runner.execute(plan)
 
 
+def fill_every_block(runner, num_blocks: int) -> None:
+    """With the keys and values of tokens that no test uses."""
+    tokens = [7] * 17
+    seq = Sequence(Request("filler", tokens, PARAMS), 0, tokens, 17, 18, 0, block_table=[0])
+    plan = StepPlan(step_id=0, budget=16, rows=[StepRow(seq, 0, 16)])
+    runner.execute(plan)
+    plan.copies = [BlockCopy(0, block) for block in range(1, num_blocks)]
+    runner.execute(plan)
+
+
 def test_a_row_that_fails_before_the_copies_does_not_leave_others_without_theirs(llm):
     """Three samples share the prompt's last block; whoever lacks its copy reads what lay in the new one."""
     limits = llm.engine.core.scheduler.limits
@@ -95,8 +105,9 @@ def test_a_row_that_fails_before_the_copies_does_not_leave_others_without_theirs
     assert len(work["r0"]) % limits.block_size
     healthy = run(EngineCore(Scheduler(limits), llm.engine.core.runner), work)
     failing = CopylessOnce(llm.engine.core.runner)
-    for layer in failing._runner._kv_cache:
-        layer.fill_(5.0)  # what a block holds that nothing was copied into
+    fill_every_block(
+        llm.engine.core.runner, limits.num_blocks
+    )  # what a block holds that nothing was copied into
     outcome = run(EngineCore(Scheduler(limits), failing), work)
     ended = [key for key, (_, reason) in outcome.items() if reason is FinishReason.ERROR]
     assert [f"{name}/{index}" for name, index in ended] == [failing.victim]
