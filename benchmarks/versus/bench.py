@@ -41,21 +41,26 @@ class Bench:
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     found: dict[str, Tuned] = field(default_factory=dict)
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
+    disturbed: bool = False  # since the search for flags began
 
     def sample(self, what: str, measure: Callable[[], float]) -> Sample[float]:
+        """The least disturbed of a few tries, and a line about it."""
         sample = measured(measure, self.patience_s)
         self.said(what, sample.value, sample)
         return sample
 
     def said(self, what: str, value: float, sample: Sample[Any]) -> None:
+        self.disturbed |= sample.is_disturbed
         self.console.log(f"{what}: {value:.4g}  (others took {100 * sample.foreign_share:.0f} %)")
 
     def tuned(self, key: str, find_best: Callable[[], Tuned]) -> Tuned:
         """The flags found for this row earlier, by this build on this machine, or found now."""
         if key not in self.found:
             stored = {} if self.tune_again else _read_flags(self.peer)
+            self.disturbed = False
             self.found[key] = stored[key] if key in stored else find_best()
-            _write_flags(self.peer, {**_read_flags(self.peer), key: self.found[key]})
+            if not self.disturbed:  # what others spoiled serves this run at most
+                _write_flags(self.peer, {**_read_flags(self.peer), key: self.found[key]})
         return self.found[key]
 
 

@@ -65,10 +65,6 @@ class Row:
     tried: dict[str, float] = field(default_factory=dict)  # what the search for the best flags saw
 
     @property
-    def is_measured(self) -> bool:
-        return bool(self.ours.samples and self.theirs)
-
-    @property
     def best_variant(self) -> str:
         choose = max if self.higher_wins else min
         return choose(self.theirs, key=lambda name: self.theirs[name].median)
@@ -91,6 +87,14 @@ class Row:
         return missed
 
     @property
+    def verdict(self) -> str:
+        """Pass or miss, and how many of the samples it rests on were disturbed by others."""
+        samples = self.ours.samples + self.theirs[self.best_variant].samples
+        disturbed = sum(sample.is_disturbed for sample in samples)
+        doubt = f" ({disturbed} of {len(samples)} samples disturbed)" if disturbed else ""
+        return ("miss: " + ", ".join(self.misses) if self.misses else "pass") + doubt
+
+    @property
     def bar_text(self) -> str:
         parts = [f"{'≥' if self.higher_wins else '≤'} {self.bar:g}×"]
         if self.at_most is not None:
@@ -109,7 +113,7 @@ class Row:
             "theirs": {name: figure.as_dict(self.higher_wins) for name, figure in self.theirs.items()},
             "best_variant": self.best_variant,
             "ratio": self.ratio,
-            "misses": self.misses,
+            "verdict": self.verdict,
             "tried": self.tried,
         }
 
@@ -126,7 +130,7 @@ def table_of(title: str, rows: list[Row]) -> Table:
             row.best_variant,
             f"{row.ratio:.2f}×",
             row.bar_text,
-            "miss: " + ", ".join(row.misses) if row.misses else "pass",
+            row.verdict,
         )
     return table
 

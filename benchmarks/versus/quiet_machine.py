@@ -25,6 +25,10 @@ class Sample(Generic[T]):
     foreign_share: float  # of all cores' time, taken by processes that are not part of the benchmark
     attempts: int
 
+    @property
+    def is_disturbed(self) -> bool:
+        return self.foreign_share >= DISTURBED_SHARE
+
 
 def busy_seconds() -> float:
     """CPU seconds of the whole machine so far, stolen ones included."""
@@ -96,7 +100,7 @@ def measured(measure: Callable[[], T], patience_s: float, attempts: int = 4) -> 
         watch = Foreign()
         value = measure()
         tries.append(Sample(value, watch.share(), attempt))
-        if tries[-1].foreign_share < DISTURBED_SHARE:
+        if not tries[-1].is_disturbed:
             break
     best = min(tries, key=lambda one: one.foreign_share)
     return Sample(best.value, best.foreign_share, len(tries))

@@ -1,0 +1,192 @@
+"""What decides in the comparison with llama.cpp: verdicts, flags, the HTTP client, the random model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from versus.comparison import Figure, Row
+from versus.http_load import LoadFailed, run_round
+from versus.peer_llamacpp import FORMATS, Variant, every_cache, find, tune
+from versus.quiet_machine import Sample, measured
+from versus.random_gguf import Shape, write_random_gguf
+
+from ridgeline.models.dequant import dequantize
+from ridgeline.models.gguf import GgufFile
+from ridgeline.models.read_spec import read_spec
+from ridgeline.models.tokenizer import Tokenizer
+
+
+def figure(*values: float, limit: float | None = None, share: float = 0.0) -> Figure:
+    return Figure([Sample(value, share, 1) for value in values], limit)
+
+
+def test_the_peers_figure_is_its_best_variants_median_not_its_luckiest_sample() -> None:
+    row = Row(
+        "k", "t", "tok/s", 2.0, ours=figure(220), theirs={"lucky": figure(90, 91, 500), "best": figure(100)}
+    )
+    assert row.best_variant == "best"
+    assert row.ratio == pytest.approx(2.2)
+    assert row.verdict == "pass"
+
+
+def test_where_less_is_better_the_bar_is_a_most() -> None:
+    row = Row(
+        "k", "t", "s", 0.25, higher_wins=False, ours=figure(0.3), theirs={"a": figure(1.0), "b": figure(2.0)}
+    )
+    assert row.best_variant == "a"
+    assert row.verdict == "miss: 0.30×"
+
+
+def test_every_condition_of_a_bar_must_hold() -> None:
+    theirs = {"a": figure(1.2)}
+    slow = Row("k", "t", "s", 1.5, higher_wins=False, at_most=1.5, ours=figure(1.7), theirs=theirs)
+    assert slow.verdict == "miss: 1.7 s"
+    far = Row(
+        "k", "t", "tok/s", 1.0, least_percent_of_limit=80, ours=figure(7, limit=10), theirs={"a": figure(6)}
+    )
+    assert far.verdict == "miss: 70 % of the limit"
+
+
+def test_a_verdict_says_when_others_took_the_machine() -> None:
+    row = Row("k", "t", "tok/s", 1.0, ours=figure(2, share=0.5), theirs={"a": figure(1)})
+    assert row.verdict == "pass (1 of 2 samples disturbed)"
+
+
+def test_the_search_ends_with_the_best_format_and_the_extra_flag_that_helps() -> None:
+    def rate(variant: Variant) -> float:
+        speed = {"Q4_0": 100.0, "Q4_1": 50.0, "Q8_0": 80.0}[variant.format]
+        return speed * (1.2 if "bf16" in variant.flags else 1.0) * (1.3 if "-kvu" in variant.flags else 1.0)
+
+    tuned = tune(rate, every_cache(FORMATS), (("-kvu",), ("--no-repack",)))
+    best = tuned.finalists[0]
+    assert best.format == "Q4_0"
+    assert "bf16" in best.flags
+    assert best.flags[-1] == "-kvu"
+    assert tuned.tried[str(best)] == pytest.approx(156)
+
+
+def test_two_variants_within_the_noise_both_reach_the_real_measurement() -> None:
+    speeds = {"Q4_0": 100.0, "Q8_0": 97.0, "Q4_1": 60.0}
+    tuned = tune(lambda variant: speeds[variant.format], [Variant(name, ()) for name in speeds])
+    assert [one.format for one in tuned.finalists] == ["Q4_0", "Q8_0"]
+
+
+def test_the_search_for_the_least_keeps_the_least() -> None:
+    seconds = {"Q4_0": 2.0, "Q8_0": 1.0, "Q4_1": 5.0}
+    tuned = tune(lambda v: seconds[v.format], [Variant(name, ()) for name in seconds], higher_wins=False)
+    assert [one.format for one in tuned.finalists] == ["Q8_0"]
+    assert tuned.tried["Q4_0"] == 2.0
+
+
+def test_a_measurement_that_nobody_disturbed_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter([0.5, 0.3, 0.01, 0.0])
+    monkeypatch.setattr("versus.quiet_machine.wait_for_quiet", lambda _: True)
+    monkeypatch.setattr("versus.quiet_machine.Foreign.share", lambda _: next(shares))
+    values = iter([1.0, 2.0, 3.0, 4.0])
+    assert measured(lambda: next(values), patience_s=0) == Sample(3.0, 0.01, 3)
+
+
+def test_of_disturbed_measurements_the_least_disturbed_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter([0.5, 0.3, 0.4])
+    monkeypatch.setattr("versus.quiet_machine.wait_for_quiet", lambda _: True)
+    monkeypatch.setattr("versus.quiet_machine.Foreign.share", lambda _: next(shares))
+    values = iter([1.0, 2.0, 3.0])
+    sample = measured(lambda: next(values), patience_s=0, attempts=3)
+    assert sample == Sample(2.0, 0.3, 3)
+    assert sample.is_disturbed
+
+
+def test_without_a_llama_cpp_the_way_to_get_one_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"llama-bench.*missing(?s:.*)cmake --build"):
+        find(tmp_path, 2)
+
+
+def test_the_random_model_is_one_that_the_engine_reads(tmp_path: Path) -> None:
+    shape = Shape("tiny", layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=320, context=128)
+    path = write_random_gguf(shape, tmp_path / "tiny.gguf")
+    spec = read_spec(path)
+    assert (spec.num_layers, spec.hidden_size, spec.num_kv_heads, spec.ffn_size) == (2, 64, 2, 96)
+    assert spec.weight_format == "gguf:Q4_0"
+    assert not spec.tied_embeddings
+    assert len(Tokenizer.load(path).encode("any text")) > 1
+    file = GgufFile(path)
+    weights = dequantize(file.raw("blk.1.ffn_up.weight"), "Q4_0")
+    assert weights.size == 96 * 64
+    assert weights.std() == pytest.approx(0.02, rel=0.1)
+
+
+# ---- the client, against a server that answers as told ----
+
+
+@contextmanager
+def answering(status: int, events: list[str]) -> Iterator[int]:
+    """A server on its own thread that gives every request this answer, in chunks; its port."""
+    started: list[int] = []
+    ready, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        writer.write(f"HTTP/1.1 {status} x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        for event in events:
+            data = event.encode()
+            writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        started.append(server.sockets[0].getsockname()[1])
+        ready.set()
+        await stop.wait()
+        server.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    ready.wait(10)
+    try:
+        yield started[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+
+
+def event(content: str) -> str:
+    return f'data: {{"choices":[{{"delta":{{"content":{json.dumps(content)}}}}}]}}\n\n'
+
+
+USAGE = 'data: {"choices":[],"usage":{"completion_tokens":2,"prompt_tokens":3}}\n\n'
+
+
+def test_tokens_are_those_of_the_servers_usage_and_events_may_be_cut_anywhere() -> None:
+    whole = event("") + event("a") + event("b") + USAGE + "data: [DONE]\n\n"
+    pieces = [whole[i : i + 7] for i in range(0, len(whole), 7)]
+    with answering(200, pieces) as port:
+        result = run_round(port, [[{"role": "user", "content": "x"}]] * 3, max_tokens=2)
+    assert result.tokens == 6
+    assert len(result.ttft_s) == 3
+
+
+def test_an_answer_shorter_than_asked_for_is_an_error() -> None:
+    with answering(200, [event("a"), USAGE]) as port, pytest.raises(LoadFailed, match="2 tokens of 5"):
+        run_round(port, [[{"role": "user", "content": "x"}]], max_tokens=5)
+
+
+def test_a_refused_request_is_an_error_with_the_servers_words() -> None:
+    with answering(400, ["no such thing"]) as port, pytest.raises(LoadFailed, match=r"400.*no such thing"):
+        run_round(port, [[{"role": "user", "content": "x"}]], max_tokens=5)
