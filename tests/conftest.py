@@ -58,9 +58,12 @@ class LiveServer:
 
 @pytest.fixture(scope="session")
 def live_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One server for the whole run, with the real model; must drain and exit 0 at the end."""
+    """One server for the whole run, with the real model; must drain and exit 0 at the end.
+
+    Deterministic: tests compare answers that were computed in other batches, or found in the cache.
+    """
     log = tmp_path_factory.mktemp("live_server") / "server.log"
-    server = start_server(log)
+    server = start_server(log, "--deterministic")
     try:
         await_ready(server)
         yield server
