@@ -52,6 +52,7 @@ STAGES = {
     "prefill beside decodes": 6.0,
     "decode": 4.0,
 }
+LEAST_CHUNKS = 3  # sizes without which there is nothing to choose from
 MAX_ROUNDS = 7  # that each step is run at most, besides once to warm up
 
 Report = Callable[[str, float], None]  # what is measured now, and how much of it is done, 0 to 1
@@ -251,21 +252,27 @@ class TrialSteps:
 def measure_costs(steps: TrialSteps, limits: StepLimits, report: Report) -> StepCosts:
     """Chunks that would take too long are left out."""
 
-    def measure(what: str, sizes: Sequence[tuple[int, int]]) -> tuple[StepCost, ...]:
+    def measure(what: str, sizes: Sequence[tuple[int, int]], needed: int) -> tuple[StepCost, ...]:
         shapes = [shape for size in sizes if (shape := steps.shape(*size)) is not None]
         works = [partial(steps.run, steps.plan(shape)) for shape in shapes]
         times = best_times(works, STAGES[what], partial(report, what), time.perf_counter)
+        if len(times) < min(needed, len(works)):
+            raise EngineError(
+                f"too slow to calibrate: in {STAGES[what]:g} s only {len(times)} of {len(works)} sizes of "
+                f"{what} steps could be measured, the largest took {times[-1]:.1f} s. Step sizes stay as they "
+                "were; try again when the machine is idle"
+            )
         return tuple(
             StepCost(shape.decodes, shape.chunk, took, limits.seconds(steps.spec, shape))
             for shape, took in zip(shapes, times, strict=False)  # the slowest may not have been measured
         )
 
-    prefill = measure("prefill", [(0, chunk) for chunk in CHUNKS])
+    prefill = measure("prefill", [(0, chunk) for chunk in CHUNKS], LEAST_CHUNKS)
     beside = [(BESIDE, cost.chunk) for cost in prefill]
     return StepCosts(
         prefill=prefill,
-        mixed=measure("prefill beside decodes", beside),
-        decode=measure("decode", [(batch, 0) for batch in BATCHES]),
+        mixed=measure("prefill beside decodes", beside, LEAST_CHUNKS),
+        decode=measure("decode", [(batch, 0) for batch in BATCHES], BATCHES.index(BESIDE) + 1),
     )
 
 

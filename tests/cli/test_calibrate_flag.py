@@ -12,10 +12,10 @@ from gguf import GGMLQuantizationType
 from ridgeline.cli.calibrate import busy_warning, ceiling_lines, line_report, overall, step_lines
 from ridgeline.cli.doctor import check_calibration
 from ridgeline.cli.main import main
-from ridgeline.engine import calibrate
 from ridgeline.engine.calibrate import STAGES, Calibrated
 from ridgeline.engine.calibration import Calibration, Ceilings, Machine, ReadRate
 from ridgeline.engine.step_costs import BESIDE, StepChoice, StepCost, StepCosts
+from tests.engine.test_calibrate import measure_each_once
 from tests.models.tiny_checkpoints import packed_as, tiny_model, write_gguf
 
 FOUND = Calibration(
@@ -102,8 +102,7 @@ def test_a_tiny_model_is_calibrated_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(calibrate, "READ_SIZES", (4 << 20, 16 << 20))
-    monkeypatch.setattr(calibrate, "STAGES", dict.fromkeys(STAGES, 0.2))
+    measure_each_once(monkeypatch)
     model = tmp_path / "tiny.gguf"
     write_gguf(tiny_model("llama"), model, packed_as(GGMLQuantizationType.Q8_0))
     assert check_calibration().status == "missing"

@@ -20,6 +20,7 @@ from ridgeline.engine.calibrate import (
     best_times,
     calibrate_machine,
     calibrate_model,
+    measure_costs,
 )
 from ridgeline.engine.calibration import load_calibration, this_machine
 from ridgeline.engine.config import EngineConfig
@@ -66,6 +67,14 @@ class Watch:
             self.done.append(took)
 
         return do
+
+
+def measure_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick, and yet nothing is left out on a machine that is slow at the moment."""
+    steps = {stage: 600.0 for stage in STAGES if stage not in ("reading memory", "multiplying")}
+    monkeypatch.setattr(calibrate, "STAGES", {"reading memory": 0.0, "multiplying": 0.0, **steps})
+    monkeypatch.setattr(calibrate, "MAX_ROUNDS", 1)
+    monkeypatch.setattr(calibrate, "READ_SIZES", (4 << 20, 16 << 20))
 
 
 def quiet(_: float) -> None:
@@ -201,8 +210,7 @@ def test_a_tiny_model_is_calibrated_for_real_and_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_path: Path
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(calibrate, "READ_SIZES", (4 << 20, 16 << 20))
-    monkeypatch.setattr(calibrate, "STAGES", dict.fromkeys(STAGES, 0.3))
+    measure_each_once(monkeypatch)
     stages: list[str] = []
 
     def report(what: str, done: float) -> None:
@@ -232,12 +240,23 @@ def test_a_tiny_model_is_calibrated_for_real_and_found_again(
     assert again.choices == kept.choices, "measuring the ceilings again must keep the choices"
 
 
+@pytest.mark.parametrize("what", ["prefill", "prefill beside decodes", "decode"])
+def test_a_machine_too_slow_to_measure_is_said_and_nothing_is_chosen(
+    what: str, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage in turn has time for nothing but the smallest step."""
+    steps, _ = trial(spec)
+    monkeypatch.setattr(calibrate, "STAGES", {**dict.fromkeys(STAGES, 5.0), what: 1e-9})
+    limits = StepLimits(100e6, 23_040, 20e9, 1e12)
+    with pytest.raises(EngineError, match=rf"only 1 of \d sizes of {what} steps .* stay as they were"):
+        measure_costs(steps, limits, lambda what, done: None)
+
+
 def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(calibrate, "READ_SIZES", (4 << 20, 16 << 20))
-    monkeypatch.setattr(calibrate, "STAGES", dict.fromkeys(STAGES, 0.0))
+    measure_each_once(monkeypatch)
     with pytest.raises(EngineError, match=r"cannot be kept: .*RIDGELINE_CACHE names another"):
         calibrate_machine(1, lambda what, done: None)
