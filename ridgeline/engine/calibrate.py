@@ -259,7 +259,7 @@ def measure_costs(steps: TrialSteps, limits: StepLimits, report: Report) -> Step
         if len(times) < min(needed, len(works)):
             raise EngineError(
                 f"too slow to calibrate: in {STAGES[what]:g} s only {len(times)} of {len(works)} sizes of "
-                f"{what} steps could be measured, the largest took {times[-1]:.1f} s. Step sizes stay as they "
+                f"{what} steps could be measured, the largest in {times[-1]:.1f} s. Step sizes stay as they "
                 "were; try again when the machine is idle"
             )
         return tuple(
