@@ -72,8 +72,8 @@ class Figure:
 
 def measure_engine(
     model: str, repeats: int, threads: int | None
-) -> tuple[list[Figure], dict[str, float], float]:
-    """The figures, the limits they stand beside, and the limit of the server's output."""
+) -> tuple[list[Figure], str, dict[str, float], float]:
+    """The figures, what computed them, the limits they stand beside, and the limit of the server's output."""
     llm = LLM(model, prefix_cache=False, threads=threads, kv_tokens=16_384)
     limits = llm.engine.limits
     rng = random.Random(0)
@@ -87,7 +87,8 @@ def measure_engine(
         for batch, figure in decodes.items():
             figure.values.append(decode_rate(llm, rng, batch))
     server_context = SYSTEM_TOKENS + QUESTION_TOKENS + ANSWER_TOKENS // 2
-    return [prefill, *decodes.values()], limits, decode_limit(llm, STREAMS, server_context)
+    server_limit = decode_limit(llm, STREAMS, server_context)
+    return [prefill, *decodes.values()], llm.engine.summary, limits, server_limit
 
 
 def random_prompt(llm: LLM, rng: random.Random, length: int) -> list[int]:
@@ -112,9 +113,9 @@ def decode_rate(llm: LLM, rng: random.Random, batch: int) -> float:
 
 def decode_limit(llm: LLM, batch: int, context: int) -> float:
     """A step reads all weights and every sequence's KV, and multiplies by every weight for each row."""
-    spec, limits = llm.engine.spec, llm.engine.limits
-    dtype_bytes = 4 if llm.engine.dtype == "float32" else 2
-    step_bytes = spec.weight_bytes(dtype_bytes) + batch * context * spec.kv_bytes_per_token(dtype_bytes)
+    spec, limits, plan = llm.engine.spec, llm.engine.limits, llm.engine.plan
+    weights_bytes = limits["read_bytes_per_s"] / limits["decode_tokens_per_s"]
+    step_bytes = weights_bytes + batch * context * plan.kv_bytes / plan.kv_tokens
     seconds = max(
         step_bytes / limits["read_bytes_per_s"], batch * spec.decode_flops(context) / limits["flops_per_s"]
     )
@@ -266,7 +267,7 @@ def summarize(name: str, kind: str, rounds: list[Round]) -> dict[str, Any]:
 
 
 def print_report(console: Console, report: dict[str, Any]) -> None:
-    table = Table(title=f"engine, {report['model']}, {report['backend']}, {report['threads']} threads")
+    table = Table(title=f"engine, {report['model']}, {report['backend']}")
     for column in ("", "median", "min – max", "limit", "% of limit"):
         table.add_column(column, justify="left" if not column else "right")
     for row in report["engine"]:
@@ -307,14 +308,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench-results/engine_cpu.json"))
     parser.add_argument("--no-server", action="store_true", help="only the engine, in this process")
     args = parser.parse_args()
-    import torch
-
-    engine, limits, server_limit = measure_engine(args.model, args.repeats, args.threads)
+    engine, summary, limits, server_limit = measure_engine(args.model, args.repeats, args.threads)
     report = {
         "version": __version__,
         "model": args.model,
-        "backend": "torch float32",
-        "threads": torch.get_num_threads(),
+        "backend": summary,
         "machine": platform.processor() or platform.machine(),
         "limits": limits,
         "server_output_limit": server_limit,
