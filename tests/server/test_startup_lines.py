@@ -1,0 +1,41 @@
+"""What `ridgeline serve` prints when it is ready: what computes, where the start went, memory and limits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.messages import Hello
+from ridgeline.server.main import startup_lines
+
+HELLO = Hello(
+    pid=1,
+    model="smollm2-135m",
+    backend="native (avx512, 2 threads), weights int4 (Q4_1) and int8, KV bfloat16",
+    max_context=8192,
+    max_running=64,
+    kv_tokens=65_536,
+    vocab_size=49_152,
+    block_size=16,
+    seconds={"import": 0.2, "plan": 0.05},
+    bytes={"weights": 1 << 28, "kv": 1 << 30, "rest": 1 << 27},
+    limits={
+        "read_bytes_per_s": 40e9,
+        "flops_per_s": 900e9,
+        "decode_tokens_per_s": 410.0,
+        "prefill_tokens_per_s": 3900.0,
+    },
+    notes=("torch because of a test", "a second note"),
+)
+
+
+def test_the_lines_say_what_computes_why_and_at_what_limits():
+    lines = startup_lines(SimpleNamespace(hello=HELLO), EngineConfig(), ("127.0.0.1", 8000)).splitlines()
+    first, backend, why, second, start, memory, limits, serving = lines
+    assert "smollm2-135m" in first
+    assert backend == f"  backend  {HELLO.backend}"
+    assert (why.strip(), second.strip()) == HELLO.notes
+    assert "import 0.20 · plan 0.05 · ready" in start
+    assert "weights 0.25 · KV cache 1.00 (65,536 tokens)" in memory
+    assert "decode 410 tok/s for one stream (40.0 GB/s read) · prefill 3900 tok/s" in limits
+    assert "http://127.0.0.1:8000/v1" in serving
