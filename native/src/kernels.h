@@ -70,6 +70,7 @@ constexpr int kAttentionRows = 24;  // rows one call computes, at most: query he
 struct Kernels {
   const char* name;
   int tile_rows;  // the most rows of a tile
+  int own_rows;   // rows a kernel may read of a single tile's inputs: more than there are, where it reads whole AMX tiles
   InputKind (*input_kind)(int format, int rows, bool deterministic);
   // Converts one row of k floats; fills the padding up to inputs.k with zeros.
   void (*prepare_row)(const float* x, int k, const Inputs& inputs, int row);

@@ -40,6 +40,7 @@ inline void any_panel_product(const rl_matrix& m, int panel, const Inputs& in, f
 }
 
 #if !defined(__AMX_BF16__)
+constexpr int kOwnRows = kLinearRows;
 inline size_t panel_scratch_bytes(int) { return 64; }
 inline void start_thread() {}
 #endif
@@ -50,7 +51,7 @@ namespace ridgeline {
 
 const Kernels* RL_TABLE(RL_ISA)() {
   static const Kernels table = {
-      RL_TEXT(RL_ISA), kLinearRows, input_kind, prepare_row, any_panel_product, panel_scratch_bytes,
+      RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, any_panel_product, panel_scratch_bytes,
       rms_norm,        add_rows,    gate,       rope,        softcap,           store_key,
       store_value,     attend,      peak_operations, start_thread,
   };

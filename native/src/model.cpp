@@ -89,7 +89,8 @@ void take_buffers(rl_model& m) {
   for (int i = 0; i < d.num_layers; i++)
     m.caches.push_back({Memory(heads * m.head_bytes), Memory(heads * m.head_bytes), Memory(scales), Memory(scales)});
 
-  const size_t tokens = size_t(d.max_step_tokens), widest = std::max({m.hidden_stride, m.ffn_stride, m.attention_stride});
+  m.widest = std::max({m.hidden_stride, m.ffn_stride, m.attention_stride});
+  const size_t tokens = size_t(d.max_step_tokens), widest = size_t(m.widest);
   m.residual = Memory(tokens * m.hidden_stride * 4);
   m.qkv = Memory(tokens * m.qkv_stride * 4);
   m.attention = Memory(tokens * m.attention_stride * 4);
@@ -101,9 +102,11 @@ void take_buffers(rl_model& m) {
   m.input_scales = Memory(tokens * widest / kGroup * 4);
   m.input_sums = Memory(tokens * widest / kGroup * 4);
   m.panel_scratch = round_up64(m.kernels->panel_scratch_bytes(int(widest)));
-  // After the panel: gate and up of a panel for every token; the step lays out the rest (see Step::scratch_*).
+  m.normed_offset = m.panel_scratch + 2 * tokens * kPanel * 4;
+  m.own_inputs_offset = m.normed_offset + widest * 4;
+  const size_t own_values = widest * size_t(m.kernels->own_rows);
   for (int i = 0; i < m.pool->size(); i++)
-    m.scratch.emplace_back(m.panel_scratch + 2 * tokens * kPanel * 4 + 16 * widest * 4 + 4096);
+    m.scratch.emplace_back(m.own_inputs_offset + own_values * 5 + 2 * own_values / kGroup * 4);
 }
 
 }  // namespace

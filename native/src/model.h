@@ -38,7 +38,9 @@ struct rl_model {
   ridgeline::Memory residual, normed, qkv, attention, gated, branch;
   ridgeline::Memory input_high, input_low, input_scales, input_sums;  // prepared inputs of the next linear layer
   std::vector<ridgeline::Memory> scratch;                             // of each thread
-  size_t panel_scratch;                                               // bytes at its beginning, for panel_product
+  // What lies in it: a panel's working memory, gates and ups of a panel, a normed row, inputs of a single tile.
+  size_t panel_scratch, normed_offset, own_inputs_offset;
+  int widest;  // of the rows that enter linear layers, padded
   std::vector<ridgeline::AttentionUnit> units;
   std::vector<int32_t> row_of;  // of each token
 

@@ -13,9 +13,7 @@ namespace ridgeline {
 namespace {
 
 constexpr int kPhasesPerLayer = 12;
-// Up to so many rows, every thread prepares the inputs of a linear layer for itself: cheaper than meeting for them.
-constexpr int kPrivateRows = 2;
-
+constexpr int kRunsPerThread = 4;  // few, for long streams; several, so that a thread that lost its CPU is helped out
 class Step {
  public:
   Step(rl_model& model, const rl_step& step, float* logits)
@@ -69,7 +67,7 @@ class Step {
   }
 
   void linear(const rl_matrix& w, const Inputs& in, float* out, int stride, bool add, Place& at) {
-    each(num_panels(w.n), at, [&](int panel) {
+    each_run(num_panels(w.n), at, [&](int panel) {
       k_.panel_product(w, panel, in, out + panel * kPanel, size_t(stride), add, scratch(at));
     });
   }
@@ -91,7 +89,7 @@ class Step {
     const int tokens = step_.num_tokens;
     float* gates = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
     float* ups = gates + size_t(tokens) * kPanel;
-    each(num_panels(w.n) / 2, at, [&](int pair) {
+    each_run(num_panels(w.n) / 2, at, [&](int pair) {
       k_.panel_product(w, 2 * pair, in, gates, kPanel, false, scratch(at));
       k_.panel_product(w, 2 * pair + 1, in, ups, kPanel, false, scratch(at));
       for (int token = 0; token < tokens; token++)
@@ -168,7 +166,7 @@ class Step {
     if (!rows) return;
     const Inputs in = inputs_of(spec_.lm_head, {m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm, step_.logit_rows}, at, rows);
     const int whole = spec_.vocab / kPanel;
-    each(num_panels(spec_.vocab), at, [&](int panel) {
+    each_run(num_panels(spec_.vocab), at, [&](int panel) {
       float* out = logits_ + size_t(panel) * kPanel;
       if (panel < whole) {
         k_.panel_product(spec_.lm_head, panel, in, out, size_t(spec_.vocab), false, scratch(at));
@@ -191,18 +189,20 @@ class Step {
   Inputs inputs_of(const rl_matrix& w, const Source& source, Place& at) { return inputs_of(w, source, at, step_.num_tokens); }
 
   Inputs inputs_of(const rl_matrix& w, const Source& source, Place& at, int count) {
-    const bool own = count <= kPrivateRows;
     const int k = padded_k(w.k);
     Inputs in{k_.input_kind(w.format, count, spec_.deterministic), Tiling(count, k_.tile_rows), k,
               m_.input_high.data(), m_.input_low.data(), m_.input_scales.floats(), m_.input_sums.floats()};
-    uint8_t* spare = scratch(at) + m_.panel_scratch + 2 * size_t(spec_.max_step_tokens) * kPanel * 4;
-    float* normed = reinterpret_cast<float*>(spare);
+    // Rows of a tile are interleaved, so that one thread must write them all; and for a single tile it is cheaper that
+    // every thread makes its own than to wait for the one.
+    const bool own = in.tiling.count == 1;
+    float* normed = reinterpret_cast<float*>(scratch(at) + m_.normed_offset);
     if (own) {
-      const size_t widest = size_t(std::max({m_.hidden_stride, m_.ffn_stride, m_.attention_stride}));
-      in.high = spare + widest * 4;
-      in.low = in.high + kPrivateRows * widest * 4;
-      in.scales = reinterpret_cast<float*>(in.low + kPrivateRows * widest);
-      in.sums = in.scales + kPrivateRows * widest / kGroup;
+      uint8_t* spare = scratch(at) + m_.own_inputs_offset;
+      const size_t values = size_t(m_.widest) * k_.own_rows;
+      in.high = spare;
+      in.low = in.high + values * 4;
+      in.scales = reinterpret_cast<float*>(in.low + values);
+      in.sums = in.scales + values / kGroup;
     }
     auto prepare = [&](int row) {
       const float* x = source.rows + size_t(source.chosen ? source.chosen[row] : row) * source.stride;
@@ -212,10 +212,13 @@ class Step {
       }
       k_.prepare_row(x, source.width, in, row);
     };
+    auto prepare_tile = [&](int tile) {
+      for (int i = 0; i < in.tiling.size(tile); i++) prepare(in.tiling.first(tile) + i);
+    };
     if (own)
-      for (int row = 0; row < count; row++) prepare(row);
+      prepare_tile(0);
     else
-      each(count, at, prepare);
+      each(in.tiling.count, at, prepare_tile);
     return in;
   }
 
@@ -226,6 +229,15 @@ class Step {
     std::atomic<int>& next = counters_[at.phase++];
     for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
     m_.pool->barrier();
+  }
+
+  // The same in runs of neighbours: weights stream from memory, and a run reads them in one go.
+  template <typename Work>
+  void each_run(int count, Place& at, const Work& work) {
+    const int runs = std::min(count, m_.pool->size() * kRunsPerThread);
+    each(runs, at, [&](int run) {
+      for (int i = int(int64_t(count) * run / runs); i < int(int64_t(count) * (run + 1) / runs); i++) work(i);
+    });
   }
 
   void plan_attention() {

@@ -64,49 +64,48 @@ inline void prepare_query(const float* query, int dim, AttentionScratch& s, int 
   }
 }
 
-// Σ over `count` dwords of packed[i][lane] · x[row][i], for R rows and V vectors of lanes. Vectors are `apart` bytes
-// apart; dwords of one vector `next` bytes. Two limbs for bytes.
-template <int kKv, int R, int V>
-inline void products(F (&acc)[R][V], const uint8_t* packed, size_t next, size_t apart, int count,
-                     const uint8_t* x_high, const uint8_t* x_low, size_t x_stride) {
-  if constexpr (kKv == RL_KV_INT8) {
-    I dots[R][V];
-    for (int limb = 0; limb < 2; limb++) {
-      const uint8_t* x = limb ? x_low : x_high;
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) dots[r][v] = limb ? shift_left(dots[r][v], 7) : zero_int();
-      for (int i = 0; i < count; i++)
-        for (int v = 0; v < V; v++) {
-          const Bytes w = load_bytes(packed + i * next + v * apart);
-          for (int r = 0; r < R; r++) {
-            const int32_t inputs = load_dword(x + r * x_stride + i * 4);
-            if constexpr (kDotTakesBytes) {
-              dots[r][v] = dot(dots[r][v], w, inputs);
-            } else {
-              dots[r][v] = dot(dots[r][v], low_nibbles(w), inputs);
-              dots[r][v] = add_int(dots[r][v], shift_left(dot(zero_int(), high_nibbles(w), inputs), 4));
-            }
-          }
-        }
-    }
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) acc[r][v] = to_float(dots[r][v]);
-  } else {
-    for (int i = 0; i < count; i++)
-      for (int v = 0; v < V; v++) {
-        const Bytes w = load_bytes(packed + i * next + v * apart);
-        for (int r = 0; r < R; r++) {
-          if constexpr (kKv == RL_KV_F32) {
-            float x;
-            std::memcpy(&x, x_high + r * x_stride + i * 4, 4);
-            F weights;
-            std::memcpy(&weights, &w, sizeof w);
-            acc[r][v] = fma(weights, set(x), acc[r][v]);
-          } else {
-            acc[r][v] = dot_bf16(acc[r][v], w, load_dword(x_high + r * x_stride + i * 4));
-          }
-        }
+template <int R, int V>
+RL_INLINE inline void dot_rows(I (&dots)[R * V], const uint8_t* weights, const uint8_t* x, size_t x_stride) {
+  repeat<V>([&](auto v) RL_INLINE {
+    const Bytes w = load_bytes(weights + v * kLanes * 4);
+    repeat<R>([&](auto r) RL_INLINE {
+      if constexpr (kDotTakesBytes) {
+        dots[r * V + v] = dot(dots[r * V + v], w, x + r * x_stride);
+      } else {
+        const I high = dot(zero_int(), high_nibbles(w), x + r * x_stride);
+        dots[r * V + v] = add_int(dot(dots[r * V + v], low_nibbles(w), x + r * x_stride), shift_left(high, 4));
       }
+    });
+  });
+}
+
+// acc[r · V + v] += Σ over `count` dwords of packed[i][lanes of vector v] · x[row r][i]. Vectors are kLanes dwords apart,
+// dwords of one vector `next` bytes. Bytes are multiplied with both limbs; the sum is exact, acc is overwritten.
+template <int kKv, int R, int V>
+RL_INLINE inline void products(F (&acc)[R * V], const uint8_t* packed, size_t next, int count, const uint8_t* x_high,
+                               const uint8_t* x_low, size_t x_stride) {
+  if constexpr (kKv == RL_KV_INT8) {
+    I dots[R * V];
+    repeat<R * V>([&](auto j) RL_INLINE { dots[j] = zero_int(); });
+    for (int i = 0; i < count; i++) dot_rows<R, V>(dots, packed + i * next, x_high + i * 4, x_stride);
+    repeat<R * V>([&](auto j) RL_INLINE { dots[j] = shift_left(dots[j], 7); });
+    for (int i = 0; i < count; i++) dot_rows<R, V>(dots, packed + i * next, x_low + i * 4, x_stride);
+    repeat<R * V>([&](auto j) RL_INLINE { acc[j] = to_float(dots[j]); });
+  } else {
+    for (int i = 0; i < count; i++) {
+      const uint8_t *weights = packed + i * next, *x = x_high + i * 4;
+      if constexpr (kKv == RL_KV_F32) {
+        repeat<R * V>([&](auto j) RL_INLINE {
+          acc[j] = fma(load(reinterpret_cast<const float*>(weights) + j % V * kLanes),
+                       set(*reinterpret_cast<const float*>(x + j / V * x_stride)), acc[j]);
+        });
+      } else {
+        repeat<V>([&](auto v) RL_INLINE {
+          const Bytes w = load_bytes(weights + v * kLanes * 4);
+          repeat<R>([&](auto r) RL_INLINE { acc[r * V + v] = dot_bf16(acc[r * V + v], w, x + r * x_stride); });
+        });
+      }
+    }
   }
 }
 
@@ -115,20 +114,18 @@ template <int kKv, int R>
 inline void block_scores(const KvHead& kv, int block, AttentionScratch& s, int row, int at) {
   const uint8_t* keys = kv.keys + size_t(block) * kv.block_bytes;
   const int dwords = kv.head_dim / KvLayout<kKv>::kPack;
-  F acc[R][kHalves];
-  for (auto& a : acc)
-    for (auto& v : a) v = zero();
-  products<kKv, R, kHalves>(acc, keys, kBlock * 4, kLanes * 4, dwords, s.queries[0][row], s.queries[1][row],
-                            sizeof s.queries[0][0]);
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < kHalves; v++) {
-      F value = acc[r][v];
-      if constexpr (kKv == RL_KV_INT8) {  // (Σ q·(k + 128) · scale - 128 · Σ q · scale) · key scale
-        value = fma(value, set(s.query_scale[row + r]), set(-128.0f * s.query_sum[row + r]));
-        value = mul(value, load(kv.key_scales + size_t(block) * kv.scale_stride + v * kLanes));
-      }
-      store(&s.scores[row + r][at + v * kLanes], value);
+  F acc[R * kHalves];
+  repeat<R * kHalves>([&](auto j) RL_INLINE { acc[j] = zero(); });
+  products<kKv, R, kHalves>(acc, keys, kBlock * 4, dwords, s.queries[0][row], s.queries[1][row], sizeof s.queries[0][0]);
+  repeat<R * kHalves>([&](auto j) RL_INLINE {
+    constexpr int r = j / kHalves, lane = j % kHalves * kLanes;
+    F value = acc[j];
+    if constexpr (kKv == RL_KV_INT8) {  // (Σ q·(k + 128) · scale - 128 · Σ q · scale) · key scale
+      value = fma(value, set(s.query_scale[row + r]), set(-128.0f * s.query_sum[row + r]));
+      value = mul(value, load(kv.key_scales + size_t(block) * kv.scale_stride + lane));
     }
+    store(&s.scores[row + r][at + lane], value);
+  });
 }
 
 // Masks, scales and exponentiates one row of a chunk that begins at position `base`, and moves its running maximum.
@@ -181,34 +178,33 @@ inline void chunk_softmax(const KvHead& kv, const AttentionRow& row, AttentionSc
 template <int kKv, int R, int V>
 inline void chunk_values(const KvHead& kv, AttentionScratch& s, int row, int base, int valid, int at) {
   constexpr int kPack = KvLayout<kKv>::kPack, kPerBlock = kBlock / kPack;  // dwords of a block
+  constexpr size_t kRowBytes = sizeof s.weights[0][0];
   const size_t next = size_t(kv.head_dim) * 4, offset = size_t(at) * 4;
-  F acc[R][V];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) acc[r][v] = mul(load(&s.out[row + r][at + v * kLanes]), set(s.correction[row + r]));
+  F acc[R * V];
+  repeat<R * V>([&](auto j) RL_INLINE {
+    acc[j] = mul(load(&s.out[row + j / V][at + j % V * kLanes]), set(s.correction[row + j / V]));
+  });
   for (int done = 0; done < valid; done += kBlock) {
     const uint8_t* values = kv.values + size_t(kv.block_table[(base + done) / kBlock]) * kv.block_bytes + offset;
     const int tokens = std::min(kBlock, valid - done), whole = tokens / kPack;
     const uint8_t* x = s.weights[0][row] + done / kPack * 4;
     if constexpr (kKv == RL_KV_INT8) {  // bytes beyond the last token are multiplied with zeros, exactly
-      F part[R][V];
-      products<kKv, R, V>(part, values, next, kLanes * 4, kPerBlock, x, s.weights[1][row] + done / kPack * 4, sizeof s.weights[0][0]);
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) acc[r][v] = fma(part[r][v], set(s.weight_scale[row + r]), acc[r][v]);
+      F part[R * V];
+      products<kKv, R, V>(part, values, next, kPerBlock, x, s.weights[1][row] + done / kPack * 4, kRowBytes);
+      repeat<R * V>([&](auto j) RL_INLINE { acc[j] = fma(part[j], set(s.weight_scale[row + j / V]), acc[j]); });
     } else {
-      products<kKv, R, V>(acc, values, next, kLanes * 4, whole, x, x, sizeof s.weights[0][0]);
+      products<kKv, R, V>(acc, values, next, whole, x, x, kRowBytes);
       if (kKv == RL_KV_BF16 && tokens % 2)  // the odd one's neighbour may hold anything
-        for (int v = 0; v < V; v++) {
-          const Bytes w = low_halves(load_bytes(values + whole * next + size_t(v) * kLanes * 4));
-          for (int r = 0; r < R; r++)
-            acc[r][v] = dot_bf16(acc[r][v], w, load_dword(x + r * sizeof s.weights[0][0] + whole * 4) & 0xffff);
-        }
+        repeat<V>([&](auto v) RL_INLINE {
+          const Bytes w = low_halves(load_bytes(values + whole * next + v * kLanes * 4));
+          repeat<R>([&](auto r) RL_INLINE { acc[r * V + v] = dot_bf16(acc[r * V + v], w, x + r * kRowBytes + whole * 4); });
+        });
     }
   }
-  if constexpr (kKv == RL_KV_INT8)
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) acc[r][v] = add(acc[r][v], set(-128.0f * s.weight_sum[row + r]));
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(&s.out[row + r][at + v * kLanes], acc[r][v]);
+  repeat<R * V>([&](auto j) RL_INLINE {
+    if constexpr (kKv == RL_KV_INT8) acc[j] = add(acc[j], set(-128.0f * s.weight_sum[row + j / V]));
+    store(&s.out[row + j / V][at + j % V * kLanes], acc[j]);
+  });
 }
 
 template <int kKv, int R>

@@ -55,7 +55,7 @@ void bf16_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
     for (int r = 0; r < R; r++) acc[r] = zero();
     for (int i = 0; i < k; i += 2, weights += kPanel * 4, x += R * 4) {
       const Bytes w = load_bytes(weights);
-      for (int r = 0; r < R; r++) acc[r] = dot_bf16(acc[r], w, load_dword(x + r * 4));
+      for (int r = 0; r < R; r++) acc[r] = dot_bf16(acc[r], w, x + r * 4);
     }
     finish<R>(acc, bias, lane, out, stride, add_to);
   }
@@ -65,16 +65,18 @@ void bf16_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
 template <int R, bool kFourBit>
 inline void group_dots(I (&dots)[R], const uint8_t* quants, const uint8_t* x) {
   if constexpr (kFourBit) {
+#pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       const Bytes w = load_bytes(quants + j * kPanel * 4);
       const Bytes low = low_nibbles(w), high = high_nibbles(w);
-      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], low, load_dword(x + (2 * j * R + r) * 4));
-      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], high, load_dword(x + ((2 * j + 1) * R + r) * 4));
+      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], low, x + (2 * j * R + r) * 4);
+      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], high, x + ((2 * j + 1) * R + r) * 4);
     }
   } else if constexpr (kDotTakesBytes) {
+#pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
       const Bytes w = load_bytes(quants + j * kPanel * 4);
-      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], w, load_dword(x + (j * R + r) * 4));
+      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], w, x + (j * R + r) * 4);
     }
   } else {
     I tops[R];
@@ -83,7 +85,7 @@ inline void group_dots(I (&dots)[R], const uint8_t* quants, const uint8_t* x) {
       const Bytes w = load_bytes(quants + j * kPanel * 4);
       const Bytes low = low_nibbles(w), high = high_nibbles(w);
       for (int r = 0; r < R; r++) {
-        const int32_t inputs = load_dword(x + (j * R + r) * 4);
+        const uint8_t* inputs = x + (j * R + r) * 4;
         dots[r] = dot(dots[r], low, inputs);
         tops[r] = dot(tops[r], high, inputs);
       }
@@ -106,19 +108,26 @@ inline void load_scale(const uint8_t* panel, size_t minima, int index, F* scale,
   }
 }
 
+// Weights are asked for this many bytes before they are needed, evenly over all sections and across the ends of panels,
+// which the hardware's own prefetching does not see: 30 instead of 11 GB/s from memory for one row on a Zen 4 core.
+constexpr size_t kAhead = 8192;
+
 template <int R, int kFormat, bool kTwoLimbs>
 void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
   constexpr bool kFourBit = kFormat <= RL_Q4_FM;
   constexpr size_t kGroupBytes = ridgeline::group_quant_bytes(kFourBit);
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const int groups = k / kGroup;
+  const size_t share = ridgeline::panel_bytes(kFormat, k) / size_t(groups);
   for (int lane = 0; lane < kPanel; lane += kLanes) {
     const uint8_t* quants = panel + ridgeline::quants_offset(kFormat, k) + lane * 4;
     const uint8_t *high = in.high, *low = in.low;
     const float *scales = in.scales, *sums = in.sums;
+    const uint8_t* ahead = panel + kAhead;
     F acc[R];
     for (int r = 0; r < R; r++) acc[r] = zero();
     for (int g = 0; g < groups; g++) {
+      for (; ahead < panel + kAhead + size_t(g + 1) * share; ahead += 64) prefetch(ahead);
       I dots[R];
       for (int r = 0; r < R; r++) dots[r] = zero_int();
       group_dots<R, kFourBit>(dots, quants, high);

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kTile = 16;      // rows of a tile
 constexpr int kTileSums = 6;   // tiles that hold sums
+constexpr int kOwnRows = kTile;
+static_assert(kLinearRows <= kOwnRows);
 
 // Below so many rows the vector kernels are faster: a tile costs the same for one row as for sixteen, and expanding a
 // panel costs about as much as multiplying it with sixteen rows.

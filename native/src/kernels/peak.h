@@ -12,18 +12,18 @@ constexpr int kChains = 12;  // independent accumulators: more than latency time
 inline double vector_operations(int kind, int64_t rounds) {
   F floats[kChains];
   I ints[kChains];
-  for (int c = 0; c < kChains; c++) floats[c] = set(float(c)), ints[c] = set_int(c);
+  repeat<kChains>([&](auto c) RL_INLINE { floats[c] = set(float(c)), ints[c] = set_int(c); });
   const F w = set(1.0000001f);
   Bytes bytes;
   std::memset(&bytes, 1, sizeof bytes);
-  for (int64_t i = 0; i < rounds; i++)
-    for (int c = 0; c < kChains; c++) {
-      if (kind == RL_PEAK_F32) floats[c] = fma(floats[c], w, w);
-      else if (kind == RL_PEAK_BF16) floats[c] = dot_bf16(floats[c], bytes, int32_t(i));
-      else ints[c] = dot(ints[c], bytes, int32_t(i));
-    }
+  alignas(4) uint8_t inputs[4] = {1, 0, 1, 0};
+  for (int64_t i = 0; i < rounds; i++) {
+    if (kind == RL_PEAK_F32) repeat<kChains>([&](auto c) RL_INLINE { floats[c] = fma(floats[c], w, w); });
+    else if (kind == RL_PEAK_BF16) repeat<kChains>([&](auto c) RL_INLINE { floats[c] = dot_bf16(floats[c], bytes, inputs); });
+    else repeat<kChains>([&](auto c) RL_INLINE { ints[c] = dot(ints[c], bytes, inputs); });
+  }
   F all = zero();
-  for (int c = 0; c < kChains; c++) all = add(all, add(floats[c], to_float(ints[c])));
+  repeat<kChains>([&](auto c) RL_INLINE { all = add(all, add(floats[c], to_float(ints[c]))); });
   volatile float keep = sum(all);
   (void)keep;
   const double per_lane = kind == RL_PEAK_F32 ? 2 : kind == RL_PEAK_BF16 ? 4 : 8;

@@ -8,8 +8,21 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "../formats.h"
+
+namespace {
+
+typedef int32_t Dword __attribute__((may_alias, aligned(1)));
+
+inline int32_t load_dword(const void* at) {
+  int32_t value;
+  std::memcpy(&value, at, 4);
+  return value;
+}
+
+}  // namespace
 
 #if defined(__AVX512F__)
 #include "simd_avx512.h"
@@ -21,13 +34,19 @@
 
 namespace {
 
-constexpr int kHalves = ridgeline::kPanel / kLanes;  // vectors that make up the 16 outputs of a panel
-
-inline int32_t load_dword(const void* at) {
-  int32_t value;
-  std::memcpy(&value, at, 4);
-  return value;
+// Writes work(0), work(1), … work(N - 1) out, with constant indices from the start: accumulators in arrays then live in
+// registers whatever the optimizer thinks of the loops around them.
+#define RL_INLINE __attribute__((always_inline))
+template <typename Work, int... kIndex>
+RL_INLINE inline void write_out(const Work& work, std::integer_sequence<int, kIndex...>) {
+  (work(std::integral_constant<int, kIndex>{}), ...);
 }
+template <int N, typename Work>
+RL_INLINE inline void repeat(const Work& work) {
+  write_out(work, std::make_integer_sequence<int, N>{});
+}
+
+constexpr int kHalves = ridgeline::kPanel / kLanes;  // vectors that make up the 16 outputs of a panel
 
 // e to the power x, for x ≤ 0: relative error below 2e-7, exactly 0 below -87.
 inline F exp_negative(F x) {

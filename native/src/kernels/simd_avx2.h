@@ -61,13 +61,13 @@ inline Bytes high_nibbles(Bytes a) { return _mm256_and_si256(_mm256_srli_epi16(a
 // Weights must be below 129: two products of a larger byte would overflow the 16 bits they are added in. Kernels give
 // whole bytes as two nibbles.
 constexpr bool kDotTakesBytes = false;
-inline I dot(I acc, Bytes weights, int32_t inputs) {
-  const I pairs = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(inputs));
+inline I dot(I acc, Bytes weights, const uint8_t* inputs) {
+  const I pairs = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(load_dword(inputs)));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-inline F dot_bf16(F acc, Bytes weights, int32_t inputs) {
-  const I pair = _mm256_set1_epi32(inputs), high = _mm256_set1_epi32(int32_t(0xffff0000));
+inline F dot_bf16(F acc, Bytes weights, const uint8_t* inputs) {
+  const I pair = _mm256_set1_epi32(load_dword(inputs)), high = _mm256_set1_epi32(int32_t(0xffff0000));
   acc = fma(_mm256_castsi256_ps(_mm256_slli_epi32(weights, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), acc);
   return fma(_mm256_castsi256_ps(_mm256_and_si256(weights, high)), _mm256_castsi256_ps(_mm256_and_si256(pair, high)), acc);
 }

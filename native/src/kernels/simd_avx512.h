@@ -49,18 +49,23 @@ inline F inside(F value, int base, int first, int last, float other) {
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
-// acc[lane] += Σ of 4 unsigned weights · 4 signed inputs; the inputs are the same for every lane.
+// acc[lane] += Σ of 4 unsigned weights · 4 signed inputs; the inputs, a dword in memory, are the same for every lane.
+// In assembler: GCC 12 knows no broadcast from memory for these two and would spend a register and an instruction on it.
 constexpr bool kDotTakesBytes = true;
-inline I dot(I acc, Bytes weights, int32_t inputs) { return _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(inputs)); }
+inline I dot(I acc, Bytes weights, const uint8_t* inputs) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*reinterpret_cast<const Dword*>(inputs)));
+  return acc;
+}
 
 // acc[lane] += Σ of 2 bf16 weights · 2 bf16 inputs.
 #if defined(__AVX512BF16__)
-inline F dot_bf16(F acc, Bytes weights, int32_t inputs) {
-  return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(inputs));
+inline F dot_bf16(F acc, Bytes weights, const uint8_t* inputs) {
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*reinterpret_cast<const Dword*>(inputs)));
+  return acc;
 }
 #else
-inline F dot_bf16(F acc, Bytes weights, int32_t inputs) {
-  const I pair = _mm512_set1_epi32(inputs), high = _mm512_set1_epi32(int32_t(0xffff0000));
+inline F dot_bf16(F acc, Bytes weights, const uint8_t* inputs) {
+  const I pair = _mm512_set1_epi32(load_dword(inputs)), high = _mm512_set1_epi32(int32_t(0xffff0000));
   acc = fma(_mm512_castsi512_ps(_mm512_slli_epi32(weights, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)), acc);
   return fma(_mm512_castsi512_ps(_mm512_and_si512(weights, high)), _mm512_castsi512_ps(_mm512_and_si512(pair, high)), acc);
 }

@@ -1,5 +1,8 @@
 // Any machine with a C++ compiler that knows vector types (GCC, Clang): 4 lanes, which is NEON's and SSE2's width.
 #pragma once
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace {
 
@@ -20,8 +23,10 @@ inline F load(const float* p) {
   return x;
 }
 inline void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
-inline F load_half(const uint16_t* p) {
-  return F{ridgeline::from_half(p[0]), ridgeline::from_half(p[1]), ridgeline::from_half(p[2]), ridgeline::from_half(p[3])};
+inline F load_half(const uint16_t* p) {  // finite ones: the exponent's offset is mended by a multiplication
+  const U bits = U{p[0], p[1], p[2], p[3]};
+  const F value = (F)((bits & 0x7fffu) << 13) * set(5.192296858534828e33f);  // 2^112
+  return (F)((U)value | (bits & 0x8000u) << 16);
 }
 inline F add(F a, F b) { return a + b; }
 inline F sub(F a, F b) { return a - b; }
@@ -61,12 +66,23 @@ inline Bytes load_bytes(const uint8_t* p) {
 inline Bytes low_nibbles(Bytes a) { return a & 15; }
 inline Bytes high_nibbles(Bytes a) { return a >> 4; }
 constexpr bool kDotTakesBytes = true;
-inline I dot(I acc, Bytes weights, int32_t inputs) {
-  const I w = (I)weights;
-  const int8_t a = int8_t(inputs), b = int8_t(inputs >> 8), c = int8_t(inputs >> 16), d = int8_t(inputs >> 24);
-  acc += (w & 255) * a + ((w >> 8) & 255) * b;
-  return acc + (((w >> 16) & 255) * c + ((I)((U)w >> 24)) * d);
+#if defined(__SSE2__)  // every x86-64: pairs of 16-bit products are added in one instruction
+inline I dot(I acc, Bytes weights, const uint8_t* inputs) {
+  const int8_t* x = reinterpret_cast<const int8_t*>(inputs);
+  const I w = (I)weights, bytes = set_int(0x00ff00ff);
+  const I even = set_int(uint16_t(int16_t(x[0])) | int32_t(uint32_t(uint16_t(int16_t(x[2]))) << 16));
+  const I odd = set_int(uint16_t(int16_t(x[1])) | int32_t(uint32_t(uint16_t(int16_t(x[3]))) << 16));
+  acc += (I)_mm_madd_epi16((__m128i)(w & bytes), (__m128i)even);
+  return acc + (I)_mm_madd_epi16((__m128i)((w >> 8) & bytes), (__m128i)odd);
 }
+#else
+inline I dot(I acc, Bytes weights, const uint8_t* inputs) {
+  const int8_t* x = reinterpret_cast<const int8_t*>(inputs);
+  const I w = (I)weights;
+  acc += (w & 255) * x[0] + ((w >> 8) & 255) * x[1];
+  return acc + (((w >> 16) & 255) * x[2] + ((w >> 24) & 255) * x[3]);
+}
+#endif
 
 inline float low_float(int32_t pair) {
   const uint32_t bits = uint32_t(pair) << 16;
@@ -80,7 +96,8 @@ inline float high_float(int32_t pair) {
   std::memcpy(&x, &bits, 4);
   return x;
 }
-inline F dot_bf16(F acc, Bytes weights, int32_t inputs) {
+inline F dot_bf16(F acc, Bytes weights, const uint8_t* from) {
+  const int32_t inputs = load_dword(from);
   acc = fma((F)((U)weights << 16), set(low_float(inputs)), acc);
   return fma((F)((U)weights & 0xffff0000u), set(high_float(inputs)), acc);
 }
