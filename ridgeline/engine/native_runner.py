@@ -76,6 +76,8 @@ def _block_tables(rows: list[StepRow]) -> Ints:
 
 
 def _logit_rows(rows: list[StepRow], query_starts: Ints) -> Ints:
+    if all(row.samplers and not row.prompt_logprobs for row in rows):  # nearly every step
+        return query_starts[1:] - 1
     wanted: list[int] = []
     for row, begin in zip(rows, query_starts.tolist(), strict=False):  # one more start than rows: the end
         first = logits_from(row)
