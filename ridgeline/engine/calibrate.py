@@ -37,7 +37,7 @@ from ridgeline.ops.cpu import library
 from ridgeline.ops.cpu.library import NativeError, NativeUnavailable, Peak
 
 MIB = 1 << 20
-READ_SIZES = tuple(size * MIB for size in (4, 16, 32, 64, 96, 128, 256, 512))  # caches, then memory
+READ_SIZES = tuple(size * MIB for size in (16, 32, 64, 96, 128, 256, 512))  # caches, then memory
 PEAKS = {"float32": Peak.F32, "bfloat16": Peak.BF16, "int8": Peak.INT8}
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -4,7 +4,7 @@
 processor better; a smaller one keeps those waiting less who decode beside it. The rules, in their order:
 
 1. the smallest chunk with 95 % of the best prefill rate;
-2. but no larger than a full step may last: 8 times as long as a step of 8 decodes alone;
+2. but no larger than a full step may last: 8 times as long as a step of 8 decodes alone, or 0.2 s;
 3. but never a chunk with less than 75 % of the best prefill rate.
 
 A step that took longer than a larger one was disturbed, so the larger one's time counts for it.
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 ENOUGH = 0.95  # of the best prefill rate
 LEAST = 0.75
 STRETCH = 8.0  # how many times its own step a decode may wait while others prefill
+UNNOTICED_S = 0.2  # but a wait this short is always allowed: about the pace of reading
 BESIDE = 8  # decodes that run beside a prefill where waiting is counted
 MAX_DECODES = 64  # what a step has room for beside a full chunk; the engine's default of sequences
 
@@ -124,17 +125,17 @@ def choose_steps(costs: StepCosts) -> StepChoice:
     costs = undisturbed(costs)
     best = max(cost.tokens_per_s for cost in costs.prefill)
     share = {cost.chunk: cost.tokens_per_s / best for cost in costs.prefill}
-    most_s = STRETCH * seconds_at(costs.decode, BESIDE)
+    most_s = max(STRETCH * seconds_at(costs.decode, BESIDE), UNNOTICED_S)
     enough = min(chunk for chunk in share if share[chunk] >= ENOUGH)
     quick = [chunk for chunk in share if _full_step_s(costs, chunk) <= most_s]
     if enough in quick:
         return _choice(costs, enough, share[enough], "the smallest chunk with 95 % of the best prefill rate")
     chunk = max((chunk for chunk in quick if share[chunk] >= LEAST), default=None)
     if chunk is not None:
-        why = f"the largest whose full step lasts at most {STRETCH:g} steps of {BESIDE} decodes"
+        why = f"the largest chunk whose full step lasts at most {1000 * most_s:.0f} ms"
         return _choice(costs, chunk, share[chunk], why)
     chunk = min(chunk for chunk in share if share[chunk] >= LEAST)
-    why = f"no chunk with 75 % of the best prefill rate keeps a full step under {STRETCH:g} decode steps"
+    why = f"no chunk with 75 % of the best prefill rate keeps a full step under {1000 * most_s:.0f} ms"
     return _choice(costs, chunk, share[chunk], why)
 
 
