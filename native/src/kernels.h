@@ -44,7 +44,8 @@ struct Inputs {
   uint8_t* high;   // the values, or their high limbs
   uint8_t* low;    // low limbs
   float* scales;   // [tile][group][row of the tile]
-  float* sums;     // sum of the group's inputs, laid out like the scales
+  float* sums;     // sum of the group's inputs, laid out like the scales; with an offset: of their integers, times it
+  int32_t offset;  // weights are scale · (q + offset) throughout; 0: they have minima of their own
 };
 
 // What the attention of one KV head of one sequence reads. Blocks hold 16 tokens:
@@ -74,8 +75,10 @@ struct Kernels {
   InputKind (*input_kind)(int format, int rows, bool deterministic);
   // Converts one row of k floats; fills the padding up to inputs.k with zeros.
   void (*prepare_row)(const float* x, int k, const Inputs& inputs, int row);
-  // out[row · stride + 0 … 15] = (add: +=) inputs times one panel, with its bias.
-  void (*panel_product)(const rl_matrix&, int panel, const Inputs&, float* out, size_t stride, bool add, uint8_t* scratch);
+  // out[row · stride + 0 … 15] = (add: +=) inputs times one panel, with its bias, for the rows of tiles [first, end).
+  void (*panel_product)(const rl_matrix&, int panel, const Inputs&, int first, int end, float* out, size_t stride, bool add,
+                        uint8_t* scratch);
+  size_t input_block_bytes;  // inputs that stay in the second-level cache while panel after panel passes over them
   size_t (*panel_scratch_bytes)(int k);
 
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);

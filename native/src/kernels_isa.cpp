@@ -29,18 +29,21 @@ inline InputKind input_kind(int format, int rows, bool deterministic) {
   return deterministic || rows <= kRowsWithTwoLimbs ? InputKind::Int16 : InputKind::Int8;
 }
 
-inline void any_panel_product(const rl_matrix& m, int panel, const Inputs& in, float* out, size_t stride, bool add_to,
-                              uint8_t* scratch) {
+inline void any_panel_product(const rl_matrix& m, int panel, const Inputs& in, int first, int end, float* out, size_t stride,
+                              bool add_to, uint8_t* scratch) {
 #if defined(__AMX_BF16__)
-  if (in.kind == InputKind::Bf16Rows || in.kind == InputKind::Int16Rows)
-    return amx_panel_product(m, panel, in, out, stride, add_to, scratch);
+  if (in.kind == InputKind::Bf16Rows || in.kind == InputKind::Int16Rows) {
+    const int end_row = end == in.tiling.count ? in.tiling.rows : in.tiling.first(end);
+    return amx_panel_product(m, panel, in, in.tiling.first(first), end_row, out, stride, add_to, scratch);
+  }
 #endif
   (void)scratch;
-  panel_product(m, panel, in, out, stride, add_to);
+  panel_product(m, panel, in, first, end, out, stride, add_to);
 }
 
 #if !defined(__AMX_BF16__)
 constexpr int kOwnRows = kLinearRows;
+constexpr size_t kInputBlockBytes = 384 << 10;
 inline size_t panel_scratch_bytes(int) { return 64; }
 inline void start_thread() {}
 #endif
@@ -51,7 +54,7 @@ namespace ridgeline {
 
 const Kernels* RL_TABLE(RL_ISA)() {
   static const Kernels table = {
-      RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, any_panel_product, panel_scratch_bytes,
+      RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, any_panel_product, kInputBlockBytes, panel_scratch_bytes,
       rms_norm,        add_rows,    gate,       rope,        softcap,           store_key,
       store_value,     attend,      peak_operations, start_thread,
   };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "errors.h"
@@ -108,6 +109,19 @@ Group quantize_group(int format, const float* values, int count, float largest) 
   for (int i = 0; i < kGroup; i++)
     g.quants[i] = i < count ? quantized(values[i], g.scale, g.minimum, top) : uint8_t(0);
   return g;
+}
+
+// The largest weight whose scale and minimum are finite as the format stores them.
+float largest_weight(int format) {
+  constexpr float kHalfMax = 65504.0f, kFloatMax = std::numeric_limits<float>::max();
+  switch (format) {
+    case RL_F32: return kFloatMax;
+    case RL_BF16: return 0x1.fep127f;
+    case RL_Q4_H: return 8 * kHalfMax;
+    case RL_Q4_HM: return kHalfMax;
+    case RL_Q8_H: return 127 * kHalfMax;
+    default: return kFloatMax / 4;  // a group's range is twice its largest weight
+  }
 }
 
 void pack_float_row(int format, int n_row, int k, const float* values, uint8_t* out) {
@@ -244,6 +258,9 @@ extern "C" int rl_pack_float(int32_t format, int32_t n, int32_t k, const float* 
     for (int i = 0; i < k; i++)
       if (!std::isfinite(values[i]))
         return fail("row " + std::to_string(row) + ", column " + std::to_string(i) + " is not finite");
+      else if (std::fabs(values[i]) > largest_weight(format))
+        return fail("row " + std::to_string(row) + ", column " + std::to_string(i) + ": " + std::to_string(values[i]) +
+                    " is too large for format " + std::to_string(format));
     pack_float_row(format, row, k, values, out);
   }
   return 0;
@@ -283,7 +300,7 @@ extern "C" int rl_unpack(const rl_matrix* matrix, int32_t first, int32_t count, 
   if (!known_format(matrix->format) || !valid_shape(matrix->n, matrix->k) || !matrix->data)
     return fail("not a packed matrix");
   if (first < 0 || count < 0 || first > matrix->n - count)
-    return fail("rows " + std::to_string(first) + " to " + std::to_string(first + count) + " of a matrix of " +
+    return fail("rows " + std::to_string(first) + " to " + std::to_string(int64_t(first) + count) + " of a matrix of " +
                 std::to_string(matrix->n));
   for (int row = 0; row < count; row++)
     for (int column = 0; column < matrix->k; column++)

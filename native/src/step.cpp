@@ -67,8 +67,8 @@ class Step {
   }
 
   void linear(const rl_matrix& w, const Inputs& in, float* out, int stride, bool add, Place& at) {
-    each_run(num_panels(w.n), at, [&](int panel) {
-      k_.panel_product(w, panel, in, out + panel * kPanel, size_t(stride), add, scratch(at));
+    each_run(num_panels(w.n), in, at, [&](int panel, int first, int end) {
+      k_.panel_product(w, panel, in, first, end, out + panel * kPanel, size_t(stride), add, scratch(at));
     });
   }
 
@@ -86,13 +86,12 @@ class Step {
 
   // Panels of gate and up alternate in the packed matrix, so that both halves of an output meet in one place.
   void gated_mlp(const rl_matrix& w, const Inputs& in, Place& at) {
-    const int tokens = step_.num_tokens;
     float* gates = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
-    float* ups = gates + size_t(tokens) * kPanel;
-    each_run(num_panels(w.n) / 2, at, [&](int pair) {
-      k_.panel_product(w, 2 * pair, in, gates, kPanel, false, scratch(at));
-      k_.panel_product(w, 2 * pair + 1, in, ups, kPanel, false, scratch(at));
-      for (int token = 0; token < tokens; token++)
+    float* ups = gates + size_t(step_.num_tokens) * kPanel;
+    each_run(num_panels(w.n) / 2, in, at, [&](int pair, int first, int end) {
+      k_.panel_product(w, 2 * pair, in, first, end, gates, kPanel, false, scratch(at));
+      k_.panel_product(w, 2 * pair + 1, in, first, end, ups, kPanel, false, scratch(at));
+      for (int token = in.tiling.first(first); token < in.tiling.first(end); token++)
         k_.gate(spec_.activation, gates + token * kPanel, ups + token * kPanel, kPanel,
                 m_.gated.floats() + size_t(token) * m_.ffn_stride + pair * kPanel);
     });
@@ -166,18 +165,18 @@ class Step {
     if (!rows) return;
     const Inputs in = inputs_of(spec_.lm_head, {m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm, step_.logit_rows}, at, rows);
     const int whole = spec_.vocab / kPanel;
-    each_run(num_panels(spec_.vocab), at, [&](int panel) {
+    each_run(num_panels(spec_.vocab), in, at, [&](int panel, int first, int end) {
       float* out = logits_ + size_t(panel) * kPanel;
       if (panel < whole) {
-        k_.panel_product(spec_.lm_head, panel, in, out, size_t(spec_.vocab), false, scratch(at));
+        k_.panel_product(spec_.lm_head, panel, in, first, end, out, size_t(spec_.vocab), false, scratch(at));
       } else {  // the last panel is wider than the vocabulary
         float* padded = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
-        k_.panel_product(spec_.lm_head, panel, in, padded, kPanel, false, scratch(at));
-        for (int row = 0; row < rows; row++)
+        k_.panel_product(spec_.lm_head, panel, in, first, end, padded, kPanel, false, scratch(at));
+        for (int row = in.tiling.first(first); row < in.tiling.first(end); row++)
           std::memcpy(out + size_t(row) * spec_.vocab, padded + row * kPanel, size_t(spec_.vocab - whole * kPanel) * 4);
       }
       if (spec_.logit_softcap > 0)
-        for (int row = 0; row < rows; row++)
+        for (int row = in.tiling.first(first); row < in.tiling.first(end); row++)
           k_.softcap(out + size_t(row) * spec_.vocab, std::min(kPanel, spec_.vocab - panel * kPanel), spec_.logit_softcap);
     });
   }
@@ -191,7 +190,8 @@ class Step {
   Inputs inputs_of(const rl_matrix& w, const Source& source, Place& at, int count) {
     const int k = padded_k(w.k);
     Inputs in{k_.input_kind(w.format, count, spec_.deterministic), Tiling(count, k_.tile_rows), k,
-              m_.input_high.data(), m_.input_low.data(), m_.input_scales.floats(), m_.input_sums.floats()};
+              m_.input_high.data(), m_.input_low.data(), m_.input_scales.floats(), m_.input_sums.floats(),
+              group_offset(w.format)};
     // Rows of a tile are interleaved, so that one thread must write them all; and for a single tile it is cheaper that
     // every thread makes its own than to wait for the one.
     const bool own = in.tiling.count == 1;
@@ -231,12 +231,17 @@ class Step {
     m_.pool->barrier();
   }
 
-  // The same in runs of neighbours: weights stream from memory, and a run reads them in one go.
+  // The panels of a linear layer, in runs of neighbours: weights stream from memory, and a run reads them in one go. Many
+  // rows are taken in blocks that stay in cache while the run's panels pass over them. work(panel, first tile, end tile)
   template <typename Work>
-  void each_run(int count, Place& at, const Work& work) {
+  void each_run(int count, const Inputs& in, Place& at, const Work& work) {
     const int runs = std::min(count, m_.pool->size() * kRunsPerThread);
+    const size_t row_bytes = size_t(in.k) * (in.kind == InputKind::Float ? 4 : in.kind == InputKind::Int8 ? 1 : 2);
+    const int block = int(std::max(size_t(1), k_.input_block_bytes / (row_bytes * size_t(k_.tile_rows))));
     each(runs, at, [&](int run) {
-      for (int i = int(int64_t(count) * run / runs); i < int(int64_t(count) * (run + 1) / runs); i++) work(i);
+      const int begin = int(int64_t(count) * run / runs), end = int(int64_t(count) * (run + 1) / runs);
+      for (int tile = 0; tile < in.tiling.count; tile += block)
+        for (int panel = begin; panel < end; panel++) work(panel, tile, std::min(tile + block, in.tiling.count));
     });
   }
 

@@ -51,7 +51,7 @@ inline float largest_size(const float* x, int n) {
   return largest(most);
 }
 
-// A row that holds a NaN or an infinity must stay visibly broken: its scale becomes NaN, and so do its outputs.
+// A row that holds a NaN or an infinity must stay visibly broken: its scales become NaN, and so do its outputs.
 inline bool is_finite(const float* x, int n) {
   F total = zero();
   for (int i = 0; i < n; i += kLanes) total = fma(load(x + i), zero(), total);
@@ -63,26 +63,32 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
   const int groups = in.k / kGroup;
   const RowSlot slot = in.kind == InputKind::Int16Rows ? RowSlot{size_t(row) * in.k / 4, 1, size_t(row)}
                                                        : slot_of(in, row, in.k / 4, groups);
-  float row_sum = 0.0f;
   const float top = two_limbs ? 16256.0f : 127.0f;  // 127 · 128: the high limb stays inside a byte
   const bool finite = is_finite(x, in.k);
   const float row_largest = per_row ? largest_size(x, in.k) : 0.0f;
+  float row_sum = 0.0f;
   for (int g = 0; g < groups; g++) {
     const float most = per_row ? row_largest : largest_size(x + g * kGroup, kGroup);
     // Below the smallest normal number the inverse would overflow; such a group is zero for all purposes.
     const float inverse = finite && most > 1e-30f ? top / most : 0.0f;
     const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : inverse == 0.0f ? 0.0f : most / top;
-    int8_t high[kGroup], low[kGroup];
+    alignas(64) int8_t high[kGroup], low[kGroup];
     const int32_t total = quantize_group(x + g * kGroup, inverse, two_limbs, high, low);
     const size_t at = slot.at + size_t(g) * (kGroup / 4) * slot.stride;
     scatter_dwords(high, kGroup / 4, in.high, at, slot.stride);
     if (two_limbs) scatter_dwords(low, kGroup / 4, in.low, at, slot.stride);
-    row_sum += scale * float(total);
     if (in.kind == InputKind::Int16Rows) {
+      row_sum += scale * float(total);
       in.scales[row] = scale, in.sums[row] = row_sum;
     } else {
-      in.scales[slot.scale_at + size_t(g) * slot.stride] = scale;
-      in.sums[slot.scale_at + size_t(g) * slot.stride] = scale * float(total);
+      const size_t group_at = slot.scale_at + size_t(g) * slot.stride;
+      in.scales[group_at] = scale;
+      if (in.offset) {
+        const int32_t corrected = in.offset * total;
+        std::memcpy(&in.sums[group_at], &corrected, 4);
+      } else {
+        in.sums[group_at] = scale * float(total);
+      }
     }
   }
 }

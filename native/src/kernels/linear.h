@@ -103,7 +103,7 @@ inline void load_scale(const uint8_t* panel, size_t minima, int index, F* scale,
     *scale = load_half(reinterpret_cast<const uint16_t*>(panel) + index);
     if constexpr (kFormat == RL_Q4_HM)
       *minimum = load_half(reinterpret_cast<const uint16_t*>(panel + minima) + index);
-    else
+    else  // only where weights are expanded; the byte kernels add the offset to q
       *minimum = mul(*scale, set(kFormat == RL_Q4_H ? -8.0f : -128.0f));
   }
 }
@@ -114,7 +114,7 @@ constexpr size_t kAhead = 8192;
 
 template <int R, int kFormat, bool kTwoLimbs>
 void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
-  constexpr bool kFourBit = kFormat <= RL_Q4_FM;
+  constexpr bool kFourBit = kFormat <= RL_Q4_FM, kOffset = kFormat == RL_Q4_H || kFormat == RL_Q8_H;
   constexpr size_t kGroupBytes = ridgeline::group_quant_bytes(kFourBit);
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const int groups = k / kGroup;
@@ -129,10 +129,13 @@ void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const flo
     for (int g = 0; g < groups; g++) {
       for (; ahead < panel + kAhead + size_t(g + 1) * share; ahead += 64) prefetch(ahead);
       I dots[R];
-      for (int r = 0; r < R; r++) dots[r] = zero_int();
+      for (int r = 0; r < R; r++) dots[r] = kOffset && !kTwoLimbs ? set_int(load_dword(sums + r)) : zero_int();
       group_dots<R, kFourBit>(dots, quants, high);
       if constexpr (kTwoLimbs) {
-        for (int r = 0; r < R; r++) dots[r] = shift_left(dots[r], 7);
+        for (int r = 0; r < R; r++) {
+          dots[r] = shift_left(dots[r], 7);
+          if constexpr (kOffset) dots[r] = add_int(dots[r], set_int(load_dword(sums + r)));
+        }
         group_dots<R, kFourBit>(dots, quants, low);
         low += kGroup * R;
       }
@@ -140,7 +143,7 @@ void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const flo
       load_scale<kFormat>(panel, minima, g * kPanel + lane, &scale, &minimum);
       for (int r = 0; r < R; r++) {
         acc[r] = fma(to_float(dots[r]), mul(scale, set(scales[r])), acc[r]);
-        acc[r] = fma(minimum, set(sums[r]), acc[r]);
+        if constexpr (!kOffset) acc[r] = fma(minimum, set(sums[r]), acc[r]);
       }
       quants += kGroupBytes, high += kGroup * R, scales += R, sums += R;
     }
@@ -196,10 +199,11 @@ TileKernel tile_kernel_of(int rows, int format, bool two_limbs) {
   else return rows == R ? tile_kernel<R>(format, two_limbs) : tile_kernel_of<R - 1>(rows, format, two_limbs);
 }
 
-inline void panel_product(const rl_matrix& m, int panel, const Inputs& in, float* out, size_t stride, bool add_to) {
+inline void panel_product(const rl_matrix& m, int panel, const Inputs& in, int first, int end, float* out, size_t stride,
+                          bool add_to) {
   const uint8_t* data = m.data + size_t(panel) * ridgeline::panel_bytes(m.format, m.k);
   const float* bias = m.bias ? m.bias + panel * kPanel : nullptr;
-  for (int tile = 0; tile < in.tiling.count; tile++)
+  for (int tile = first; tile < end; tile++)
     tile_kernel_of<kLinearRows>(in.tiling.size(tile), m.format, has_two_limbs(in.kind))(
         data, in.k, tile_inputs(in, tile), bias, out + size_t(in.tiling.first(tile)) * stride, stride, add_to);
 }

@@ -15,6 +15,7 @@ namespace {
 constexpr int kTile = 16;      // rows of a tile
 constexpr int kTileSums = 6;   // tiles that hold sums
 constexpr int kOwnRows = kTile;
+constexpr size_t kInputBlockBytes = 2 << 20;  // large: every block of rows expands the weights again
 static_assert(kLinearRows <= kOwnRows);
 
 // Below so many rows the vector kernels are faster: a tile costs the same for one row as for sixteen, and expanding a
@@ -163,14 +164,14 @@ inline void byte_tiles(const uint8_t* weights, int k, const uint8_t* high, const
   store_tiles<2>(sums);
 }
 
-inline void channel_panel_product(const rl_matrix& m, const uint8_t* panel, const float* bias, const Inputs& in, float* out,
-                                  size_t stride, bool add_to, uint8_t* scratch) {
+inline void channel_panel_product(const rl_matrix& m, const uint8_t* panel, const float* bias, const Inputs& in, int first_row,
+                                  int end_row, float* out, size_t stride, bool add_to, uint8_t* scratch) {
   int32_t* sums = reinterpret_cast<int32_t*>(scratch);
   const F scale = load(reinterpret_cast<const float*>(panel));
-  for (int first = 0; first < in.tiling.rows; first += kTile) {
+  for (int first = first_row; first < end_row; first += kTile) {
     byte_tiles(panel + ridgeline::quants_offset(m.format, in.k), in.k, in.high + size_t(first) * in.k,
                in.low + size_t(first) * in.k, sums, scratch + 2048);
-    for (int r = 0; r < std::min(kTile, in.tiling.rows - first); r++) {
+    for (int r = 0; r < std::min(kTile, end_row - first); r++) {
       const F high = to_float(_mm512_loadu_si512(sums + r * kPanel)), low = to_float(_mm512_loadu_si512(sums + (kTile + r) * kPanel));
       F value = mul(fma(high, set(128.0f), low), set(in.scales[first + r]));
       const F acc[1] = {mul(scale, fma(set(in.sums[first + r]), set(-128.0f), value))};
@@ -179,16 +180,17 @@ inline void channel_panel_product(const rl_matrix& m, const uint8_t* panel, cons
   }
 }
 
-inline void amx_panel_product(const rl_matrix& m, int panel_index, const Inputs& in, float* out, size_t stride, bool add_to,
-                              uint8_t* scratch) {
+inline void amx_panel_product(const rl_matrix& m, int panel_index, const Inputs& in, int first_row, int end_row, float* out,
+                              size_t stride, bool add_to, uint8_t* scratch) {
   const uint8_t* panel = m.data + size_t(panel_index) * ridgeline::panel_bytes(m.format, m.k);
   const float* bias = m.bias ? m.bias + panel_index * kPanel : nullptr;
-  if (in.kind == InputKind::Int16Rows) return channel_panel_product(m, panel, bias, in, out, stride, add_to, scratch);
+  if (in.kind == InputKind::Int16Rows) 
+    return channel_panel_product(m, panel, bias, in, first_row, end_row, out, stride, add_to, scratch);
   float* sums = reinterpret_cast<float*>(scratch + size_t(in.k) * kPanel * 2);
   const uint8_t* weights = bf16_panel(m, panel, in.k, scratch);
   const size_t row_bytes = size_t(in.k) * 2;
-  for (int first = 0; first < in.tiling.rows; first += kTileSums * kTile) {
-    const int rows = std::min(kTileSums * kTile, in.tiling.rows - first);
+  for (int first = first_row; first < end_row; first += kTileSums * kTile) {
+    const int rows = std::min(kTileSums * kTile, end_row - first);
     some_bf16_tiles<kTileSums>((rows + kTile - 1) / kTile, weights, in.k, in.high + size_t(first) * row_bytes, sums);
     for (int r = 0; r < rows; r++) {
       const F acc[1] = {load(sums + r * kPanel)};
