@@ -21,14 +21,15 @@ constexpr int kChunk = 64;
 constexpr int kChunkBlocks = kChunk / kBlock;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// One call's working memory: 24 rows fit into the first-level cache.
+// One call's working memory. Rows are a cache line longer than the longest head: at a power of two apart they would all
+// fall into the same few sets of the first-level cache.
 struct AttentionScratch {
-  alignas(64) uint8_t queries[2][kAttentionRows][kMaxHeadDim * 4];  // floats, bf16 pairs, or two limbs of bytes
+  alignas(64) uint8_t queries[2][kAttentionRows][kMaxHeadDim * 4 + 64];  // floats, bf16 pairs, or two limbs of bytes
   alignas(64) float query_scale[kAttentionRows], query_sum[kAttentionRows];
   alignas(64) float scores[kAttentionRows][kChunk];
-  alignas(64) uint8_t weights[2][kAttentionRows][kChunk * 4];  // the softmax's numerators, in the form of the queries
+  alignas(64) uint8_t weights[2][kAttentionRows][kChunk * 4 + 64];  // the softmax's numerators, in the form of the queries
   alignas(64) float weight_scale[kAttentionRows], weight_sum[kAttentionRows];
-  alignas(64) float out[kAttentionRows][kMaxHeadDim];
+  alignas(64) float out[kAttentionRows][kMaxHeadDim + 16];
   float most[kAttentionRows], total[kAttentionRows], correction[kAttentionRows];
 };
 
@@ -134,24 +135,22 @@ inline void chunk_softmax(const KvHead& kv, const AttentionRow& row, AttentionSc
                           float scale, float cap) {
   float* scores = s.scores[r];
   const int keys = blocks * kBlock;
+  const bool masked = row.first > base || row.last < base + keys - 1;
   F most = set(kNothing);
   for (int i = 0; i < keys; i += kLanes) {
     F x = mul(load(scores + i), set(scale));
     if (cap > 0) x = mul(tanh_of(div(x, set(cap))), set(cap));
-    x = inside(x, base + i, row.first, row.last, kNothing);
+    if (masked) x = inside(x, base + i, row.first, row.last, kNothing);
     store(scores + i, x);
-    most = max(most, x);
+    most = max(x, most);
   }
-  const float chunk_most = largest(most);
-  // Scores that are not finite must come out as NaN, not as a maximum that ignored them.
-  const float before = s.most[r], now = chunk_most > before ? chunk_most : before;
-  const bool empty = now == kNothing;
-  s.correction[r] = before == kNothing ? (empty ? 1.0f : 0.0f) : std::exp(before - now);
+  const float before = s.most[r], now = std::max(before, largest(most));
+  const bool empty = now == kNothing;  // nothing to attend to yet: a chunk before the row's window
+  s.correction[r] = now == before ? 1.0f : before == kNothing ? 0.0f : std::exp(before - now);
   s.most[r] = now;
   F sums = zero();
   for (int i = 0; i < keys; i += kLanes) {
-    const F x = load(scores + i);
-    const F p = empty ? zero() : add(exp_negative(sub(x, set(now))), inside(mul(x, zero()), base + i, row.first, row.last, 0.0f));
+    const F p = empty ? zero() : exp_negative(sub(load(scores + i), set(now)));  // a NaN stays one
     sums = add(sums, p);
     if constexpr (kKv == RL_KV_BF16)
       store_bf16(reinterpret_cast<uint16_t*>(s.weights[0][r]) + i, p);

@@ -48,11 +48,11 @@ RL_INLINE inline void repeat(const Work& work) {
 
 constexpr int kHalves = ridgeline::kPanel / kLanes;  // vectors that make up the 16 outputs of a panel
 
-// e to the power x, for x ≤ 0: relative error below 2e-7, exactly 0 below -87.
+// e to the power x, for x ≤ 0: relative error below 2e-7, exactly 0 from -87 down, NaN for NaN.
 inline F exp_negative(F x) {
   const F log2e = set(1.44269504088896341f), ln2_high = set(-0.693359375f), ln2_low = set(2.12194440e-4f);
   const F floor = set(-87.0f);
-  const F clamped = max(x, floor);
+  const F clamped = max(floor, x);  // of these two, x where it is NaN
   const I whole = round_int(mul(clamped, log2e));
   const F n = to_float(whole);
   F r = fma(n, ln2_high, clamped);
@@ -64,7 +64,7 @@ inline F exp_negative(F x) {
   p = fma(p, r, set(1.6666665459e-1f));
   p = fma(p, r, set(5.0000001201e-1f));
   p = fma(mul(r, r), p, add(r, set(1.0f)));
-  return keep_if_greater(times_power_of_two(p, whole), x, floor);
+  return zero_up_to(times_power_of_two(p, whole), x, floor);
 }
 
 // 1 / (1 + exp(-x)), without overflow for either sign.

@@ -26,7 +26,7 @@ inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F size(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline F negative_size(F a) { return _mm256_or_ps(a, _mm256_set1_ps(-0.0f)); }
 inline F choose_sign(F sign, F below, F above) { return _mm256_blendv_ps(above, below, sign); }
-inline F keep_if_greater(F value, F a, F b) { return _mm256_and_ps(value, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+inline F zero_up_to(F value, F a, F b) { return _mm256_and_ps(value, _mm256_cmp_ps(a, b, _CMP_NLE_UQ)); }  // value, or 0 where a ≤ b
 inline float sum(F a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -77,7 +77,9 @@ inline void store_bf16(uint16_t* p, F a) {
   const I bits = _mm256_castps_si256(a);
   const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const I rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-  const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+  const I nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));  // rounding up could make it an infinity
+  const I safe = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+  const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(safe, safe), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 inline void store_int8(int8_t* p, I a) {

@@ -28,7 +28,7 @@ inline F negative_size(F a) { return _mm512_or_ps(a, _mm512_set1_ps(-0.0f)); }
 inline F choose_sign(F sign, F below, F above) {
   return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign)), above, below);
 }
-inline F keep_if_greater(F value, F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), value); }
+inline F zero_up_to(F value, F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ), value); }  // value, or 0 where a ≤ b
 inline float sum(F a) { return _mm512_reduce_add_ps(a); }
 inline float largest(F a) { return _mm512_reduce_max_ps(a); }
 
@@ -73,10 +73,15 @@ inline F dot_bf16(F acc, Bytes weights, const uint8_t* inputs) {
 
 // 16 floats to bf16, ties to even.
 inline void store_bf16(uint16_t* p, F a) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a));
+#else
   const I bits = _mm512_castps_si512(a);
   const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const I rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);  // rounding up could make it an infinity
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7fc0))));
+#endif
 }
 inline void store_int8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
 inline I shift_right(I a, int bits) { return _mm512_srai_epi32(a, unsigned(bits)); }

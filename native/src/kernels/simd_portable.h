@@ -37,7 +37,7 @@ inline F max(F a, F b) { return a > b ? a : b; }
 inline F size(F a) { return (F)((U)a & 0x7fffffffu); }
 inline F negative_size(F a) { return (F)((U)a | 0x80000000u); }
 inline F choose_sign(F sign, F below, F above) { return (I)sign < 0 ? below : above; }
-inline F keep_if_greater(F value, F a, F b) { return a > b ? value : zero(); }
+inline F zero_up_to(F value, F a, F b) { return a <= b ? zero() : value; }  // value, or 0 where a ≤ b
 inline float sum(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline float largest(F a) { return std::fmax(std::fmax(a[0], a[2]), std::fmax(a[1], a[3])); }
 
@@ -104,7 +104,7 @@ inline F dot_bf16(F acc, Bytes weights, const uint8_t* from) {
 inline Bytes low_halves(Bytes a) { return (Bytes)((U)a & 0xffffu); }
 
 inline void store_bf16(uint16_t* p, F a) {
-  for (int i = 0; i < kLanes; i++) p[i] = ridgeline::to_bf16(a[i]);
+  for (int i = 0; i < kLanes; i++) p[i] = a[i] == a[i] ? ridgeline::to_bf16(a[i]) : uint16_t(0x7fc0);
 }
 inline void store_int8(int8_t* p, I a) {
   for (int i = 0; i < kLanes; i++) p[i] = int8_t(a[i]);
