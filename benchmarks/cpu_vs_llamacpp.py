@@ -50,6 +50,7 @@ def prepare(args: argparse.Namespace, console: Console) -> Bench:
         tinyllama=write_random_gguf(TINYLLAMA, folder / f"{TINYLLAMA.name}-Q4_0.gguf"),
         repeats=args.repeats,
         patience_s=args.patience,
+        attempts=args.attempts,
         tune_again=args.tune,
         wanted=lambda key: any(key.startswith(one) for one in args.only or [""]),
         console=console,
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--llama-cpp", type=Path, help="folder with llama-bench, llama-server and the others")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine")
+    parser.add_argument("--attempts", type=int, default=4, help="tries of a sample that others disturb")
     parser.add_argument("--tune", action="store_true", help="look for the peer's best flags again")
     parser.add_argument(
         "--only", action="append", metavar="KEY",

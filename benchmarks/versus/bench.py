@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -25,6 +25,8 @@ from versus.engine_rates import Ceilings
 from versus.peer_llamacpp import LlamaCpp, Tuned, Variant
 from versus.quiet_machine import Sample, measured
 
+T = TypeVar("T")
+
 
 @dataclass
 class Bench:
@@ -35,6 +37,7 @@ class Bench:
     tinyllama: Path
     repeats: int
     patience_s: float
+    attempts: int
     tune_again: bool
     wanted: Callable[[str], bool]
     console: Console
@@ -45,9 +48,12 @@ class Bench:
 
     def sample(self, what: str, measure: Callable[[], float]) -> Sample[float]:
         """The least disturbed of a few tries, and a line about it."""
-        sample = measured(measure, self.patience_s)
+        sample = self.measured(measure)
         self.said(what, sample.value, sample)
         return sample
+
+    def measured(self, measure: Callable[[], T]) -> Sample[T]:
+        return measured(measure, self.patience_s, self.attempts)
 
     def said(self, what: str, value: float, sample: Sample[Any]) -> None:
         self.disturbed |= sample.is_disturbed
@@ -106,7 +112,7 @@ def machine() -> str:
 
 def measure_ceilings(bench: Bench, model: Path) -> Ceilings:
     size = engine_rates.step_weight_bytes(model, read_spec(model))
-    sample = measured(lambda: engine_rates.measure_ceilings(size, bench.peer.threads), bench.patience_s)
+    sample = bench.measured(lambda: engine_rates.measure_ceilings(size, bench.peer.threads))
     bench.said(f"read GB/s of {size >> 20} MiB", sample.value.read_bytes_per_s / 1e9, sample)
     return sample.value
 

@@ -13,6 +13,8 @@ from rich.table import Table
 
 from versus.quiet_machine import Sample
 
+LEAST_SAMPLES = 5  # a median of fewer decides nothing on machines this noisy
+
 
 @dataclass
 class Figure:
@@ -87,12 +89,22 @@ class Row:
         return missed
 
     @property
+    def doubts(self) -> list[str]:
+        """Why the figures decide nothing: too few samples, or others had the machine during most of them."""
+        found = []
+        for name, figure in (("our", self.ours), ("its", self.theirs[self.best_variant])):
+            count, disturbed = len(figure.samples), sum(sample.is_disturbed for sample in figure.samples)
+            if count < LEAST_SAMPLES:
+                found.append(f"{count} of {name} samples, {LEAST_SAMPLES} needed")
+            if 2 * disturbed >= count:
+                found.append(f"{disturbed} of {count} of {name} samples disturbed")
+        return found
+
+    @property
     def verdict(self) -> str:
-        """Pass or miss, and how many of the samples it rests on were disturbed by others."""
-        samples = self.ours.samples + self.theirs[self.best_variant].samples
-        disturbed = sum(sample.is_disturbed for sample in samples)
-        doubt = f" ({disturbed} of {len(samples)} samples disturbed)" if disturbed else ""
-        return ("miss: " + ", ".join(self.misses) if self.misses else "pass") + doubt
+        if self.doubts:
+            return "no verdict: " + "; ".join(self.doubts)
+        return "miss: " + ", ".join(self.misses) if self.misses else "pass"
 
     @property
     def bar_text(self) -> str:

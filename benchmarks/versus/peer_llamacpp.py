@@ -16,7 +16,7 @@ from pathlib import Path
 
 PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-server")
 FORMATS = ("Q4_0", "Q4_1", "Q8_0")
-TIMEOUT_S = 600
+TIMEOUT_S = 300
 Extras = tuple[tuple[str, ...], ...]
 
 HOW_TO_GET = """\

@@ -92,7 +92,7 @@ def wait_for_quiet(patience_s: float) -> bool:
             return False
 
 
-def measured(measure: Callable[[], T], patience_s: float, attempts: int = 4) -> Sample[T]:
+def measured(measure: Callable[[], T], patience_s: float, attempts: int) -> Sample[T]:
     """The least disturbed of at most `attempts` tries; the first one that nobody disturbed ends them."""
     tries: list[Sample[T]] = []
     for attempt in range(1, attempts + 1):

@@ -15,7 +15,7 @@ from versus.bench import Bench, measure_ceilings, median_ceilings
 from versus.comparison import Figure, Row
 from versus.http_load import Round
 from versus.peer_llamacpp import CACHES, Tuned, Variant, tune
-from versus.quiet_machine import Sample, measured
+from versus.quiet_machine import Sample
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 27, 285  # of the HTTP rounds, the template counted with the former
 F16, BF16_PLAIN = CACHES[0], CACHES[4]
@@ -108,10 +108,8 @@ def _cold_and_warm(bench: Bench, rival: servers.Server) -> tuple[Sample[Round], 
         prompts.append(servers.new_system_prompt(bench.rng))  # a repeated try must be as cold as the first
         return servers.shared_prompt_round(rival, prompts[-1], bench.rng)
 
-    first = measured(cold, bench.patience_s)
-    return first, measured(
-        lambda: servers.shared_prompt_round(rival, prompts[-1], bench.rng), bench.patience_s
-    )
+    first = bench.measured(cold)
+    return first, bench.measured(lambda: servers.shared_prompt_round(rival, prompts[-1], bench.rng))
 
 
 def _http_samples(cold: Sample[Round], warm: Sample[Round]) -> Iterable[Sample[float]]:

@@ -26,23 +26,23 @@ from ridgeline.models.read_spec import read_spec
 from ridgeline.models.tokenizer import Tokenizer
 
 
-def figure(*values: float, limit: float | None = None, share: float = 0.0) -> Figure:
-    return Figure([Sample(value, share, 1) for value in values], limit)
+def figure(*values: float, limit: float | None = None, disturbed: int = 0) -> Figure:
+    """Five samples at least: the last value again and again."""
+    padded = [*values, *[values[-1]] * (5 - len(values))]
+    return Figure([Sample(value, 0.5 if i < disturbed else 0.0, 1) for i, value in enumerate(padded)], limit)
 
 
 def test_the_peers_figure_is_its_best_variants_median_not_its_luckiest_sample() -> None:
-    row = Row(
-        "k", "t", "tok/s", 2.0, ours=figure(220), theirs={"lucky": figure(90, 91, 500), "best": figure(100)}
-    )
+    theirs = {"lucky": figure(500, 500, 90), "best": figure(100)}
+    row = Row("k", "t", "tok/s", 2.0, ours=figure(220), theirs=theirs)
     assert row.best_variant == "best"
     assert row.ratio == pytest.approx(2.2)
     assert row.verdict == "pass"
 
 
 def test_where_less_is_better_the_bar_is_a_most() -> None:
-    row = Row(
-        "k", "t", "s", 0.25, higher_wins=False, ours=figure(0.3), theirs={"a": figure(1.0), "b": figure(2.0)}
-    )
+    theirs = {"a": figure(1.0), "b": figure(2.0)}
+    row = Row("k", "t", "s", 0.25, higher_wins=False, ours=figure(0.3), theirs=theirs)
     assert row.best_variant == "a"
     assert row.verdict == "miss: 0.30×"
 
@@ -51,15 +51,20 @@ def test_every_condition_of_a_bar_must_hold() -> None:
     theirs = {"a": figure(1.2)}
     slow = Row("k", "t", "s", 1.5, higher_wins=False, at_most=1.5, ours=figure(1.7), theirs=theirs)
     assert slow.verdict == "miss: 1.7 s"
-    far = Row(
-        "k", "t", "tok/s", 1.0, least_percent_of_limit=80, ours=figure(7, limit=10), theirs={"a": figure(6)}
-    )
+    ours = figure(7, limit=10)
+    far = Row("k", "t", "tok/s", 1.0, least_percent_of_limit=80, ours=ours, theirs={"a": figure(6)})
     assert far.verdict == "miss: 70 % of the limit"
 
 
-def test_a_verdict_says_when_others_took_the_machine() -> None:
-    row = Row("k", "t", "tok/s", 1.0, ours=figure(2, share=0.5), theirs={"a": figure(1)})
-    assert row.verdict == "pass (1 of 2 samples disturbed)"
+def test_a_busy_machine_gives_no_verdict_however_large_the_ratio() -> None:
+    row = Row("k", "t", "tok/s", 2.0, ours=figure(90), theirs={"a": figure(10, disturbed=3)})
+    assert row.verdict == "no verdict: 3 of 5 of its samples disturbed"
+
+
+def test_too_few_samples_give_no_verdict() -> None:
+    ours = Figure([Sample(90.0, 0.0, 1)])
+    row = Row("k", "t", "tok/s", 2.0, ours=ours, theirs={"a": figure(10)})
+    assert row.verdict == "no verdict: 1 of our samples, 5 needed"
 
 
 def test_the_search_ends_with_the_best_format_and_the_extra_flag_that_helps() -> None:
@@ -93,7 +98,7 @@ def test_a_measurement_that_nobody_disturbed_is_taken_at_once(monkeypatch: pytes
     monkeypatch.setattr("versus.quiet_machine.wait_for_quiet", lambda _: True)
     monkeypatch.setattr("versus.quiet_machine.Foreign.share", lambda _: next(shares))
     values = iter([1.0, 2.0, 3.0, 4.0])
-    assert measured(lambda: next(values), patience_s=0) == Sample(3.0, 0.01, 3)
+    assert measured(lambda: next(values), patience_s=0, attempts=4) == Sample(3.0, 0.01, 3)
 
 
 def test_of_disturbed_measurements_the_least_disturbed_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
