@@ -2,32 +2,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "check.h"
+#include "packed.h"
 
 namespace {
-
-const int kFormats[] = {RL_F32, RL_BF16, RL_Q4_H, RL_Q4_HM, RL_Q4_FM, RL_Q8_H, RL_Q8_FM, RL_Q8_C};
-
-struct Packed {
-  Aligned<uint8_t> data;
-  rl_matrix matrix;
-
-  Packed(int format, int n, int k)
-      : data(size_t(rl_packed_bytes(format, n, k))), matrix{n, k, format, data.data(), nullptr} {}
-
-  std::vector<float> rows(int first, int count) const {
-    std::vector<float> floats(size_t(count) * matrix.k);
-    CHECK_OK(rl_unpack(&matrix, first, count, floats.data()));
-    return floats;
-  }
-  std::vector<float> all() const { return rows(0, matrix.n); }
-};
-
-std::vector<float> random_floats(Random& random, size_t count) {
-  std::vector<float> values(count);
-  for (float& value : values) value = random.normal();
-  return values;
-}
 
 // ---- half precision, written here a second time so that the library's is not its own judge ----
 
