@@ -1,5 +1,6 @@
-// One step: the decoder, top to bottom. Every thread runs this same text; between phases they meet at a barrier, and
-// inside a phase they take pieces of work (rows, panels, attention units) from a shared counter.
+// One step: the decoder, top to bottom. Every thread runs this same text, phase by phase; inside a phase they take pieces
+// of work (rows, panels, attention units) from a shared counter. What a thread reads outside of a piece it holds may be
+// overwritten by others that are phases ahead.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -18,7 +19,7 @@ class Step {
  public:
   Step(rl_model& model, const rl_step& step, float* logits)
       : m_(model), spec_(model.spec), k_(*model.kernels), step_(step), logits_(logits),
-        decodes_only_(step.num_tokens == step.num_rows), counters_(size_t(kPhasesPerLayer) * spec_.num_layers + 8) {
+        decodes_only_(step.num_tokens == step.num_rows), phases_(size_t(kPhasesPerLayer) * spec_.num_layers + 8) {
     plan_attention();
   }
 
@@ -47,15 +48,15 @@ class Step {
 
   void decode_layer(int index, Place& at) {
     const rl_layer& layer = m_.layers[size_t(index)];
-    linear(layer.qkv, inputs_of(layer.qkv, residual_rows(layer.attn_norm), at), m_.qkv.floats(), m_.qkv_stride, false, at);
+    linear(layer.qkv, residual_rows(layer.attn_norm), m_.qkv.floats(), m_.qkv_stride, false, at);
     attention(index, at);
     project(layer.output, {m_.attention.floats(), m_.attention_stride, spec_.heads * spec_.head_dim, nullptr, nullptr},
             layer.post_attn_norm, at);
-    gated_mlp(layer.gate_up, inputs_of(layer.gate_up, residual_rows(layer.ffn_norm), at), at);
+    gated_mlp(layer.gate_up, residual_rows(layer.ffn_norm), at);
     project(layer.down, {m_.gated.floats(), m_.ffn_stride, spec_.ffn, nullptr, nullptr}, layer.post_ffn_norm, at);
   }
 
-  // ---- the parts of a layer; each ends with a barrier ----
+  // ---- the parts of a layer; each is one phase or several ----
 
   void embed(Place& at) {
     each(step_.num_tokens, at, [&](int token) {
@@ -66,17 +67,16 @@ class Step {
     });
   }
 
-  void linear(const rl_matrix& w, const Inputs& in, float* out, int stride, bool add, Place& at) {
-    each_run(num_panels(w.n), in, at, [&](int panel, int first, int end) {
+  void linear(const rl_matrix& w, const Source& source, float* out, int stride, bool add, Place& at) {
+    each_run(num_panels(w.n), w, source, step_.num_tokens, at, [&](const Inputs& in, int panel, int first, int end) {
       k_.panel_product(w, panel, in, first, end, out + panel * kPanel, size_t(stride), add, scratch(at));
     });
   }
 
   // residual += w · source, with a norm in between where the family has one.
   void project(const rl_matrix& w, const Source& source, const float* post_norm, Place& at) {
-    const Inputs in = inputs_of(w, source, at);
-    if (!post_norm) return linear(w, in, m_.residual.floats(), m_.hidden_stride, true, at);
-    linear(w, in, m_.branch.floats(), m_.hidden_stride, false, at);
+    if (!post_norm) return linear(w, source, m_.residual.floats(), m_.hidden_stride, true, at);
+    linear(w, source, m_.branch.floats(), m_.hidden_stride, false, at);
     each(step_.num_tokens, at, [&](int token) {
       float* branch = m_.branch.floats() + size_t(token) * m_.hidden_stride;
       k_.rms_norm(branch, post_norm, spec_.norm_eps, spec_.hidden, branch);
@@ -85,10 +85,10 @@ class Step {
   }
 
   // Panels of gate and up alternate in the packed matrix, so that both halves of an output meet in one place.
-  void gated_mlp(const rl_matrix& w, const Inputs& in, Place& at) {
+  void gated_mlp(const rl_matrix& w, const Source& source, Place& at) {
     float* gates = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
     float* ups = gates + size_t(step_.num_tokens) * kPanel;
-    each_run(num_panels(w.n) / 2, in, at, [&](int pair, int first, int end) {
+    each_run(num_panels(w.n) / 2, w, source, step_.num_tokens, at, [&](const Inputs& in, int pair, int first, int end) {
       k_.panel_product(w, 2 * pair, in, first, end, gates, kPanel, false, scratch(at));
       k_.panel_product(w, 2 * pair + 1, in, first, end, ups, kPanel, false, scratch(at));
       for (int token = in.tiling.first(first); token < in.tiling.first(end); token++)
@@ -163,9 +163,9 @@ class Step {
   void predict(Place& at) {
     const int rows = step_.num_logits;
     if (!rows) return;
-    const Inputs in = inputs_of(spec_.lm_head, {m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm, step_.logit_rows}, at, rows);
+    const Source source{m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm, step_.logit_rows};
     const int whole = spec_.vocab / kPanel;
-    each_run(num_panels(spec_.vocab), in, at, [&](int panel, int first, int end) {
+    each_run(num_panels(spec_.vocab), spec_.lm_head, source, rows, at, [&](const Inputs& in, int panel, int first, int end) {
       float* out = logits_ + size_t(panel) * kPanel;
       if (panel < whole) {
         k_.panel_product(spec_.lm_head, panel, in, first, end, out, size_t(spec_.vocab), false, scratch(at));
@@ -185,63 +185,64 @@ class Step {
 
   Source residual_rows(const float* norm) const { return {m_.residual.floats(), m_.hidden_stride, spec_.hidden, norm, nullptr}; }
 
-  Inputs inputs_of(const rl_matrix& w, const Source& source, Place& at) { return inputs_of(w, source, at, step_.num_tokens); }
+  // The form of `count` rows for these weights, in the memory that all threads share.
+  Inputs shared_inputs(const rl_matrix& w, int count) const {
+    return {k_.input_kind(w.format, count, spec_.deterministic), Tiling(count, k_.tile_rows), padded_k(w.k),
+            m_.input_high.data(), m_.input_low.data(), m_.input_scales.floats(), m_.input_sums.floats(),
+            group_offset(w.format)};
+  }
 
-  Inputs inputs_of(const rl_matrix& w, const Source& source, Place& at, int count) {
-    const int k = padded_k(w.k);
-    Inputs in{k_.input_kind(w.format, count, spec_.deterministic), Tiling(count, k_.tile_rows), k,
-              m_.input_high.data(), m_.input_low.data(), m_.input_scales.floats(), m_.input_sums.floats(),
-              group_offset(w.format)};
-    // Rows of a tile are interleaved, so that one thread must write them all; and for a single tile it is cheaper that
-    // every thread makes its own than to wait for the one.
-    const bool own = in.tiling.count == 1;
+  // The same in this thread's own memory, for a single tile.
+  void use_own_memory(Inputs& in, const Place& at) {
+    const size_t values = size_t(m_.widest) * k_.own_rows;
+    in.high = scratch(at) + m_.own_inputs_offset;
+    in.low = in.high + values * 4;
+    in.scales = reinterpret_cast<float*>(in.low + values);
+    in.sums = in.scales + values / kGroup;
+  }
+
+  void prepare_tile(const Source& source, const Inputs& in, int tile, const Place& at) {
     float* normed = reinterpret_cast<float*>(scratch(at) + m_.normed_offset);
-    if (own) {
-      uint8_t* spare = scratch(at) + m_.own_inputs_offset;
-      const size_t values = size_t(m_.widest) * k_.own_rows;
-      in.high = spare;
-      in.low = in.high + values * 4;
-      in.scales = reinterpret_cast<float*>(in.low + values);
-      in.sums = in.scales + values / kGroup;
-    }
-    auto prepare = [&](int row) {
+    for (int row = in.tiling.first(tile); row < in.tiling.first(tile + 1); row++) {
       const float* x = source.rows + size_t(source.chosen ? source.chosen[row] : row) * source.stride;
       if (source.norm) {
         k_.rms_norm(x, source.norm, spec_.norm_eps, source.width, normed);
         x = normed;
       }
       k_.prepare_row(x, source.width, in, row);
-    };
-    auto prepare_tile = [&](int tile) {
-      for (int i = 0; i < in.tiling.size(tile); i++) prepare(in.tiling.first(tile) + i);
-    };
-    if (own)
-      prepare_tile(0);
-    else
-      each(in.tiling.count, at, prepare_tile);
-    return in;
+    }
   }
 
   // ---- sharing the work ----
 
   template <typename Work>
   void each(int count, Place& at, const Work& work) {
-    std::atomic<int>& next = counters_[at.phase++];
-    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
-    m_.pool->barrier();
+    phases_[at.phase++].share(count, [] {}, work);
   }
 
   // The panels of a linear layer, in runs of neighbours: weights stream from memory, and a run reads them in one go. Many
-  // rows are taken in blocks that stay in cache while the run's panels pass over them. work(panel, first tile, end tile)
+  // rows are taken in blocks that stay in cache while the run's panels pass over them.
+  // work(inputs, panel, first tile, end tile)
   template <typename Work>
-  void each_run(int count, const Inputs& in, Place& at, const Work& work) {
+  void each_run(int count, const rl_matrix& w, const Source& source, int rows, Place& at, const Work& work) {
+    Inputs in = shared_inputs(w, rows);
+    // Rows of a tile are interleaved, so that one thread must write them all; and for a single tile it is cheaper that
+    // every thread makes its own than to wait for the one.
+    const bool own = in.tiling.count == 1;
+    if (own)
+      use_own_memory(in, at);
+    else
+      each(in.tiling.count, at, [&](int tile) { prepare_tile(source, in, tile, at); });
     const int runs = std::min(count, m_.pool->size() * kRunsPerThread);
     const size_t row_bytes = size_t(in.k) * (in.kind == InputKind::Float ? 4 : in.kind == InputKind::Int8 ? 1 : 2);
     const int block = int(std::max(size_t(1), k_.input_block_bytes / (row_bytes * size_t(k_.tile_rows))));
-    each(runs, at, [&](int run) {
+    auto prepare_own = [&] {
+      if (own) prepare_tile(source, in, 0, at);
+    };
+    phases_[at.phase++].share(runs, prepare_own, [&](int run) {
       const int begin = int(int64_t(count) * run / runs), end = int(int64_t(count) * (run + 1) / runs);
       for (int tile = 0; tile < in.tiling.count; tile += block)
-        for (int panel = begin; panel < end; panel++) work(panel, tile, std::min(tile + block, in.tiling.count));
+        for (int panel = begin; panel < end; panel++) work(in, panel, tile, std::min(tile + block, in.tiling.count));
     });
   }
 
@@ -273,7 +274,7 @@ class Step {
   const rl_step& step_;
   float* logits_;
   const bool decodes_only_;
-  std::vector<std::atomic<int>> counters_;
+  std::vector<Phase> phases_;
 };
 
 // A reason why the step cannot be computed; empty if it can. Nothing is read through an index before this.

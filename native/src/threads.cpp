@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 #include <chrono>
 #if defined(__x86_64__)
@@ -11,18 +12,27 @@
 namespace ridgeline {
 namespace {
 
-// At a barrier: the others are at most microseconds behind, unless one has lost its CPU; then it needs ours.
-constexpr int kSpinsBeforeYield = 2000;
 // Between steps: a scheduler's pause is shorter, an idle server's longer. Yielding lets the HTTP process have the CPU.
 constexpr auto kAwakeBetweenSteps = std::chrono::microseconds(300);
+constexpr long kNapNanoseconds = 20000;
 
-inline void pause() {
+}  // namespace
+
+void Phase::pause() {
 #if defined(__x86_64__)
   _mm_pause();
 #else
   std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif
 }
+
+// Asleep, not yielding: an idle CPU takes over a thread that waits for another one, a yielding CPU does not.
+void Phase::nap() {
+  const timespec length{0, kNapNanoseconds};
+  nanosleep(&length, nullptr);
+}
+
+namespace {
 
 // Worker i to the i-th CPU this process may use, where there is one for each. Not on one or two CPUs: there the HTTP
 // process shares them, and a pinned thread could not step aside.
@@ -67,28 +77,13 @@ void ThreadPool::run(const std::function<void(int)>& work) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       work_ = &work;
+      running_.store(count_ - 1, std::memory_order_relaxed);
       generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
   }
   work(0);
-  barrier();
-}
-
-void ThreadPool::barrier() {
-  if (count_ == 1) return;
-  const uint64_t phase = phase_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == count_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
-    return;
-  }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
-    if (spins < kSpinsBeforeYield)
-      pause();
-    else
-      sched_yield();
-  }
+  Phase::wait_until([this] { return running_.load(std::memory_order_acquire) == 0; });
 }
 
 bool ThreadPool::woken_before_sleep(uint64_t seen) const {
@@ -96,7 +91,7 @@ bool ThreadPool::woken_before_sleep(uint64_t seen) const {
   do {
     for (int spins = 0; spins < 200; spins++) {
       if (generation_.load(std::memory_order_acquire) != seen) return true;
-      pause();
+      Phase::pause();
     }
     sched_yield();
   } while (std::chrono::steady_clock::now() < until);
@@ -114,7 +109,7 @@ void ThreadPool::worker(int index) {
     seen = generation_.load(std::memory_order_acquire);
     if (stopping_) return;
     (*work_)(index);
-    barrier();
+    running_.fetch_sub(1, std::memory_order_acq_rel);
   }
 }
 
