@@ -66,7 +66,7 @@ struct AttentionRow {
   float* out;
   int32_t first, last;  // attends to positions first … last
 };
-constexpr int kAttentionRows = 24;  // rows one call computes, at most: query heads of one KV head for a few tokens
+constexpr int kAttentionRows = 48;  // rows one call computes, at most: query heads of one KV head for a few tokens
 
 struct Kernels {
   const char* name;
@@ -90,8 +90,9 @@ struct Kernels {
   // value (head_dim floats, padded with zeros) into its slot of a block of this head; see KvHead.
   void (*store_key)(const KvHead&, int block, int slot, const float* value);
   void (*store_value)(const KvHead&, int block, int slot, const float* value);
-  // Online softmax over the blocks that any of the rows (at most kAttentionRows) attends to.
-  void (*attend)(const KvHead&, const AttentionRow* rows, int count, float scale, float softcap);
+  // Online softmax over the blocks that any of the rows (at most kAttentionRows) attends to. Deterministic: a row's result
+  // does not depend on how many it is computed with.
+  void (*attend)(const KvHead&, const AttentionRow* rows, int count, float scale, float softcap, bool deterministic);
 
   double (*peak_operations)(int kind, int64_t rounds);  // operations done in `rounds` rounds of registers only; 0: none
   void (*start_thread)();                               // once on each thread, before the first kernel

@@ -2,10 +2,12 @@
 #include "kernels.h"
 
 #include "kernels/attention.h"
+#include "kernels/kv_store.h"
 #include "kernels/linear.h"
 #include "kernels/peak.h"
 #include "kernels/rows.h"
 #if defined(__AMX_BF16__)
+#include "kernels/attention_amx.h"
 #include "kernels/linear_amx.h"
 #endif
 
@@ -39,6 +41,14 @@ inline void any_panel_product(const rl_matrix& m, int panel, const Inputs& in, i
 #endif
   (void)scratch;
   panel_product(m, panel, in, first, end, out, stride, add_to);
+}
+
+inline void attend(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap, bool deterministic) {
+#if defined(__AMX_BF16__)
+  if (!deterministic && amx_attention_pays(kv, count)) return amx_attend(kv, rows, count, scale, cap);
+#endif
+  (void)deterministic;
+  vector_attend(kv, rows, count, scale, cap);
 }
 
 #if !defined(__AMX_BF16__)

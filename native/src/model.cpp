@@ -19,12 +19,17 @@ int fail(const std::string& reason) {
 
 namespace {
 
+constexpr int kMostOfAnything = 1 << 24;  // of layers, rows, tokens, …: products of two stay far inside 64 bits
+constexpr int kMostBytesSummed = 1 << 16;  // byte products that fit a 32-bit sum, for one scale per output
+
 std::string shape(int n, int k) { return "[" + std::to_string(n) + ", " + std::to_string(k) + "]"; }
 
 // A reason why the matrix cannot be what it is said to be; empty if it can.
 std::string matrix_flaw(const char* name, const rl_matrix& m, int n, int k) {
   if (!known_format(m.format)) return std::string(name) + " has no known format: " + std::to_string(m.format);
   if (!m.data) return std::string(name) + " has no data";
+  if (m.format == RL_Q8_C && m.k > kMostBytesSummed)
+    return std::string(name) + ": one scale per output is for rows of up to " + std::to_string(kMostBytesSummed) + " weights";
   if (m.n != n || m.k != k) return std::string(name) + " is " + shape(m.n, m.k) + ", not " + shape(n, k);
   return "";
 }
@@ -48,7 +53,9 @@ std::string layer_flaw(const rl_decoder& d, const rl_layer& layer) {
 std::string decoder_flaw(const rl_decoder& d) {
   for (int value : {d.hidden, d.heads, d.kv_heads, d.head_dim, d.ffn, d.vocab, d.num_layers, d.max_context, d.num_blocks,
                     d.max_step_tokens})
-    if (value < 1) return "every size of the table must be at least 1";
+    if (value < 1 || value > kMostOfAnything)
+      return "a size of " + std::to_string(value) + " in the table: it must be from 1 to " + std::to_string(kMostOfAnything);
+  if (int64_t(d.heads) * d.head_dim > kMostOfAnything) return "too many heads of this size";
   if (d.head_dim % 2 || d.head_dim > kMaxHeadDim)
     return "a head size of " + std::to_string(d.head_dim) + ": it must be even and at most " + std::to_string(kMaxHeadDim);
   if (d.heads % d.kv_heads) return "the heads cannot share the KV heads evenly";

@@ -140,7 +140,7 @@ class Step {
     AttentionRow rows[kAttentionRows];
     int count = 0;
     auto flush = [&](float** targets) {
-      k_.attend(kv, rows, count, spec_.attention_scale, spec_.attention_softcap);
+      k_.attend(kv, rows, count, spec_.attention_scale, spec_.attention_softcap, spec_.deterministic);
       for (int r = 0; r < count; r++) std::memcpy(targets[r], outs[r], size_t(dim) * 4);
       count = 0;
     };
@@ -286,6 +286,8 @@ std::string step_flaw(const rl_decoder& d, const rl_step& s) {
   for (int row = 0; row < s.num_rows; row++) {
     const int begin = s.query_starts[row], end = s.query_starts[row + 1];
     if (begin >= end || end > s.num_tokens) return "row " + std::to_string(row) + " has no tokens";
+    if (s.positions[begin] < 0 || s.positions[begin] >= d.max_context)
+      return "position " + std::to_string(s.positions[begin]) + " of a context of " + std::to_string(d.max_context);
     for (int token = begin; token < end; token++) {
       if (s.token_ids[token] < 0 || s.token_ids[token] >= d.vocab)
         return "token id " + std::to_string(s.token_ids[token]) + " of a vocabulary of " + std::to_string(d.vocab);
@@ -293,7 +295,7 @@ std::string step_flaw(const rl_decoder& d, const rl_step& s) {
         return "the positions of row " + std::to_string(row) + " are not consecutive";
     }
     const int last = s.positions[end - 1];
-    if (s.positions[begin] < 0 || last >= d.max_context)
+    if (last >= d.max_context)
       return "position " + std::to_string(last) + " of a context of " + std::to_string(d.max_context);
     if (last / kBlock >= s.table_width) return "the block table of row " + std::to_string(row) + " is too short";
     for (int i = 0; i <= last / kBlock; i++) {

@@ -55,13 +55,20 @@ void pin(std::thread& thread, int index, int count) {
 }  // namespace
 
 ThreadPool::ThreadPool(int count, void (*begin)()) : count_(count), begin_(begin) {
-  for (int i = 1; i < count_; i++) {
-    threads_.emplace_back([this, i] { worker(i); });
-    pin(threads_.back(), i, count_);
+  try {
+    for (int i = 1; i < count_; i++) {
+      threads_.emplace_back([this, i] { worker(i); });
+      pin(threads_.back(), i, count_);
+    }
+  } catch (...) {  // the system has no more threads: those that run must end before the pool does
+    stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;

@@ -56,6 +56,7 @@ class ThreadPool {
 
  private:
   void worker(int index);
+  void stop();
   bool woken_before_sleep(uint64_t seen) const;
 
   const int count_;

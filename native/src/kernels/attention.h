@@ -40,6 +40,11 @@ struct KvLayout {
 
 inline void quantize_limbs(const float* x, int n, int8_t* high, int8_t* low, float* scale, float* sum) {
   const float most = largest_size(x, n);
+  if (!is_finite(x, n)) {  // must stay visibly broken
+    std::memset(high, 0, size_t(n)), std::memset(low, 0, size_t(n));
+    *scale = *sum = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
   const float inverse = most > 1e-30f ? 16256.0f / most : 0.0f;
   int32_t total = 0;
   for (int i = 0; i < n; i += kLanes) {
@@ -65,67 +70,73 @@ inline void prepare_query(const float* query, int dim, AttentionScratch& s, int 
   }
 }
 
-template <int R, int V>
-RL_INLINE inline void dot_rows(I (&dots)[R * V], const uint8_t* weights, const uint8_t* x, size_t x_stride) {
-  repeat<V>([&](auto v) RL_INLINE {
-    const Bytes w = load_bytes(weights + v * kLanes * 4);
+// Accumulators are numbered acc[(r · B + b) · V + v]: row r, block b, vector v of the block's dwords.
+template <int R, int B, int V>
+RL_INLINE inline void dot_rows(I (&dots)[R * B * V], const uint8_t* const (&packed)[B], size_t at, const uint8_t* x, size_t x_stride) {
+  repeat<B * V>([&](auto j) RL_INLINE {
+    const Bytes w = load_bytes(packed[j / V] + at + j % V * kLanes * 4);
     repeat<R>([&](auto r) RL_INLINE {
+      I& sum = dots[r * B * V + j];
       if constexpr (kDotTakesBytes) {
-        dots[r * V + v] = dot(dots[r * V + v], w, x + r * x_stride);
+        sum = dot(sum, w, x + r * x_stride);
       } else {
         const I high = dot(zero_int(), high_nibbles(w), x + r * x_stride);
-        dots[r * V + v] = add_int(dot(dots[r * V + v], low_nibbles(w), x + r * x_stride), shift_left(high, 4));
+        sum = add_int(dot(sum, low_nibbles(w), x + r * x_stride), shift_left(high, 4));
       }
     });
   });
 }
 
-// acc[r · V + v] += Σ over `count` dwords of packed[i][lanes of vector v] · x[row r][i]. Vectors are kLanes dwords apart,
-// dwords of one vector `next` bytes. Bytes are multiplied with both limbs; the sum is exact, acc is overwritten.
-template <int kKv, int R, int V>
-RL_INLINE inline void products(F (&acc)[R * V], const uint8_t* packed, size_t next, int count, const uint8_t* x_high,
-                               const uint8_t* x_low, size_t x_stride) {
+// acc += Σ over `count` dwords of packed[b][i][vector v] · x[row r][i]; dwords of one vector lie `next` bytes apart. Bytes
+// are multiplied with both limbs; the sum is exact, acc is overwritten.
+template <int kKv, int R, int B, int V>
+RL_INLINE inline void products(F (&acc)[R * B * V], const uint8_t* const (&packed)[B], size_t next, int count,
+                               const uint8_t* x_high, const uint8_t* x_low, size_t x_stride) {
   if constexpr (kKv == RL_KV_INT8) {
-    I dots[R * V];
-    repeat<R * V>([&](auto j) RL_INLINE { dots[j] = zero_int(); });
-    for (int i = 0; i < count; i++) dot_rows<R, V>(dots, packed + i * next, x_high + i * 4, x_stride);
-    repeat<R * V>([&](auto j) RL_INLINE { dots[j] = shift_left(dots[j], 7); });
-    for (int i = 0; i < count; i++) dot_rows<R, V>(dots, packed + i * next, x_low + i * 4, x_stride);
-    repeat<R * V>([&](auto j) RL_INLINE { acc[j] = to_float(dots[j]); });
+    I dots[R * B * V];
+    repeat<R * B * V>([&](auto j) RL_INLINE { dots[j] = zero_int(); });
+    for (int i = 0; i < count; i++) dot_rows<R, B, V>(dots, packed, i * next, x_high + i * 4, x_stride);
+    repeat<R * B * V>([&](auto j) RL_INLINE { dots[j] = shift_left(dots[j], 7); });
+    for (int i = 0; i < count; i++) dot_rows<R, B, V>(dots, packed, i * next, x_low + i * 4, x_stride);
+    repeat<R * B * V>([&](auto j) RL_INLINE { acc[j] = to_float(dots[j]); });
   } else {
     for (int i = 0; i < count; i++) {
-      const uint8_t *weights = packed + i * next, *x = x_high + i * 4;
-      if constexpr (kKv == RL_KV_F32) {
-        repeat<R * V>([&](auto j) RL_INLINE {
-          acc[j] = fma(load(reinterpret_cast<const float*>(weights) + j % V * kLanes),
-                       set(*reinterpret_cast<const float*>(x + j / V * x_stride)), acc[j]);
-        });
-      } else {
-        repeat<V>([&](auto v) RL_INLINE {
-          const Bytes w = load_bytes(weights + v * kLanes * 4);
-          repeat<R>([&](auto r) RL_INLINE { acc[r * V + v] = dot_bf16(acc[r * V + v], w, x + r * x_stride); });
-        });
-      }
+      const uint8_t* x = x_high + i * 4;
+      repeat<B * V>([&](auto j) RL_INLINE {
+        const uint8_t* weights = packed[j / V] + i * next + j % V * kLanes * 4;
+        if constexpr (kKv == RL_KV_F32) {
+          const F w = load(reinterpret_cast<const float*>(weights));
+          repeat<R>([&](auto r) RL_INLINE {
+            acc[r * B * V + j] = fma(w, set(*reinterpret_cast<const float*>(x + r * x_stride)), acc[r * B * V + j]);
+          });
+        } else {
+          const Bytes w = load_bytes(weights);
+          repeat<R>([&](auto r) RL_INLINE { acc[r * B * V + j] = dot_bf16(acc[r * B * V + j], w, x + r * x_stride); });
+        }
+      });
     }
   }
 }
 
-// Scores of rows [row, row + R) with one block's 16 keys, not yet scaled.
-template <int kKv, int R>
-inline void block_scores(const KvHead& kv, int block, AttentionScratch& s, int row, int at) {
-  const uint8_t* keys = kv.keys + size_t(block) * kv.block_bytes;
+// Scores of rows [row, row + R) with the 16 keys of each of B neighbouring blocks, the chunk's `first` block on; not yet
+// scaled. Few rows take several blocks at once: one sum after the other would wait for each addition.
+template <int kKv, int R, int B>
+inline void block_scores(const KvHead& kv, const int32_t* blocks, AttentionScratch& s, int row, int first) {
+  constexpr int V = kHalves;
   const int dwords = kv.head_dim / KvLayout<kKv>::kPack;
-  F acc[R * kHalves];
-  repeat<R * kHalves>([&](auto j) RL_INLINE { acc[j] = zero(); });
-  products<kKv, R, kHalves>(acc, keys, kBlock * 4, dwords, s.queries[0][row], s.queries[1][row], sizeof s.queries[0][0]);
-  repeat<R * kHalves>([&](auto j) RL_INLINE {
-    constexpr int r = j / kHalves, lane = j % kHalves * kLanes;
+  const uint8_t* keys[B];
+  repeat<B>([&](auto b) RL_INLINE { keys[b] = kv.keys + size_t(blocks[first + b]) * kv.block_bytes; });
+  F acc[R * B * V];
+  repeat<R * B * V>([&](auto j) RL_INLINE { acc[j] = zero(); });
+  products<kKv, R, B, V>(acc, keys, kBlock * 4, dwords, s.queries[0][row], s.queries[1][row], sizeof s.queries[0][0]);
+  repeat<R * B * V>([&](auto j) RL_INLINE {
+    constexpr int r = j / (B * V), b = j / V % B, lane = j % V * kLanes;
     F value = acc[j];
     if constexpr (kKv == RL_KV_INT8) {  // (Σ q·(k + 128) · scale - 128 · Σ q · scale) · key scale
       value = fma(value, set(s.query_scale[row + r]), set(-128.0f * s.query_sum[row + r]));
-      value = mul(value, load(kv.key_scales + size_t(block) * kv.scale_stride + lane));
+      value = mul(value, load(kv.key_scales + size_t(blocks[first + b]) * kv.scale_stride + lane));
     }
-    store(&s.scores[row + r][at + lane], value);
+    store(&s.scores[row + r][(first + b) * kBlock + lane], value);
   });
 }
 
@@ -145,7 +156,7 @@ inline void chunk_softmax(const KvHead& kv, const AttentionRow& row, AttentionSc
     most = max(x, most);
   }
   const float before = s.most[r], now = std::max(before, largest(most));
-  const bool empty = now == kNothing;  // nothing to attend to yet: a chunk before the row's window
+  const bool empty = row.first >= base + keys || row.last < base;  // nothing to attend to: a chunk before the row's window
   s.correction[r] = now == before ? 1.0f : before == kNothing ? 0.0f : std::exp(before - now);
   s.most[r] = now;
   F sums = zero();
@@ -175,7 +186,7 @@ inline void chunk_softmax(const KvHead& kv, const AttentionRow& row, AttentionSc
 
 // out = out · correction + Σ over the chunk's valid tokens of weight · value, for R rows and V vectors of the head.
 template <int kKv, int R, int V>
-inline void chunk_values(const KvHead& kv, AttentionScratch& s, int row, int base, int valid, int at) {
+inline void chunk_values(const KvHead& kv, const int32_t* blocks, AttentionScratch& s, int row, int valid, int at) {
   constexpr int kPack = KvLayout<kKv>::kPack, kPerBlock = kBlock / kPack;  // dwords of a block
   constexpr size_t kRowBytes = sizeof s.weights[0][0];
   const size_t next = size_t(kv.head_dim) * 4, offset = size_t(at) * 4;
@@ -184,18 +195,18 @@ inline void chunk_values(const KvHead& kv, AttentionScratch& s, int row, int bas
     acc[j] = mul(load(&s.out[row + j / V][at + j % V * kLanes]), set(s.correction[row + j / V]));
   });
   for (int done = 0; done < valid; done += kBlock) {
-    const uint8_t* values = kv.values + size_t(kv.block_table[(base + done) / kBlock]) * kv.block_bytes + offset;
+    const uint8_t* const values[1] = {kv.values + size_t(blocks[done / kBlock]) * kv.block_bytes + offset};
     const int tokens = std::min(kBlock, valid - done), whole = tokens / kPack;
     const uint8_t* x = s.weights[0][row] + done / kPack * 4;
     if constexpr (kKv == RL_KV_INT8) {  // bytes beyond the last token are multiplied with zeros, exactly
       F part[R * V];
-      products<kKv, R, V>(part, values, next, kPerBlock, x, s.weights[1][row] + done / kPack * 4, kRowBytes);
+      products<kKv, R, 1, V>(part, values, next, kPerBlock, x, s.weights[1][row] + done / kPack * 4, kRowBytes);
       repeat<R * V>([&](auto j) RL_INLINE { acc[j] = fma(part[j], set(s.weight_scale[row + j / V]), acc[j]); });
     } else {
-      products<kKv, R, V>(acc, values, next, whole, x, x, kRowBytes);
+      products<kKv, R, 1, V>(acc, values, next, whole, x, x, kRowBytes);
       if (kKv == RL_KV_BF16 && tokens % 2)  // the odd one's neighbour may hold anything
         repeat<V>([&](auto v) RL_INLINE {
-          const Bytes w = low_halves(load_bytes(values + whole * next + v * kLanes * 4));
+          const Bytes w = low_halves(load_bytes(values[0] + whole * next + v * kLanes * 4));
           repeat<R>([&](auto r) RL_INLINE { acc[r * V + v] = dot_bf16(acc[r * V + v], w, x + r * kRowBytes + whole * 4); });
         });
     }
@@ -206,107 +217,101 @@ inline void chunk_values(const KvHead& kv, AttentionScratch& s, int row, int bas
   });
 }
 
-template <int kKv, int R>
-void attend_chunk_rows(const KvHead& kv, AttentionScratch& s, int row, int base, int valid, bool scores) {
-  if (scores) {
-    for (int b = 0; b * kBlock < valid; b++)
-      block_scores<kKv, R>(kv, kv.block_table[base / kBlock + b], s, row, b * kBlock);
-  } else {
-    for (int at = 0; at < kv.head_dim; at += kPanel) chunk_values<kKv, R, kHalves>(kv, s, row, base, valid, at);
-  }
+// Blocks, or vectors of a head, that R rows take at once: as many as there are registers for.
+template <int R>
+constexpr int at_once() {
+  return std::max(1, std::min(kChunkBlocks, kAttentionSums / (R * kHalves)));
 }
 
 template <int kKv, int R>
-inline void attend_some(int rows, const KvHead& kv, AttentionScratch& s, int row, int base, int valid, bool scores) {
-  if constexpr (R == 1) attend_chunk_rows<kKv, 1>(kv, s, row, base, valid, scores);
-  else if (rows >= R) attend_chunk_rows<kKv, R>(kv, s, row, base, valid, scores);
-  else attend_some<kKv, R - 1>(rows, kv, s, row, base, valid, scores);
+void score_rows(const KvHead& kv, const int32_t* blocks, AttentionScratch& s, int row, int count) {
+  constexpr int B = at_once<R>();
+  int b = 0;
+  for (; b + B <= count; b += B) block_scores<kKv, R, B>(kv, blocks, s, row, b);
+  for (; b < count; b++) block_scores<kKv, R, 1>(kv, blocks, s, row, b);
 }
 
-template <int kKv>
-inline void attend_all(const KvHead& kv, AttentionScratch& s, int count, int base, int valid, bool scores) {
-  for (int row = 0; row < count; row += kAttentionTile)
-    attend_some<kKv, kAttentionTile>(std::min(count - row, kAttentionTile), kv, s, row, base, valid, scores);
+template <int kKv, int R>
+void weigh_rows(const KvHead& kv, const int32_t* blocks, AttentionScratch& s, int row, int valid) {
+  constexpr int V = kHalves * at_once<R>();
+  int at = 0;
+  for (; at + V * kLanes <= kv.head_dim; at += V * kLanes) chunk_values<kKv, R, V>(kv, blocks, s, row, valid, at);
+  for (; at < kv.head_dim; at += kPanel) chunk_values<kKv, R, kHalves>(kv, blocks, s, row, valid, at);
 }
 
+// Calls one(number of rows, first row) for tiles of at most kAttentionTile rows.
+template <int R, typename One>
+inline void tile_of(int rows, int row, const One& one) {
+  if constexpr (R == 1) one(std::integral_constant<int, 1>{}, row);
+  else if (rows >= R) one(std::integral_constant<int, R>{}, row);
+  else tile_of<R - 1>(rows, row, one);
+}
+template <typename One>
+inline void for_tiles(int count, const One& one) {
+  for (int row = 0; row < count; row += kAttentionTile) tile_of<kAttentionTile>(std::min(count - row, kAttentionTile), row, one);
+}
+
+// Keys and values of a decode come from memory, block by block from anywhere: no hardware sees that coming.
+inline void prefetch_blocks(const uint8_t* heads, const KvHead& kv, const int32_t* blocks, int count) {
+  const size_t bytes = size_t(kv.head_dim) * kBlock * (kv.format == RL_KV_F32 ? 4 : kv.format == RL_KV_BF16 ? 2 : 1);
+  for (int b = 0; b < count; b++)
+    for (size_t line = 0; line < bytes; line += 64) prefetch(heads + size_t(blocks[b]) * kv.block_bytes + line);
+}
+
+// Prepares the queries and empties the sums; the positions any of the rows attends to.
 template <int kKv>
-void attend_kv(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap) {
-  static thread_local AttentionScratch s;
-  int first = rows[0].first, last = rows[0].last;
+inline void begin_rows(const KvHead& kv, const AttentionRow* rows, int count, AttentionScratch& s, int* first, int* last) {
+  *first = rows[0].first, *last = rows[0].last;
   for (int r = 0; r < count; r++) {
-    first = std::min(first, rows[r].first), last = std::max(last, rows[r].last);
+    *first = std::min(*first, rows[r].first), *last = std::max(*last, rows[r].last);
     prepare_query<kKv>(rows[r].query, kv.head_dim, s, r);
     s.most[r] = kNothing, s.total[r] = 0.0f;
     std::memset(s.out[r], 0, size_t(kv.head_dim) * 4);
   }
-  for (int base = first / kChunk * kChunk; base <= last; base += kChunk) {
-    const int valid = std::min(kChunk, last + 1 - base), blocks = (valid + kBlock - 1) / kBlock;
-    attend_all<kKv>(kv, s, count, base, valid, true);
-    for (int r = 0; r < count; r++) chunk_softmax<kKv>(kv, rows[r], s, r, base, blocks, scale, cap);
-    attend_all<kKv>(kv, s, count, base, valid, false);
-  }
-  for (int r = 0; r < count; r++)
-    for (int i = 0; i < kv.head_dim; i += kLanes) store(rows[r].out + i, div(load(&s.out[r][i]), set(s.total[r])));
 }
 
-inline void attend(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap) {
+inline void end_rows(const KvHead& kv, const AttentionRow* rows, int count, const AttentionScratch& s) {
+  for (int r = 0; r < count; r++) {
+    const F inverse = set(1.0f / s.total[r]);
+    for (int i = 0; i < kv.head_dim; i += kLanes) store(rows[r].out + i, mul(load(&s.out[r][i]), inverse));
+  }
+}
+
+inline int blocks_of(int valid) { return (valid + kBlock - 1) / kBlock; }
+
+template <int kKv>
+void attend_kv(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap, AttentionScratch& s) {
+  int first, last;
+  begin_rows<kKv>(kv, rows, count, s, &first, &last);
+  const int begin = first / kChunk * kChunk;
+  const bool few = count <= kAttentionTile;
+  if (few) prefetch_blocks(kv.keys, kv, kv.block_table + begin / kBlock, blocks_of(std::min(kChunk, last + 1 - begin)));
+  for (int base = begin; base <= last; base += kChunk) {
+    const int valid = std::min(kChunk, last + 1 - base), count_blocks = blocks_of(valid);
+    const int32_t* blocks = kv.block_table + base / kBlock;
+    if (few) {
+      prefetch_blocks(kv.values, kv, blocks, count_blocks);
+      const int next = base + kChunk;
+      if (next <= last) prefetch_blocks(kv.keys, kv, blocks + kChunkBlocks, blocks_of(std::min(kChunk, last + 1 - next)));
+    }
+    for_tiles(count, [&](auto tile, int row) { score_rows<kKv, tile>(kv, blocks, s, row, count_blocks); });
+    for (int r = 0; r < count; r++) chunk_softmax<kKv>(kv, rows[r], s, r, base, count_blocks, scale, cap);
+    for_tiles(count, [&](auto tile, int row) { weigh_rows<kKv, tile>(kv, blocks, s, row, valid); });
+  }
+  end_rows(kv, rows, count, s);
+}
+
+inline AttentionScratch& attention_scratch() {
+  static thread_local AttentionScratch scratch;
+  return scratch;
+}
+
+inline void vector_attend(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap) {
+  AttentionScratch& s = attention_scratch();
   switch (kv.format) {
-    case RL_KV_F32: return attend_kv<RL_KV_F32>(kv, rows, count, scale, cap);
-    case RL_KV_BF16: return attend_kv<RL_KV_BF16>(kv, rows, count, scale, cap);
-    default: return attend_kv<RL_KV_INT8>(kv, rows, count, scale, cap);
-  }
-}
-
-// ---- writing the cache ----
-
-// The value's scale, and the value as bytes offset by 128.
-inline float offset_bytes(const float* value, int dim, uint8_t* bytes) {
-  const float most = largest_size(value, dim);
-  if (!is_finite(value, dim)) {
-    std::memset(bytes, 128, size_t(dim));
-    return std::numeric_limits<float>::quiet_NaN();
-  }
-  const float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
-  for (int i = 0; i < dim; i += kLanes) {
-    int8_t rounded[kLanes];
-    store_int8(rounded, round_int(mul(load(value + i), set(inverse))));
-    for (int j = 0; j < kLanes; j++) bytes[i + j] = uint8_t(rounded[j] ^ 0x80);
-  }
-  return inverse == 0.0f ? 0.0f : most / 127.0f;
-}
-
-inline void store_key(const KvHead& kv, int block, int slot, const float* value) {
-  uint8_t* keys = const_cast<uint8_t*>(kv.keys) + size_t(block) * kv.block_bytes + slot * 4;
-  const int dim = kv.head_dim;
-  alignas(64) uint8_t packed[kMaxHeadDim * 4];
-  int dwords = dim;
-  if (kv.format == RL_KV_F32) {
-    std::memcpy(packed, value, size_t(dim) * 4);
-  } else if (kv.format == RL_KV_BF16) {
-    for (int i = 0; i < dim; i += kLanes) store_bf16(reinterpret_cast<uint16_t*>(packed) + i, load(value + i));
-    dwords = dim / 2;
-  } else {
-    const_cast<float*>(kv.key_scales)[size_t(block) * kv.scale_stride + slot] = offset_bytes(value, dim, packed);
-    dwords = dim / 4;
-  }
-  for (int i = 0; i < dwords; i++) std::memcpy(keys + size_t(i) * kBlock * 4, packed + i * 4, 4);
-}
-
-inline void store_value(const KvHead& kv, int block, int slot, const float* value) {
-  uint8_t* values = const_cast<uint8_t*>(kv.values) + size_t(block) * kv.block_bytes;
-  const int dim = kv.head_dim;
-  if (kv.format == RL_KV_F32) {
-    std::memcpy(values + size_t(slot) * dim * 4, value, size_t(dim) * 4);
-  } else if (kv.format == RL_KV_BF16) {
-    alignas(64) uint16_t rounded[kMaxHeadDim];
-    for (int i = 0; i < dim; i += kLanes) store_bf16(rounded + i, load(value + i));
-    uint16_t* out = reinterpret_cast<uint16_t*>(values) + size_t(slot / 2) * dim * 2 + slot % 2;
-    for (int i = 0; i < dim; i++) out[i * 2] = rounded[i];
-  } else {
-    alignas(64) uint8_t bytes[kMaxHeadDim];
-    const_cast<float*>(kv.value_scales)[size_t(block) * kv.scale_stride + slot] = offset_bytes(value, dim, bytes);
-    uint8_t* out = values + size_t(slot / 4) * dim * 4 + slot % 4;
-    for (int i = 0; i < dim; i++) out[i * 4] = bytes[i];
+    case RL_KV_F32: return attend_kv<RL_KV_F32>(kv, rows, count, scale, cap, s);
+    case RL_KV_BF16: return attend_kv<RL_KV_BF16>(kv, rows, count, scale, cap, s);
+    default: return attend_kv<RL_KV_INT8>(kv, rows, count, scale, cap, s);
   }
 }
 

@@ -84,7 +84,7 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
       const size_t group_at = slot.scale_at + size_t(g) * slot.stride;
       in.scales[group_at] = scale;
       if (in.offset) {
-        const int32_t corrected = in.offset * total;
+        const int32_t corrected = finite ? in.offset * total : 0;
         std::memcpy(&in.sums[group_at], &corrected, 4);
       } else {
         in.sums[group_at] = scale * float(total);

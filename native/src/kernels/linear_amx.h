@@ -2,18 +2,13 @@
 //
 // A panel of bf16 weights is made of tiles as it lies in memory; quantized weights are first expanded to such tiles,
 // scale and minimum applied, once per panel for all rows. Weights with one scale per output stay bytes and are
-// multiplied with both limbs of the inputs. Tile 0–5: sums, 6: inputs, 7: weights.
+// multiplied with both limbs of the inputs.
 #pragma once
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#include "amx.h"
 #include "linear.h"
 
 namespace {
 
-constexpr int kTile = 16;      // rows of a tile
-constexpr int kTileSums = 6;   // tiles that hold sums
 constexpr int kOwnRows = kTile;
 constexpr size_t kInputBlockBytes = 2 << 20;  // large: every block of rows expands the weights again
 static_assert(kLinearRows <= kOwnRows);
@@ -26,25 +21,6 @@ constexpr int kRowsForTiles = 6;
 inline bool amx_pays(int format, int rows) {
   if (format == RL_F32) return false;
   return rows >= (format == RL_BF16 || format == RL_Q8_C ? kRowsForTiles : kRowsForExpanding);
-}
-
-// Palette 1 with all tiles at full size. The palette is a constant: the CPUID leaf that describes it may be hidden.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-inline void start_thread() {
-  static thread_local bool ready = false;
-  if (ready) return;
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) _exit(1);  // only ever in the trial: see isa.cpp
-  const TileConfig config;
-  // GCC 12 does not see that loadconfig reads the structure; without this the stores may come after it.
-  asm volatile("" ::"r"(&config) : "memory");
-  _tile_loadconfig(&config);
-  ready = true;
 }
 
 inline size_t panel_scratch_bytes(int k) { return size_t(k) * kPanel * 2 + kTileSums * kTile * kPanel * 4 + 8 * kPanel * 4 * 2; }
@@ -101,8 +77,6 @@ inline void zero_tiles() {
   if constexpr (T > 1) _tile_zero(1);
   if constexpr (T > 2) _tile_zero(2);
   if constexpr (T > 3) _tile_zero(3);
-  if constexpr (T > 4) _tile_zero(4);
-  if constexpr (T > 5) _tile_zero(5);
 }
 
 template <int T>
@@ -112,8 +86,6 @@ inline void store_tiles(void* out) {
   if constexpr (T > 1) _tile_stored(1, at + 1024, 64);
   if constexpr (T > 2) _tile_stored(2, at + 2048, 64);
   if constexpr (T > 3) _tile_stored(3, at + 3072, 64);
-  if constexpr (T > 4) _tile_stored(4, at + 4096, 64);
-  if constexpr (T > 5) _tile_stored(5, at + 5120, 64);
 }
 
 // 16 · T rows of bf16 inputs times a whole panel, into sums [16 · T][16].
@@ -128,8 +100,6 @@ void bf16_tiles(const uint8_t* weights, int k, const uint8_t* rows, float* sums)
     if constexpr (T > 1) { _tile_loadd(6, rows + apart, stride); _tile_dpbf16ps(1, 6, 7); }
     if constexpr (T > 2) { _tile_loadd(6, rows + 2 * apart, stride); _tile_dpbf16ps(2, 6, 7); }
     if constexpr (T > 3) { _tile_loadd(6, rows + 3 * apart, stride); _tile_dpbf16ps(3, 6, 7); }
-    if constexpr (T > 4) { _tile_loadd(6, rows + 4 * apart, stride); _tile_dpbf16ps(4, 6, 7); }
-    if constexpr (T > 5) { _tile_loadd(6, rows + 5 * apart, stride); _tile_dpbf16ps(5, 6, 7); }
   }
   store_tiles<T>(sums);
 }

@@ -7,6 +7,7 @@ namespace {
 constexpr int kLanes = 8;
 constexpr int kLinearRows = 4;     // 16 registers
 constexpr int kAttentionTile = 4;
+constexpr int kAttentionSums = 12;   // accumulators an attention loop may hold
 
 using F = __m256;
 using I = __m256i;

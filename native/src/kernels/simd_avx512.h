@@ -7,6 +7,7 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kLinearRows = 12;    // rows one linear kernel computes together: two accumulators each of 32 registers
 constexpr int kAttentionTile = 8;  // query rows per inner attention loop
+constexpr int kAttentionSums = 24;   // accumulators an attention loop may hold
 
 using F = __m512;
 using I = __m512i;

@@ -9,6 +9,7 @@ namespace {
 constexpr int kLanes = 4;
 constexpr int kLinearRows = 4;
 constexpr int kAttentionTile = 4;
+constexpr int kAttentionSums = 12;   // accumulators an attention loop may hold
 
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
