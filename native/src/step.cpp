@@ -100,11 +100,15 @@ class Step {
   // A decode reads keys of earlier steps and its own, so that one thread can turn, store and attend without meeting
   // the others; the tokens of a prefill read each other's.
   void attention(int layer, Place& at) {
-    if (!decodes_only_)
-      each(step_.num_tokens * spec_.kv_heads, at, [&](int i) { rotate_and_store(layer, i / spec_.kv_heads, i % spec_.kv_heads); });
+    // A unit's tokens are neighbours in the cache: two threads would write to the same lines.
+    auto store = [&](const AttentionUnit& unit) {
+      for (int token = unit.first_token; token < unit.first_token + unit.num_tokens; token++)
+        rotate_and_store(layer, token, unit.kv_head);
+    };
+    if (!decodes_only_) each(int(m_.units.size()), at, [&](int index) { store(m_.units[size_t(index)]); });
     each(int(m_.units.size()), at, [&](int index) {
       const AttentionUnit& unit = m_.units[size_t(index)];
-      if (decodes_only_) rotate_and_store(layer, unit.first_token, unit.kv_head);
+      if (decodes_only_) store(unit);
       attend(layer, unit);
     });
   }

@@ -15,7 +15,7 @@ static_assert(kLinearRows <= kOwnRows);
 
 // Below so many rows the vector kernels are faster: a tile costs the same for one row as for sixteen, and expanding a
 // panel costs about as much as multiplying it with sixteen rows.
-constexpr int kRowsForExpanding = 24;
+constexpr int kRowsForExpanding = 48;
 constexpr int kRowsForTiles = 6;
 
 inline bool amx_pays(int format, int rows) {
