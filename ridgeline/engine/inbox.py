@@ -54,19 +54,18 @@ class Inbox:
 
         A cancelled take loses nothing.
         """
-        if not self._has_something():
+        if self._more_may_come and (self._whole or not self._waiting):
             await self._wait(patience_s)
-        if self._waiting and not (self._whole and self.open_requests and self._error is None):
+        if self._waiting and not (self._whole and self._more_may_come):
             taken, self._waiting = self._waiting, []
             return taken
         if self._error is not None:
             raise self._error
         return [] if self.open_requests else None
 
-    def _has_something(self) -> bool:
-        if self._error is not None or not self.open_requests:
-            return True
-        return bool(self._waiting) and not self._whole
+    @property
+    def _more_may_come(self) -> bool:
+        return self._error is None and self.open_requests > 0
 
     async def _wait(self, patience_s: float | None) -> None:
         loop = asyncio.get_running_loop()

@@ -8,7 +8,8 @@ A chat request's way, from the socket and back to it:
       decoding     bytes → the structs of `protocol`, or a 400 that names the field
       validation   options → SamplingParams; `prompts`: messages, text or ids → token ids that fit
     sse          the two kinds of answer, whole or streamed, both fed by one course
-      course       the Job under way: the engine's chunks through a bounded buffer, ended and booked once
+      course       the Job under way: the engine's chunks through an inbox, ended and booked once
+      reader_watch cuts a stream whose reader takes nothing, or falls too far behind
       choices      chunks → pieces of numbered choices; usage
     chat         pieces → the structs of `responses`, with `logprobs`; sse writes them to the socket
 

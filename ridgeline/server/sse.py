@@ -115,7 +115,10 @@ class EventStream:
         limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
         async with ReaderWatch(self._course.inbox, *limits) as watch:
             while pieces is not None:
-                events = await self._events(pieces)
+                if self._may_be_large:
+                    events = await off_loop(_size_bytes(pieces), partial(self._events, pieces))
+                else:
+                    events = self._events(pieces)
                 watch.write_begins()
                 await send({"type": "http.response.body", "body": events or KEEPALIVE, "more_body": True})
                 watch.write_ends()
@@ -125,12 +128,7 @@ class EventStream:
         usage = self._course.choices.usage(self._course.job.include_timing)
         return event(self._shape.usage_event(usage)) + DONE
 
-    async def _events(self, pieces: list[Piece]) -> bytes:
-        if self._may_be_large:
-            return await off_loop(_size_bytes(pieces), partial(self._encoded, pieces))
-        return self._encoded(pieces)
-
-    def _encoded(self, pieces: list[Piece]) -> bytes:
+    def _events(self, pieces: list[Piece]) -> bytes:
         if len(pieces) == 1:
             return self._shape.events(pieces[0])
         return b"".join([self._shape.events(piece) for piece in pieces])
