@@ -1,0 +1,188 @@
+// What makes no sense is refused with a reason, before any kernel reads through it; and the model goes on as before.
+#include <functional>
+#include <limits>
+
+#include "tiny_model.h"
+
+namespace {
+
+constexpr int kHuge = std::numeric_limits<int32_t>::max(), kLeast = std::numeric_limits<int32_t>::min();
+std::string isa;
+
+// ---- models ----
+
+void refused_model(const char* what, const std::function<void(TinyModel&)>& spoil, const char* words) {
+  for (uint64_t seed = 1; seed <= 3; seed++) {
+    TinyModel tiny(seed, kAnyFormat, RL_KV_BF16, true);
+    spoil(tiny);
+    about("a model with %s, seed %d", what, int(seed));
+    rl_model* model = rl_model_create(&tiny.decoder, isa.c_str(), 2);
+    if (CHECK(model == nullptr) && !CHECK(std::string(rl_last_error()).find(words) != std::string::npos))
+      std::fprintf(stderr, "  the reason was: %s\n", rl_last_error());
+    rl_model_free(model);
+  }
+}
+
+void tables_that_do_not_fit_are_refused() {
+  using Spoil = std::function<void(TinyModel&)>;
+  int32_t rl_decoder::* const sizes[] = {&rl_decoder::hidden, &rl_decoder::heads, &rl_decoder::kv_heads, &rl_decoder::head_dim,
+                                         &rl_decoder::ffn, &rl_decoder::vocab, &rl_decoder::num_layers,
+                                         &rl_decoder::max_context, &rl_decoder::num_blocks, &rl_decoder::max_step_tokens};
+  for (auto size : sizes)
+    for (int value : {0, -1, kLeast}) refused_model("a size below 1", [&](TinyModel& t) { t.decoder.*size = value; }, "size");
+  for (auto size : {&rl_decoder::hidden, &rl_decoder::heads, &rl_decoder::ffn, &rl_decoder::vocab, &rl_decoder::head_dim})
+    for (int value : {kHuge, kHuge - 1, 1 << 30, 1 << 16})
+      refused_model("a size its matrices do not have", [&](TinyModel& t) { t.decoder.*size = value; }, "");
+
+  const std::pair<const char*, Spoil> cases[] = {
+      {"head size|odd head", [](TinyModel& t) { t.decoder.head_dim = 7; }},
+      {"head size|wide head", [](TinyModel& t) { t.decoder.head_dim = 258; }},
+      {"evenly|5 heads on 3 KV heads", [](TinyModel& t) { t.decoder.heads = 5, t.decoder.kv_heads = 3; }},
+      {"KV format|no such KV format", [](TinyModel& t) { t.decoder.kv_format = 3; }},
+      {"KV format|a negative KV format", [](TinyModel& t) { t.decoder.kv_format = -1; }},
+      {"activation|no such activation", [](TinyModel& t) { t.decoder.activation = 2; }},
+      {"layers|no layers", [](TinyModel& t) { t.decoder.layers = nullptr; }},
+      {"final norm|no final norm", [](TinyModel& t) { t.decoder.final_norm = nullptr; }},
+      {"embedding|no embedding", [](TinyModel& t) { t.decoder.embedding.data = nullptr; }},
+      {"embedding|a narrow embedding", [](TinyModel& t) { t.decoder.embedding.k--; }},
+      {"lm_head|a short head", [](TinyModel& t) { t.decoder.lm_head.n--; }},
+      {"lm_head|a head of no format", [](TinyModel& t) { t.decoder.lm_head.format = 8; }},
+      {"layer 0: qkv|a short qkv", [](TinyModel& t) { t.layer(0).qkv.n -= 2; }},
+      {"layer 0: output|a transposed output", [](TinyModel& t) { std::swap(t.layer(0).output.n, t.layer(0).output.k), t.layer(0).output.n++; }},
+      {"layer 0: gate_up|an unpadded gate_up", [](TinyModel& t) { t.layer(0).gate_up.n--; }},
+      {"layer 0: down|a wide down", [](TinyModel& t) { t.layer(0).down.k++; }},
+      {"layer 0: down|a down of a negative format", [](TinyModel& t) { t.layer(0).down.format = -1; }},
+      {"norm|no attention norm", [](TinyModel& t) { t.layer(0).attn_norm = nullptr; }},
+      {"norm|no ffn norm", [](TinyModel& t) { t.layer(0).ffn_norm = nullptr; }},
+      {"norm|one head norm of two", [](TinyModel& t) { t.layer(0).q_norm = t.decoder.final_norm, t.layer(0).k_norm = nullptr; }},
+      {"rotary|an odd rotary size", [](TinyModel& t) { t.layer(0).rotary_dim = 3; }},
+      {"rotary|a rotary size beyond the head", [](TinyModel& t) { t.layer(0).rotary_dim = t.decoder.head_dim + 2; }},
+      {"rotary|a negative rotary size", [](TinyModel& t) { t.layer(0).rotary_dim = -2; }},
+      {"rotary|no rotary tables", [](TinyModel& t) { t.layer(0).rotary_dim = 2, t.layer(0).sine = nullptr; }},
+      {"window|a negative window", [](TinyModel& t) { t.layer(0).window = -1; }},
+      {"layer |a flaw in the last layer", [](TinyModel& t) { t.layer(t.decoder.num_layers - 1).window = kLeast; }},
+  };
+  for (const auto& [text, spoil] : cases) {
+    const std::string both = text;
+    refused_model(both.substr(both.find('|') + 1).c_str(), spoil, both.substr(0, both.find('|')).c_str());
+  }
+}
+
+// A kernel that promises any amount of memory gives the model; what must not happen is anything but these two.
+void more_memory_than_there_is_is_refused() {
+  TinyModel tiny(1, RL_F32, RL_KV_F32, true);
+  tiny.decoder.num_blocks = kHuge;
+  about("2^31 blocks");
+  rl_model* model = rl_model_create(&tiny.decoder, isa.c_str(), 2);
+  CHECK(model ? rl_model_bytes(model) > int64_t(kHuge) * 16 : std::string(rl_last_error()).find("memory") != std::string::npos);
+  rl_model_free(model);
+}
+
+void an_instruction_set_that_is_none_is_refused() {
+  TinyModel tiny(1, RL_F32, RL_KV_F32, true);
+  for (const char* name : {"sse9", "AVX512", "portable,avx2", " "}) {
+    about("the instruction set '%s'", name);
+    CHECK(rl_model_create(&tiny.decoder, name, 1) == nullptr);
+    CHECK(std::string(rl_last_error()).find(name) != std::string::npos);
+  }
+  about("no name: the best");
+  rl_model* best = rl_model_create(&tiny.decoder, nullptr, 1);
+  if (CHECK(best != nullptr)) CHECK(std::string(rl_available_isas()).rfind(rl_model_isa(best), 0) == 0);
+  rl_model_free(best);
+  for (int threads : {0, -5}) {
+    about("%d threads are one", threads);
+    rl_model* model = rl_model_create(&tiny.decoder, isa.c_str(), threads);
+    CHECK(model != nullptr && isa == rl_model_isa(model) && rl_model_bytes(model) > 0);
+    rl_model_free(model);
+  }
+}
+
+// ---- steps ----
+
+void steps_that_make_no_sense_are_refused_and_change_nothing() {
+  struct Spoilt {
+    const char *what, *words;
+    std::function<void(StepArrays&, rl_step&)> spoil;
+  };
+  const Spoilt cases[] = {
+      {"no tokens", "tokens", [](StepArrays&, rl_step& s) { s.num_tokens = 0; }},
+      {"fewer than no tokens", "tokens", [](StepArrays&, rl_step& s) { s.num_tokens = kLeast; }},
+      {"too many tokens", "tokens", [](StepArrays&, rl_step& s) { s.num_tokens = 65; }},
+      {"2^31 tokens", "tokens", [](StepArrays&, rl_step& s) { s.num_tokens = kHuge; }},
+      {"no rows", "rows", [](StepArrays&, rl_step& s) { s.num_rows = 0; }},
+      {"-1 rows", "rows", [](StepArrays&, rl_step& s) { s.num_rows = -1; }},
+      {"2^31 rows", "rows", [](StepArrays&, rl_step& s) { s.num_rows = kHuge; }},
+      {"a row left out", "rows", [](StepArrays&, rl_step& s) { s.num_rows--; }},
+      {"a start above 0", "rows", [](StepArrays& a, rl_step&) { a.starts[0] = 1; }},
+      {"a start below 0", "rows", [](StepArrays& a, rl_step&) { a.starts[0] = -1; }},
+      {"an empty row", "row 1", [](StepArrays& a, rl_step&) { a.starts[2] = a.starts[1]; }},
+      {"a row that ends before it starts", "row", [](StepArrays& a, rl_step&) { a.starts[1] = a.starts[2] + 1; }},
+      {"a row beyond the tokens", "row", [](StepArrays& a, rl_step&) { a.starts[1] = kHuge; }},
+      {"a row of negative starts", "row", [](StepArrays& a, rl_step&) { a.starts[1] = kLeast; }},
+      {"an end beyond the tokens", "rows", [](StepArrays& a, rl_step&) { a.starts.back() = kHuge; }},
+      {"a token id of -1", "token id -1", [](StepArrays& a, rl_step&) { a.tokens[3] = -1; }},
+      {"a token id beyond the vocabulary", "token id", [](StepArrays& a, rl_step&) { a.tokens.back() = kHuge; }},
+      {"the first id that is no token", "token id", [](StepArrays& a, rl_step&) { a.tokens[0] = 1000; }},
+      {"a position of -1", "position", [](StepArrays& a, rl_step&) { a.positions.back() = -1; }},
+      {"the least position", "position", [](StepArrays& a, rl_step&) { a.positions.back() = kLeast; }},
+      {"the largest position", "position", [](StepArrays& a, rl_step&) { a.positions.back() = kHuge; }},
+      {"positions that reach beyond the largest", "position", [](StepArrays& a, rl_step&) { a.positions[0] = kHuge; }},
+      {"a position beyond the context", "context", [](StepArrays& a, rl_step&) { a.positions.back() = 200; }},
+      {"a gap between positions", "consecutive", [](StepArrays& a, rl_step&) { a.positions[2] = 7; }},
+      {"positions that go back", "consecutive", [](StepArrays& a, rl_step&) { a.positions[2] = 0; }},
+      {"a table too short", "block table", [](StepArrays& a, rl_step&) { a.positions.back() = 199; }},
+      {"no table", "block table", [](StepArrays&, rl_step& s) { s.table_width = 0; }},
+      {"a table of width -1", "block table", [](StepArrays&, rl_step& s) { s.table_width = -1; }},
+      {"block -1", "block -1", [](StepArrays& a, rl_step&) { a.tables[1] = -1; }},
+      {"a block beyond the cache", "block 60", [](StepArrays& a, rl_step&) { a.tables[0] = 60; }},
+      {"block 2^31", "block", [](StepArrays& a, rl_step&) { a.tables[0] = kHuge; }},
+      {"logits of token -1", "logits", [](StepArrays& a, rl_step&) { a.logit_rows[0] = -1; }},
+      {"logits of a token that is not there", "logits", [](StepArrays& a, rl_step& s) { a.logit_rows[0] = s.num_tokens; }},
+      {"-1 logits", "logits", [](StepArrays&, rl_step& s) { s.num_logits = -1; }},
+      {"more logits than tokens", "logits", [](StepArrays& a, rl_step& s) {
+         a.logit_rows.push_back(0), s.logit_rows = a.logit_rows.data(), s.num_logits++;
+       }},
+  };
+  TinyModel tiny(5, kAnyFormat, RL_KV_INT8, true);
+  Random random(5);
+  const std::vector<Sequence> sequences = random_sequences(tiny, random, {25, 18, 20});
+  Session session(tiny.decoder, isa, 2);
+  const std::vector<Piece> pieces = {{&sequences[0], 0, 25}, {&sequences[1], 0, 18}, {&sequences[2], 0, 1}};
+  const Logits before = session.step(pieces);
+  for (const Spoilt& c : cases) {
+    StepArrays arrays(pieces);
+    rl_step step = arrays.step();
+    c.spoil(arrays, step);
+    Aligned<float> logits(1);  // nothing may be written
+    const float untouched = logits[0];
+    about("a step with %s", c.what);
+    CHECK_REFUSED(rl_step_execute(session.model.get(), &step, logits.data()), c.words);
+    CHECK(std::memcmp(&logits[0], &untouched, 4) == 0);
+  }
+  about("the model after all those refusals");
+  CHECK(same_bits(session.step(pieces), before));
+}
+
+void blocks_that_are_none_are_not_copied() {
+  TinyModel tiny(2, RL_F32, RL_KV_INT8, true);
+  Session session(tiny.decoder, isa, 1);
+  const int blocks = tiny.decoder.num_blocks;
+  for (int bad : {-1, blocks, kHuge, kLeast}) {
+    about("block %d of %d", bad, blocks);
+    CHECK_REFUSED(rl_copy_block(session.model.get(), bad, 0), "block");
+    CHECK_REFUSED(rl_copy_block(session.model.get(), 0, bad), "block");
+  }
+  CHECK_OK(rl_copy_block(session.model.get(), 0, blocks - 1));
+}
+
+}  // namespace
+
+int main() {
+  isa = isa_under_test();
+  tables_that_do_not_fit_are_refused();
+  more_memory_than_there_is_is_refused();
+  an_instruction_set_that_is_none_is_refused();
+  steps_that_make_no_sense_are_refused_and_change_nothing();
+  blocks_that_are_none_are_not_copied();
+  return report();
+}

@@ -1,0 +1,130 @@
+// The thread pool and its phases: many short runs, on more threads than there are CPUs, with pauses long enough to sleep
+// in and threads that come late. What they must not do is lose a wake-up, do a piece twice or never, let a thread into a
+// phase whose inputs are not done, or race; the last is for TSan to see.
+#include "threads.h"
+
+#include <chrono>
+
+#include "check.h"
+
+namespace {
+
+using ridgeline::Phase;
+using ridgeline::ThreadPool;
+
+std::atomic<int> begun{0};
+void count_begin() { begun++; }
+void do_nothing() {}
+void wait(int microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
+
+void every_thread_runs_all_work_once() {
+  for (int threads = 1; threads <= 8; threads++) {
+    about("%d threads", threads);
+    begun = 0;
+    {
+      ThreadPool pool(threads, count_begin);
+      CHECK_EQUAL(pool.size(), threads);
+      std::vector<int> times(static_cast<size_t>(threads));
+      for (int run = 0; run < 100; run++) pool.run([&](int thread) { times[size_t(thread)]++; });
+      for (int count : times) CHECK_EQUAL(count, 100);
+    }
+    CHECK_EQUAL(begun, 100 + threads - 1);  // once on each worker; before every run on the caller's thread
+  }
+}
+
+// A run of many phases. What is written in a phase's pieces is read in the next one's without further ado, by whoever
+// takes them; every piece is done once, and begin() comes before a thread's first piece of a phase and not without one.
+void phases_follow_each_other(int threads, int phases, const int (&counts)[4], void (*disturb)(int thread, int phase)) {
+  ThreadPool pool(threads, do_nothing);
+  for (int run = 0; run < 5; run++) {
+    std::vector<Phase> all(static_cast<size_t>(phases));
+    std::vector<std::vector<int>> done(static_cast<size_t>(phases));
+    for (int phase = 0; phase < phases; phase++) done[size_t(phase)].resize(size_t(counts[phase % 4]));
+    std::atomic<int> unready{0}, wrong_begins{0};
+    pool.run([&](int thread) {
+      for (int phase = 0; phase < phases; phase++) {
+        bool started = false;
+        int pieces = 0;
+        disturb(thread, phase);
+        all[size_t(phase)].share(
+            counts[phase % 4], [&] { wrong_begins += started, started = true; },
+            [&](int piece) {
+              wrong_begins += !started, pieces++;
+              if (phase)
+                for (int before : done[size_t(phase - 1)]) unready += before != 1;
+              done[size_t(phase)][size_t(piece)]++;
+            });
+        wrong_begins += started && !pieces;
+      }
+    });
+    about("%d threads, %d phases, run %d", threads, phases, run);
+    CHECK_EQUAL(unready, 0);
+    CHECK_EQUAL(wrong_begins, 0);
+    for (const std::vector<int>& pieces : done)
+      for (int times : pieces) CHECK_EQUAL(times, 1);
+  }
+}
+
+void phases_are_shared_by_any_number_of_threads() {
+  for (int threads = 1; threads <= 8; threads++) {
+    phases_follow_each_other(threads, 60, {1, 7, 2, 40}, [](int, int) {});
+    phases_follow_each_other(threads, 12, {3, 0, 1, 9}, [](int, int) {});  // a phase may be empty
+  }
+}
+
+void late_threads_pass_empty_handed() {
+  // The last thread comes when the others are phases ahead; then one that holds a piece up, whoever it is.
+  phases_follow_each_other(3, 30, {4, 1, 9, 2}, [](int thread, int phase) { wait(thread == 2 && phase % 10 == 0 ? 300 : 0); });
+  phases_follow_each_other(4, 20, {8, 3, 5, 1}, [](int thread, int phase) { wait((thread * 7 + phase * 3) % 5 ? 0 : 150); });
+}
+
+// Between runs threads first spin, then sleep: pauses around the moment they fall asleep.
+void sleeping_threads_wake() {
+  for (int threads : {2, 4}) {
+    ThreadPool pool(threads, do_nothing);
+    std::atomic<int> runs{0};
+    for (int i = 0; i < 60; i++) {
+      pool.run([&](int) { runs++; });
+      wait(i * 20);
+    }
+    about("%d threads", threads);
+    CHECK_EQUAL(runs, 60 * threads);
+  }
+}
+
+void pools_end_awake_asleep_and_unused() {
+  for (int threads = 1; threads <= 8; threads++)
+    for (int pause : {0, 1000}) {
+      ThreadPool unused(threads, do_nothing);
+      ThreadPool pool(threads, do_nothing);
+      pool.run([](int) {});
+      wait(pause);
+    }
+}
+
+// A server's step may come from another thread each time, and two models have a pool each.
+void pools_serve_any_thread_and_each_other() {
+  ThreadPool first(3, do_nothing), second(2, do_nothing);
+  std::atomic<int> runs{0};
+  for (int i = 0; i < 20; i++) std::thread([&] { first.run([&](int) { runs++; }); }).join();
+  std::thread other([&] {
+    for (int i = 0; i < 50; i++) second.run([&](int) { runs++; });
+  });
+  for (int i = 0; i < 50; i++) first.run([&](int) { runs++; });
+  other.join();
+  about("two pools at a time");
+  CHECK_EQUAL(runs, 20 * 3 + 50 * 2 + 50 * 3);
+}
+
+}  // namespace
+
+int main() {
+  isa_under_test();
+  every_thread_runs_all_work_once();
+  phases_are_shared_by_any_number_of_threads();
+  late_threads_pass_empty_handed();
+  sleeping_threads_wake();
+  pools_end_awake_asleep_and_unused();
+  pools_serve_any_thread_and_each_other();
+  return report();
+}
