@@ -54,9 +54,7 @@ class Prepared {
  private:
   static bool is_bf16(InputKind kind) { return kind == InputKind::Bf16 || kind == InputKind::Bf16Rows; }
   // AMX reads tiles of 16 rows and 64 bytes: the last ones reach beyond the rows there are.
-  size_t bytes(InputKind kind, int rows) const {
-    return row_after_row(kind) ? size_t(ridgeline::round_up(rows, 16)) * k_ + 32 : size_t(rows) * k_;
-  }
+  size_t bytes(InputKind kind, int rows) const { return size_t(rows + (row_after_row(kind) ? 16 : 0)) * k_; }
 
   const int k_;
   Aligned<uint8_t> high_, low_;

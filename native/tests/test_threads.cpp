@@ -3,7 +3,13 @@
 // phase whose inputs are not done, or race; the last is for TSan to see.
 #include "threads.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <fstream>
+#include <system_error>
 
 #include "check.h"
 
@@ -15,7 +21,9 @@ using ridgeline::ThreadPool;
 std::atomic<int> begun{0};
 void count_begin() { begun++; }
 void do_nothing() {}
-void wait(int microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
+void wait(int microseconds) {
+  if (microseconds) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+}
 
 void every_thread_runs_all_work_once() {
   for (int threads = 1; threads <= 8; threads++) {
@@ -34,7 +42,9 @@ void every_thread_runs_all_work_once() {
 
 // A run of many phases. What is written in a phase's pieces is read in the next one's without further ado, by whoever
 // takes them; every piece is done once, and begin() comes before a thread's first piece of a phase and not without one.
-void phases_follow_each_other(int threads, int phases, const int (&counts)[4], void (*disturb)(int thread, int phase)) {
+// `late` and `hold` say for how many microseconds a thread comes late to a phase, or sits on a piece.
+void phases_follow_each_other(int threads, int phases, const int (&counts)[4], int (*late)(int thread, int phase),
+                              int (*hold)(int phase, int piece)) {
   ThreadPool pool(threads, do_nothing);
   for (int run = 0; run < 5; run++) {
     std::vector<Phase> all(static_cast<size_t>(phases));
@@ -45,13 +55,14 @@ void phases_follow_each_other(int threads, int phases, const int (&counts)[4], v
       for (int phase = 0; phase < phases; phase++) {
         bool started = false;
         int pieces = 0;
-        disturb(thread, phase);
+        wait(late(thread, phase));
         all[size_t(phase)].share(
             counts[phase % 4], [&] { wrong_begins += started, started = true; },
             [&](int piece) {
               wrong_begins += !started, pieces++;
               if (phase)
                 for (int before : done[size_t(phase - 1)]) unready += before != 1;
+              wait(hold(phase, piece));
               done[size_t(phase)][size_t(piece)]++;
             });
         wrong_begins += started && !pieces;
@@ -65,17 +76,24 @@ void phases_follow_each_other(int threads, int phases, const int (&counts)[4], v
   }
 }
 
+int never(int, int) { return 0; }
+
 void phases_are_shared_by_any_number_of_threads() {
   for (int threads = 1; threads <= 8; threads++) {
-    phases_follow_each_other(threads, 60, {1, 7, 2, 40}, [](int, int) {});
-    phases_follow_each_other(threads, 12, {3, 0, 1, 9}, [](int, int) {});  // a phase may be empty
+    phases_follow_each_other(threads, 60, {1, 7, 2, 40}, never, never);
+    phases_follow_each_other(threads, 12, {3, 0, 1, 9}, never, never);  // a phase may be empty
   }
 }
 
+void nobody_goes_on_before_the_last_piece_is_done() {
+  for (int threads : {2, 3, 8})
+    phases_follow_each_other(threads, 12, {4, 1, 9, 2}, never, [](int phase, int piece) { return piece == phase % 2 ? 200 : 0; });
+}
+
 void late_threads_pass_empty_handed() {
-  // The last thread comes when the others are phases ahead; then one that holds a piece up, whoever it is.
-  phases_follow_each_other(3, 30, {4, 1, 9, 2}, [](int thread, int phase) { wait(thread == 2 && phase % 10 == 0 ? 300 : 0); });
-  phases_follow_each_other(4, 20, {8, 3, 5, 1}, [](int thread, int phase) { wait((thread * 7 + phase * 3) % 5 ? 0 : 150); });
+  // One thread comes when the others are phases ahead; then now this one, now that.
+  phases_follow_each_other(3, 30, {4, 1, 9, 2}, [](int thread, int phase) { return thread == 2 && phase % 10 == 0 ? 300 : 0; }, never);
+  phases_follow_each_other(4, 20, {8, 3, 5, 1}, [](int thread, int phase) { return (thread * 7 + phase * 3) % 5 ? 0 : 150; }, never);
 }
 
 // Between runs threads first spin, then sleep: pauses around the moment they fall asleep.
@@ -116,12 +134,37 @@ void pools_serve_any_thread_and_each_other() {
   CHECK_EQUAL(runs, 20 * 3 + 50 * 2 + 50 * 3);
 }
 
+// In a process of its own, which has address space for a few threads and not for all; sanitizers need more than that.
+void a_pool_that_gets_too_few_threads_ends_those_it_got() {
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  const pid_t child = fork();
+  if (child == 0) {
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t bytes = pages * rlim_t(sysconf(_SC_PAGESIZE)) + (60 << 20);
+    const rlimit address_space{bytes, bytes}, stack{8 << 20, 8 << 20};
+    setrlimit(RLIMIT_STACK, &stack), setrlimit(RLIMIT_AS, &address_space);
+    try {
+      ThreadPool pool(1000, do_nothing);
+    } catch (const std::system_error&) {
+      _exit(42);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  about("1000 threads in 60 MiB");
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 42);
+#endif
+}
+
 }  // namespace
 
 int main() {
   isa_under_test();
+  a_pool_that_gets_too_few_threads_ends_those_it_got();
   every_thread_runs_all_work_once();
   phases_are_shared_by_any_number_of_threads();
+  nobody_goes_on_before_the_last_piece_is_done();
   late_threads_pass_empty_handed();
   sleeping_threads_wake();
   pools_end_awake_asleep_and_unused();
