@@ -38,19 +38,25 @@ FORMS = (
 )
 
 
+@pytest.fixture(scope="session", params=FORMS, ids=lambda form: form.name)
+def form(request: pytest.FixtureRequest) -> Form:
+    """Of the session: the tests of one form come together, so that its weights are packed once."""
+    chosen: Form = request.param
+    return chosen
+
+
 @pytest.fixture(scope="session")
-def table_of(smollm2_path: Path) -> Callable[[Form], DecoderTable]:
+def table(form: Form, smollm2_path: Path) -> DecoderTable:
+    return packed_table(smollm2_path, form)
+
+
+def packed_table(path: Path, form: Form) -> DecoderTable:
     if not ISAS:
         pytest.skip("the native library is not built; its quality is not measured")
-    spec = read_spec(smollm2_path)
-
-    def make(form: Form) -> DecoderTable:
-        packed = load_packed(smollm2_path, spec, form.policy, keep=form.policy == "auto")
-        table = packed.table(max_context=MAX_CONTEXT, num_blocks=1, max_step_tokens=1)
-        chosen = form.packed_anew
-        return table if chosen is None else with_matrices(table, lambda matrix: chosen)
-
-    return make
+    packed = load_packed(path, read_spec(path), form.policy, keep=form.policy == "auto")
+    made = packed.table(max_context=MAX_CONTEXT, num_blocks=1, max_step_tokens=1)
+    chosen = form.packed_anew
+    return made if chosen is None else with_matrices(made, lambda matrix: chosen)
 
 
 @pytest.fixture(scope="session")
