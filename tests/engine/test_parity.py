@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ridgeline import LLM, SamplingParams
 from tests.engine.prompts import PROMPTS
@@ -11,9 +12,10 @@ from tests.models.gguf_oracle import llama_from_gguf
 
 BACKENDS = {
     "native": {"backend": "native", "weights": "float32", "kv_dtype": "float32"},
-    "torch": {"backend": "torch", "dtype": "float32"},
+    "torch": {"backend": "torch", "dtype": "float32", "threads": 1},
 }
 OUTPUT_TOKENS = 64
+TOGETHER = 16  # sequences in a forward pass of transformers
 TIE = 1e-3  # transformers' own two best logits closer than this: either choice is right
 TOLERANCE = 1e-3  # of a log-probability
 
@@ -26,23 +28,44 @@ class Verdict(NamedTuple):
     logprobs: torch.Tensor  # of the token that does follow
 
 
+class Judge:
+    """Many sequences to a forward pass: each costs little then, even where others use the processor too. Both
+    backends mostly say the same, so each sequence is judged once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._known: dict[tuple[int, ...], Verdict] = {}
+
+    def verdicts(self, sequences: list[list[int]]) -> list[Verdict]:
+        new = sorted({tuple(ids) for ids in sequences} - self._known.keys(), key=len)
+        for first in range(0, len(new), TOGETHER):
+            self._hear(new[first : first + TOGETHER])
+        return [self._known[tuple(ids)] for ids in sequences]
+
+    @torch.inference_mode()
+    def _hear(self, sequences: list[tuple[int, ...]]) -> None:
+        # What pads a sequence comes after it, where a causal model does not look.
+        padded = pad_sequence([torch.tensor(ids) for ids in sequences], batch_first=True)
+        for ids, logits in zip(sequences, self._model(padded).logits, strict=True):
+            said = logits[: len(ids) - 1]
+            best = said.topk(2)
+            following = said.gather(1, torch.tensor(ids[1:])[:, None])[:, 0] - said.logsumexp(-1)
+            leads = best.values[:, 0] - best.values[:, 1]
+            self._known[ids] = Verdict(best.indices[:, 0].tolist(), leads.tolist(), following)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread():
+    """torch's threads wait for each other after every op: beside other work two take seven times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def judge(smollm2_path):
-    """Both backends mostly say the same, so each sequence is judged once."""
-    model = llama_from_gguf(smollm2_path)
-    known: dict[tuple[int, ...], Verdict] = {}
-
-    def verdict(ids: list[int]) -> Verdict:
-        if tuple(ids) not in known:
-            with torch.inference_mode():
-                logits = model(torch.tensor([ids])).logits[0, :-1]
-            best = logits.topk(2)
-            following = torch.log_softmax(logits.double(), -1)[torch.arange(len(ids) - 1), ids[1:]]
-            leads = best.values[:, 0] - best.values[:, 1]
-            known[tuple(ids)] = Verdict(best.indices[:, 0].tolist(), leads.tolist(), following)
-        return known[tuple(ids)]
-
-    return verdict
+    return Judge(llama_from_gguf(smollm2_path))
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -60,19 +83,17 @@ def test_greedy_output_and_every_logprob_equal_transformers(judge, generations):
     letting it generate, token for token; and it gives its logits at every position besides."""
     excused = 0
     worst = 0.0
-    for prompt, generation in zip(PROMPTS, generations, strict=True):
+    verdicts = judge.verdicts([made.prompt_ids + made.completions[0].tokens for made in generations])
+    for prompt, generation, verdict in zip(PROMPTS, generations, verdicts, strict=True):
         output = generation.completions[0]
         assert len(output.tokens) == OUTPUT_TOKENS
-        ids = generation.prompt_ids + output.tokens
-        verdict = judge(ids)
         for position, token in enumerate(output.tokens, start=len(generation.prompt_ids) - 1):
             if verdict.choices[position] != token:
                 assert verdict.leads[position] < TIE, f"{prompt!r}: token {position} differs beyond a tie"
                 excused += 1
         ours = [p.logprob for p in generation.prompt_logprobs + output.logprobs]
-        assert len(ours) == len(ids) - 1
-        differences = verdict.logprobs - torch.tensor(ours, dtype=torch.float64)
-        worst = max(worst, differences.abs().max().item())
+        assert len(ours) == len(generation.prompt_ids) + OUTPUT_TOKENS - 1
+        worst = max(worst, (verdict.logprobs - torch.tensor(ours)).abs().max().item())
     print(
         f"{len(PROMPTS)} prompts × {OUTPUT_TOKENS} tokens: {excused} ties excused, worst logprob {worst:.1e}"
     )
