@@ -216,6 +216,7 @@ inline void a_broken_row_breaks_no_other(const Kernels& kernels, bool amx) {
           const Prepared whole(kernels, format, kind, x, k, rows);
           const std::vector<float> good = multiply(kernels, packed.matrix, whole, zeros, false);
           x[size_t(row) * k + random.integer(0, k - 1)] = broken;
+          if (rows % 2) std::fill_n(&x[size_t(row) * k], k, broken);  // one value, or all of them
           const Prepared spoilt(kernels, format, kind, x, k, rows);
           const std::vector<float> bad = multiply(kernels, packed.matrix, spoilt, zeros, false);
           for (int r = 0; r < rows; r++) {

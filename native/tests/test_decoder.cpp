@@ -59,7 +59,8 @@ int main() {
   uint64_t seed = 100;
   for (int format : kFormats)
     for (int kv_format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})
-      for (bool deterministic : {true, false}) check(isa, format, kv_format, deterministic, seed++);
-  for (int i = 0; i < 12; i++) check(isa, RL_F32, RL_KV_F32, i % 2, seed++);  // the strictest, for more families
+      for (bool deterministic : {true, false})
+        if (seed++; !kUnderThreadSanitizer || seed % 5 == 0) check(isa, format, kv_format, deterministic, seed);
+  for (int i = 0; i < (kUnderThreadSanitizer ? 2 : 12); i++) check(isa, RL_F32, RL_KV_F32, i % 2, ++seed);  // the strictest
   return report();
 }
