@@ -73,7 +73,8 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
     const float inverse = finite && most > 1e-30f ? top / most : 0.0f;
     const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : inverse == 0.0f ? 0.0f : most / top;
     alignas(64) int8_t high[kGroup], low[kGroup];
-    const int32_t total = quantize_group(x + g * kGroup, inverse, two_limbs, high, low);
+    if (!finite) std::memset(high, 0, sizeof high), std::memset(low, 0, sizeof low);  // a NaN has no integer
+    const int32_t total = finite ? quantize_group(x + g * kGroup, inverse, two_limbs, high, low) : 0;
     const size_t at = slot.at + size_t(g) * (kGroup / 4) * slot.stride;
     scatter_dwords(high, kGroup / 4, in.high, at, slot.stride);
     if (two_limbs) scatter_dwords(low, kGroup / 4, in.low, at, slot.stride);
@@ -84,7 +85,7 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
       const size_t group_at = slot.scale_at + size_t(g) * slot.stride;
       in.scales[group_at] = scale;
       if (in.offset) {
-        const int32_t corrected = finite ? in.offset * total : 0;
+        const int32_t corrected = in.offset * total;
         std::memcpy(&in.sums[group_at], &corrected, 4);
       } else {
         in.sums[group_at] = scale * float(total);
