@@ -71,7 +71,7 @@ typedef struct {
   const int32_t* positions;    /* [num_tokens], consecutive inside a row */
   const int32_t* query_starts; /* [num_rows + 1] */
   const int32_t* block_tables; /* [num_rows][table_width] */
-  const int32_t* logit_rows;   /* [num_logits], indices into the tokens */
+  const int32_t* logit_rows;   /* [num_logits], indices into the tokens, ascending */
 } rl_step;
 
 int32_t rl_abi_version(void);

@@ -34,7 +34,7 @@ inline bool has_minima(int format) { return format == RL_Q4_HM || format == RL_Q
 // Without stored minima, the minimum is this times the scale: what q = 0 stands for.
 inline float zero_point(int format) { return is_four_bit(format) ? -8.0f : -128.0f; }
 // The same for the kernels that add it to q: only weights with a scale per group and no minima.
-inline int32_t group_offset(int format) { return format == RL_Q4_H ? -8 : format == RL_Q8_H ? -128 : 0; }
+constexpr int32_t group_offset(int format) { return format == RL_Q4_H ? -8 : format == RL_Q8_H ? -128 : 0; }
 
 inline int padded_k(int k) { return round_up(k, kGroup); }
 inline int num_panels(int n) { return (n + kPanel - 1) / kPanel; }

@@ -13,13 +13,23 @@ enum class InputKind : int32_t {
   Float,        // float, for float weights
   Bf16,         // bf16 pairs, for bf16 weights
   Int8,         // signed bytes and a scale per group of 32
+  Int8Expanded, // the same, for 4-bit weights that are first expanded to bytes with one scale per output
   Int16,        // 15 bits in two signed bytes ("limbs", 128 · high + low) and a scale per group of 32
   Int16PerRow,  // the same with one scale for the row, for weights with one scale per output
   Bf16Rows,     // bf16, row after row, for AMX tiles
   Int16Rows,    // two limbs and one scale for the row, row after row, for AMX tiles
 };
 constexpr bool has_row_scale(InputKind kind) { return kind == InputKind::Int16PerRow || kind == InputKind::Int16Rows; }
+// The offset of weights as they are multiplied with such inputs; see Inputs.
+constexpr int32_t multiplied_offset(InputKind kind, int format) {
+  return kind == InputKind::Int8Expanded ? -128 : group_offset(format);
+}
 constexpr bool has_two_limbs(InputKind kind) { return kind == InputKind::Int16 || has_row_scale(kind); }
+
+constexpr int bytes_per_input(InputKind kind) {
+  if (kind == InputKind::Float) return 4;
+  return kind == InputKind::Int8 || kind == InputKind::Int8Expanded ? 1 : 2;
+}
 
 // How the rows of a step are cut into tiles for the linear kernels: as even as possible, none above `most`.
 struct Tiling {
@@ -45,7 +55,7 @@ struct Inputs {
   uint8_t* low;    // low limbs
   float* scales;   // [tile][group][row of the tile]
   float* sums;     // sum of the group's inputs, laid out like the scales; with an offset: of their integers, times it
-  int32_t offset;  // weights are scale · (q + offset) throughout; 0: they have minima of their own
+  int32_t offset;  // weights are scale · (q + offset) as they are multiplied; 0: they have minima of their own
 };
 
 // What the attention of one KV head of one sequence reads. Blocks hold 16 tokens:

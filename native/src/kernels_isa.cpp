@@ -9,6 +9,9 @@
 #if defined(__AMX_BF16__)
 #include "kernels/attention_amx.h"
 #include "kernels/linear_amx.h"
+#elif defined(__AVX512F__)
+#include "kernels/linear_expanded.h"
+#define RL_EXPANDS_TO_BYTES
 #endif
 
 #define RL_JOIN(a, b) a##b
@@ -26,6 +29,9 @@ inline InputKind input_kind(int format, int rows, bool deterministic) {
 #if defined(__AMX_BF16__)
   if (!deterministic && amx_pays(format, rows)) return format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows;
 #endif
+#if defined(RL_EXPANDS_TO_BYTES)
+  if (!deterministic && is_four_bit(format) && rows >= kRowsForExpanding) return InputKind::Int8Expanded;
+#endif
   if (format == RL_BF16) return InputKind::Bf16;
   if (format == RL_Q8_C) return InputKind::Int16PerRow;
   return deterministic || rows <= kRowsWithTwoLimbs ? InputKind::Int16 : InputKind::Int8;
@@ -38,6 +44,10 @@ inline void any_panel_product(const rl_matrix& m, int panel, const Inputs& in, i
     const int end_row = end == in.tiling.count ? in.tiling.rows : in.tiling.first(end);
     return amx_panel_product(m, panel, in, in.tiling.first(first), end_row, out, stride, add_to, scratch);
   }
+#endif
+#if defined(RL_EXPANDS_TO_BYTES)
+  if (in.kind == InputKind::Int8Expanded)
+    return expanded_panel_product(m, panel, in, first, end, out, stride, add_to, scratch);
 #endif
   (void)scratch;
   panel_product(m, panel, in, first, end, out, stride, add_to);
@@ -54,7 +64,13 @@ inline void attend(const KvHead& kv, const AttentionRow* rows, int count, float 
 #if !defined(__AMX_BF16__)
 constexpr int kOwnRows = kLinearRows;
 constexpr size_t kInputBlockBytes = 384 << 10;
-inline size_t panel_scratch_bytes(int) { return 64; }
+inline size_t panel_scratch_bytes([[maybe_unused]] int k) {
+#if defined(RL_EXPANDS_TO_BYTES)
+  return expanded_bytes(k);
+#else
+  return 64;
+#endif
+}
 inline void start_thread() {}
 #endif
 

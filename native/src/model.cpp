@@ -91,10 +91,12 @@ void take_buffers(rl_model& m) {
   m.attention_stride = round_up(d.heads * d.head_dim, kGroup);
   const size_t element = d.kv_format == RL_KV_F32 ? 4 : d.kv_format == RL_KV_BF16 ? 2 : 1;
   m.head_bytes = size_t(m.padded_dim) * kBlock * element;
-  const size_t heads = size_t(d.num_blocks) * d.kv_heads;
-  const size_t scales = d.kv_format == RL_KV_INT8 ? heads * kBlock * sizeof(float) : 0;
-  for (int i = 0; i < d.num_layers; i++)
-    m.caches.push_back({Memory(heads * m.head_bytes), Memory(heads * m.head_bytes), Memory(scales), Memory(scales)});
+  m.block_bytes = 2 * m.head_bytes * size_t(d.kv_heads) * size_t(d.num_layers);
+  // An odd number of cache lines: else one head's blocks would fall into the same few sets of the caches.
+  if (m.block_bytes / 64 % 2 == 0) m.block_bytes += 64;
+  m.cache = Memory(size_t(d.num_blocks) * m.block_bytes);
+  m.block_scales = d.kv_format == RL_KV_INT8 ? size_t(2 * d.kv_heads * kBlock) * size_t(d.num_layers) : 0;
+  m.cache_scales = Memory(size_t(d.num_blocks) * m.block_scales * sizeof(float));
 
   m.widest = std::max({m.hidden_stride, m.ffn_stride, m.attention_stride});
   const size_t tokens = size_t(d.max_step_tokens), widest = size_t(m.widest);
@@ -123,25 +125,23 @@ using namespace ridgeline;
 
 int64_t rl_model::bytes() const {
   size_t total = 0;
-  for (const LayerCache& cache : caches)
-    total += cache.keys.bytes() + cache.values.bytes() + cache.key_scales.bytes() + cache.value_scales.bytes();
-  for (const Memory* memory : {&residual, &qkv, &attention, &gated, &branch, &input_high, &input_low, &input_scales, &input_sums})
+  for (const Memory* memory : {&cache, &cache_scales, &residual, &qkv, &attention, &gated, &branch, &input_high, &input_low,
+                               &input_scales, &input_sums})
     total += memory->bytes();
   for (const Memory& memory : scratch) total += memory.bytes();
   return int64_t(total);
 }
 
 KvHead rl_model::kv_head(int layer, int head, const int32_t* block_table) const {
-  const LayerCache& cache = caches[size_t(layer)];
-  const size_t scale_at = size_t(head) * kBlock;
+  const size_t heads = size_t(spec.kv_heads), keys = 2 * heads * size_t(layer) + size_t(head), values = keys + heads;
   return {spec.kv_format,
           padded_dim,
-          cache.keys.data() + head * head_bytes,
-          cache.values.data() + head * head_bytes,
-          cache.key_scales.floats() + scale_at,
-          cache.value_scales.floats() + scale_at,
-          head_bytes * spec.kv_heads,
-          size_t(spec.kv_heads) * kBlock,
+          cache.data() + keys * head_bytes,
+          cache.data() + values * head_bytes,
+          cache_scales.floats() + keys * kBlock,
+          cache_scales.floats() + values * kBlock,
+          block_bytes,
+          block_scales,
           block_table};
 }
 
@@ -193,13 +193,10 @@ extern "C" int rl_copy_block(rl_model* model, int32_t source, int32_t target) {
   const int blocks = model->spec.num_blocks;
   if (source < 0 || target < 0 || source >= blocks || target >= blocks)
     return fail("block " + std::to_string(source) + " to " + std::to_string(target) + " of a cache of " + std::to_string(blocks));
-  const size_t bytes = model->head_bytes * model->spec.kv_heads, scale_bytes = size_t(model->spec.kv_heads) * kBlock * 4;
-  for (LayerCache& cache : model->caches) {
-    for (Memory* memory : {&cache.keys, &cache.values})
-      std::memcpy(memory->data() + target * bytes, memory->data() + source * bytes, bytes);
-    for (Memory* memory : {&cache.key_scales, &cache.value_scales})
-      if (memory->bytes())
-        std::memcpy(memory->data() + target * scale_bytes, memory->data() + source * scale_bytes, scale_bytes);
-  }
+  auto copy = [&](const Memory& cache, size_t bytes) {
+    if (bytes) std::memcpy(cache.data() + size_t(target) * bytes, cache.data() + size_t(source) * bytes, bytes);
+  };
+  copy(model->cache, model->block_bytes);
+  copy(model->cache_scales, model->block_scales * sizeof(float));
   return 0;
 }

@@ -15,11 +15,6 @@ struct AttentionUnit {
   int32_t row, kv_head, first_token, num_tokens;
 };
 
-// Keys and values of one layer: [block][kv head][…], see KvHead.
-struct LayerCache {
-  Memory keys, values, key_scales, value_scales;
-};
-
 }  // namespace ridgeline
 
 struct rl_model {
@@ -27,12 +22,15 @@ struct rl_model {
   const ridgeline::Kernels* kernels;
   std::unique_ptr<ridgeline::ThreadPool> pool;
   std::vector<rl_layer> layers;
-  std::vector<ridgeline::LayerCache> caches;
+  // Keys and values, [block][layer][keys, values][kv head][…], see KvHead: what belongs to a few tokens lies together, so that
+  // a step touches few huge pages. With bytes also their scales, in the same order, 16 for a head.
+  ridgeline::Memory cache, cache_scales;
   std::vector<std::vector<float>> biases;  // padded copies
 
   int padded_dim;    // head_dim, padded to 16
   int qkv_stride, hidden_stride, ffn_stride, attention_stride;
-  size_t head_bytes;  // of one head's keys in one block
+  size_t head_bytes;                 // of one head's keys in one block
+  size_t block_bytes, block_scales;  // from one block to the next: bytes, floats
 
   // Buffers of a step, [tokens][stride].
   ridgeline::Memory residual, normed, qkv, attention, gated, branch;
@@ -42,7 +40,8 @@ struct rl_model {
   size_t panel_scratch, normed_offset, own_inputs_offset;
   int widest;  // of the rows that enter linear layers, padded
   std::vector<ridgeline::AttentionUnit> units;
-  std::vector<int32_t> row_of;  // of each token
+  std::vector<int32_t> row_of;   // of each token
+  std::vector<bool> samples;     // of each token: does it want logits
 
   int64_t bytes() const;
   ridgeline::KvHead kv_head(int layer, int head, const int32_t* block_table) const;

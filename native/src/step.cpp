@@ -14,7 +14,23 @@ namespace ridgeline {
 namespace {
 
 constexpr int kPhasesPerLayer = 12;
-constexpr int kRunsPerThread = 4;  // few, for long streams; several, so that a thread that lost its CPU is helped out
+
+// Panels 0 … count - 1 in runs of neighbours, each as long as half of what is left for every thread: the first ones long,
+// so that weights stream from memory; the last ones short, so that the threads end together, whoever lost its CPU.
+struct Runs {
+  static constexpr int kMost = 1024;
+  int count = 0, begin[kMost + 1];
+
+  Runs(int panels, int threads) {
+    begin[0] = 0;
+    for (int at = 0; at < panels; count++) {
+      const int left = panels - at;
+      at += count == kMost - 1 ? left : (left + 2 * threads - 1) / (2 * threads);
+      begin[count + 1] = at;
+    }
+  }
+};
+
 class Step {
  public:
   Step(rl_model& model, const rl_step& step, float* logits)
@@ -25,7 +41,7 @@ class Step {
 
   void run() {
     m_.pool->run([this](int thread) {
-      Place at{thread, 0};
+      Place at{thread, 0, step_.num_tokens};
       embed(at);
       for (int layer = 0; layer < spec_.num_layers; layer++) decode_layer(layer, at);
       predict(at);
@@ -33,27 +49,29 @@ class Step {
   }
 
  private:
-  // Where a thread is: which one, and how many shared phases it has passed.
+  // Where a thread is: which one, how many shared phases it has passed, and how many rows there still are.
   struct Place {
     int thread;
     size_t phase;
+    int rows;
   };
   // Rows of floats, `stride` apart; normed on the way where `norm` is set.
   struct Source {
     const float* rows;
     int stride, width;
     const float* norm;
-    const int32_t* chosen;  // indices of the rows; null: all in order
   };
 
   void decode_layer(int index, Place& at) {
     const rl_layer& layer = m_.layers[size_t(index)];
     linear(layer.qkv, residual_rows(layer.attn_norm), m_.qkv.floats(), m_.qkv_stride, false, at);
     attention(index, at);
-    project(layer.output, {m_.attention.floats(), m_.attention_stride, spec_.heads * spec_.head_dim, nullptr, nullptr},
+    if (is_last(index)) keep_what_samples(at);
+    if (!at.rows) return;
+    project(layer.output, {m_.attention.floats(), m_.attention_stride, spec_.heads * spec_.head_dim, nullptr},
             layer.post_attn_norm, at);
     gated_mlp(layer.gate_up, residual_rows(layer.ffn_norm), at);
-    project(layer.down, {m_.gated.floats(), m_.ffn_stride, spec_.ffn, nullptr, nullptr}, layer.post_ffn_norm, at);
+    project(layer.down, {m_.gated.floats(), m_.ffn_stride, spec_.ffn, nullptr}, layer.post_ffn_norm, at);
   }
 
   // ---- the parts of a layer; each is one phase or several ----
@@ -68,7 +86,7 @@ class Step {
   }
 
   void linear(const rl_matrix& w, const Source& source, float* out, int stride, bool add, Place& at) {
-    each_run(num_panels(w.n), w, source, step_.num_tokens, at, [&](const Inputs& in, int panel, int first, int end) {
+    each_run(num_panels(w.n), w, source, at.rows, at, [&](const Inputs& in, int panel, int first, int end) {
       k_.panel_product(w, panel, in, first, end, out + panel * kPanel, size_t(stride), add, scratch(at));
     });
   }
@@ -77,7 +95,7 @@ class Step {
   void project(const rl_matrix& w, const Source& source, const float* post_norm, Place& at) {
     if (!post_norm) return linear(w, source, m_.residual.floats(), m_.hidden_stride, true, at);
     linear(w, source, m_.branch.floats(), m_.hidden_stride, false, at);
-    each(step_.num_tokens, at, [&](int token) {
+    each(at.rows, at, [&](int token) {
       float* branch = m_.branch.floats() + size_t(token) * m_.hidden_stride;
       k_.rms_norm(branch, post_norm, spec_.norm_eps, spec_.hidden, branch);
       k_.add_rows(branch, spec_.hidden, m_.residual.floats() + size_t(token) * m_.hidden_stride);
@@ -88,7 +106,7 @@ class Step {
   void gated_mlp(const rl_matrix& w, const Source& source, Place& at) {
     float* gates = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
     float* ups = gates + size_t(step_.num_tokens) * kPanel;
-    each_run(num_panels(w.n) / 2, w, source, step_.num_tokens, at, [&](const Inputs& in, int pair, int first, int end) {
+    each_run(num_panels(w.n) / 2, w, source, at.rows, at, [&](const Inputs& in, int pair, int first, int end) {
       k_.panel_product(w, 2 * pair, in, first, end, gates, kPanel, false, scratch(at));
       k_.panel_product(w, 2 * pair + 1, in, first, end, ups, kPanel, false, scratch(at));
       for (int token = in.tiling.first(first); token < in.tiling.first(end); token++)
@@ -151,6 +169,7 @@ class Step {
     float* targets[kAttentionRows];
     for (int t = 0; t < unit.num_tokens; t++) {
       const int token = unit.first_token + t, last = step_.positions[token];
+      if (is_last(layer) && !m_.samples[size_t(token)]) continue;
       const int first = window ? std::max(0, last - window + 1) : 0;
       for (int h = unit.kv_head * group; h < (unit.kv_head + 1) * group; h++) {
         std::memcpy(queries[count], m_.qkv.floats() + size_t(token) * m_.qkv_stride + h * dim, size_t(dim) * 4);
@@ -163,11 +182,29 @@ class Step {
     if (count) flush(targets);
   }
 
+  // After the last layer's attention nothing reads the other rows: they are left behind. Rows move to the front one after
+  // the other, by one thread: none is overwritten before it was moved.
+  void keep_what_samples(Place& at) {
+    const int rows = step_.num_logits;
+    if (rows == at.rows) return;
+    each(1, at, [&](int) {
+      for (int row = 0; row < rows; row++) {
+        move_row(m_.residual.floats(), m_.hidden_stride, step_.logit_rows[row], row);
+        move_row(m_.attention.floats(), m_.attention_stride, step_.logit_rows[row], row);
+      }
+    });
+    at.rows = rows;
+  }
+  static void move_row(float* rows, int stride, int from, int to) {
+    if (from != to) std::memcpy(rows + size_t(to) * stride, rows + size_t(from) * stride, size_t(stride) * sizeof(float));
+  }
+  bool is_last(int layer) const { return layer + 1 == spec_.num_layers; }
+
   // Final norm and LM head, for the rows that sample only.
   void predict(Place& at) {
     const int rows = step_.num_logits;
     if (!rows) return;
-    const Source source{m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm, step_.logit_rows};
+    const Source source{m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm};
     const int whole = spec_.vocab / kPanel;
     each_run(num_panels(spec_.vocab), spec_.lm_head, source, rows, at, [&](const Inputs& in, int panel, int first, int end) {
       float* out = logits_ + size_t(panel) * kPanel;
@@ -187,13 +224,13 @@ class Step {
 
   // ---- inputs of linear layers ----
 
-  Source residual_rows(const float* norm) const { return {m_.residual.floats(), m_.hidden_stride, spec_.hidden, norm, nullptr}; }
+  Source residual_rows(const float* norm) const { return {m_.residual.floats(), m_.hidden_stride, spec_.hidden, norm}; }
 
   // The form of `count` rows for these weights, in the memory that all threads share.
   Inputs shared_inputs(const rl_matrix& w, int count) const {
-    return {k_.input_kind(w.format, count, spec_.deterministic), Tiling(count, k_.tile_rows), padded_k(w.k),
-            m_.input_high.data(), m_.input_low.data(), m_.input_scales.floats(), m_.input_sums.floats(),
-            group_offset(w.format)};
+    const InputKind kind = k_.input_kind(w.format, count, spec_.deterministic);
+    return {kind, Tiling(count, k_.tile_rows), padded_k(w.k), m_.input_high.data(), m_.input_low.data(),
+            m_.input_scales.floats(), m_.input_sums.floats(), multiplied_offset(kind, w.format)};
   }
 
   // The same in this thread's own memory, for a single tile.
@@ -208,7 +245,7 @@ class Step {
   void prepare_tile(const Source& source, const Inputs& in, int tile, const Place& at) {
     float* normed = reinterpret_cast<float*>(scratch(at) + m_.normed_offset);
     for (int row = in.tiling.first(tile); row < in.tiling.first(tile + 1); row++) {
-      const float* x = source.rows + size_t(source.chosen ? source.chosen[row] : row) * source.stride;
+      const float* x = source.rows + size_t(row) * source.stride;
       if (source.norm) {
         k_.rms_norm(x, source.norm, spec_.norm_eps, source.width, normed);
         x = normed;
@@ -237,16 +274,16 @@ class Step {
       use_own_memory(in, at);
     else
       each(in.tiling.count, at, [&](int tile) { prepare_tile(source, in, tile, at); });
-    const int runs = std::min(count, m_.pool->size() * kRunsPerThread);
-    const size_t row_bytes = size_t(in.k) * (in.kind == InputKind::Float ? 4 : in.kind == InputKind::Int8 ? 1 : 2);
+    const Runs runs(count, m_.pool->size());
+    const size_t row_bytes = size_t(in.k) * size_t(bytes_per_input(in.kind));
     const int block = int(std::max(size_t(1), k_.input_block_bytes / (row_bytes * size_t(k_.tile_rows))));
     auto prepare_own = [&] {
       if (own) prepare_tile(source, in, 0, at);
     };
-    phases_[at.phase++].share(runs, prepare_own, [&](int run) {
-      const int begin = int(int64_t(count) * run / runs), end = int(int64_t(count) * (run + 1) / runs);
+    phases_[at.phase++].share(runs.count, prepare_own, [&](int run) {
       for (int tile = 0; tile < in.tiling.count; tile += block)
-        for (int panel = begin; panel < end; panel++) work(in, panel, tile, std::min(tile + block, in.tiling.count));
+        for (int panel = runs.begin[run]; panel < runs.begin[run + 1]; panel++)
+          work(in, panel, tile, std::min(tile + block, in.tiling.count));
     });
   }
 
@@ -254,6 +291,8 @@ class Step {
     const int tokens_per_unit = std::max(1, kAttentionRows / (spec_.heads / spec_.kv_heads));
     m_.units.clear();
     m_.row_of.resize(size_t(step_.num_tokens));
+    m_.samples.assign(size_t(step_.num_tokens), false);
+    for (int i = 0; i < step_.num_logits; i++) m_.samples[size_t(step_.logit_rows[i])] = true;
     for (int row = 0; row < step_.num_rows; row++) {
       const int begin = step_.query_starts[row], end = step_.query_starts[row + 1];
       for (int token = begin; token < end; token++) m_.row_of[size_t(token)] = row;
@@ -308,9 +347,11 @@ std::string step_flaw(const rl_decoder& d, const rl_step& s) {
         return "block " + std::to_string(block) + " of a cache of " + std::to_string(d.num_blocks);
     }
   }
-  for (int i = 0; i < s.num_logits; i++)
+  for (int i = 0; i < s.num_logits; i++) {
     if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.num_tokens)
       return "logits of token " + std::to_string(s.logit_rows[i]) + " in a step of " + std::to_string(s.num_tokens);
+    if (i && s.logit_rows[i] <= s.logit_rows[i - 1]) return "the tokens that want logits are not in order";
+  }
   if (s.num_logits < 0 || s.num_logits > s.num_tokens) return "more logits than tokens";
   return "";
 }

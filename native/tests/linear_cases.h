@@ -20,18 +20,21 @@ using ridgeline::kPanel;
 using ridgeline::padded_k;
 
 inline const char* kind_name(InputKind kind) {
-  const char* const names[] = {"Float", "Bf16", "Int8", "Int16", "Int16PerRow", "Bf16Rows", "Int16Rows"};
+  const char* const names[] = {"Float", "Bf16", "Int8", "Int8Expanded", "Int16", "Int16PerRow", "Bf16Rows", "Int16Rows"};
   return names[int(kind)];
 }
 inline bool row_after_row(InputKind kind) { return kind == InputKind::Bf16Rows || kind == InputKind::Int16Rows; }
 
-// The forms of inputs a format is multiplied with; the last ones on AMX tiles only.
-inline std::vector<InputKind> kinds_of(int format, bool amx) {
+inline bool expands_to_bytes(const Kernels& kernels) { return std::string(kernels.name).rfind("avx512", 0) == 0; }
+
+// The forms of inputs a format is multiplied with; the last ones on AMX tiles, or AVX-512 without them, only.
+inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool amx) {
   std::vector<InputKind> kinds;
   if (format == RL_F32) return {InputKind::Float};
   if (format == RL_BF16) kinds = {InputKind::Bf16};
   else if (format == RL_Q8_C) kinds = {InputKind::Int16PerRow};
   else kinds = {InputKind::Int8, InputKind::Int16};
+  if (ridgeline::is_four_bit(format) && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
   if (amx) kinds.push_back(format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows);
   return kinds;
 }
@@ -43,7 +46,7 @@ class Prepared {
       : k_(padded_k(k)), high_(bytes(kind, rows) * (kind == InputKind::Float ? 4 : is_bf16(kind) ? 2 : 1)),
         low_(bytes(kind, rows)), scales_(size_t(rows) * k_ / kGroup), sums_(size_t(rows) * k_ / kGroup),
         inputs{kind, ridgeline::Tiling(rows, kernels.tile_rows), k_, high_.data(), low_.data(), scales_.data(),
-               sums_.data(), ridgeline::group_offset(format)} {
+               sums_.data(), ridgeline::multiplied_offset(kind, format)} {
     for (int row = 0; row < rows; row++) {
       Aligned<float> values(static_cast<size_t>(k));  // on its own, so that a sanitizer sees a read beyond the row
       std::copy(x.begin() + size_t(row) * k, x.begin() + size_t(row + 1) * k, values.data());
@@ -88,7 +91,7 @@ inline std::vector<double> rounded_inputs(InputKind kind, const float* x, int k)
     as_steps(x, k, 16256.0f, out.data());
   } else {
     for (int at = 0; at < k; at += kGroup)
-      as_steps(x + at, std::min(kGroup, k - at), kind == InputKind::Int8 ? 127.0f : 16256.0f, out.data() + at);
+      as_steps(x + at, std::min(kGroup, k - at), ridgeline::has_two_limbs(kind) ? 16256.0f : 127.0f, out.data() + at);
   }
   return out;
 }
@@ -119,7 +122,7 @@ inline Expected dot(int format, InputKind kind, const float* w, const std::vecto
     }
     // A quantized weight is scale · q + minimum: at most 2 and 1 times as large as the largest weight (and 1 % for an
     // uneven range), and the two are summed apart.
-    spread += 3.06 * (format == RL_Q8_C ? row_most : most) * inputs;
+    spread += 3.06 * (format == RL_Q8_C || kind == InputKind::Int8Expanded ? row_most : most) * inputs;
   }
   // Floats: a product and a sum for each input. Quantized: exact inside a group, then both parts are rounded and added.
   const bool by_group = ridgeline::is_quantized(format) && kind != InputKind::Bf16Rows;
@@ -154,6 +157,31 @@ inline std::vector<float> random_weights(Random& random, const Case& c) {
   return w;
 }
 
+// The weights as they are after expanding to bytes, found by multiplying them with one input at a time; each must be
+// within half a step (and what 16-bit arithmetic adds) of what is packed, a step being a 127th of what the output's
+// groups can hold at most.
+inline std::vector<float> expanded_weights(const Kernels& kernels, const Packed& packed, const Case& c) {
+  rl_matrix plain = packed.matrix;
+  plain.bias = nullptr;
+  const size_t stride = size_t(ridgeline::num_panels(c.n)) * kPanel;
+  std::vector<float> ones(size_t(c.k) * c.k), none(size_t(c.k) * stride), w = packed.all();
+  for (int i = 0; i < c.k; i++) ones[size_t(i) * c.k + i] = 1.0f;
+  const Prepared inputs(kernels, c.format, c.kind, ones, c.k, c.k);
+  const std::vector<float> seen = multiply(kernels, plain, inputs, none, false);
+  for (int o = 0; o < c.n; o++) {
+    double most = 0;
+    for (int i = 0; i < c.k; i++) most = std::max(most, std::fabs(double(w[size_t(o) * c.k + i])));
+    const double step = 1.07 * most / 127;  // a group's range reaches a 15th beyond its weights at the worst
+    for (int i = 0; i < c.k; i++) {
+      about("%s expanded, [%d, %d], output %d, input %d, seed %llu", format_name(c.format), c.n, c.k, o, i,
+            static_cast<unsigned long long>(c.seed));
+      CHECK_NEAR(seen[size_t(i) * stride + o], double(w[size_t(o) * c.k + i]), 0.52 * step + 1e-30);
+      w[size_t(o) * c.k + i] = seen[size_t(i) * stride + o];
+    }
+  }
+  return w;
+}
+
 inline void check_case(const Kernels& kernels, const Case& c) {
   Random random(c.seed);
   Packed packed(c.format, c.n, c.k, random_weights(random, c));
@@ -164,7 +192,8 @@ inline void check_case(const Kernels& kernels, const Case& c) {
   const Prepared prepared(kernels, c.format, c.kind, x, c.k, c.rows);
   const std::vector<float> out = multiply(kernels, packed.matrix, prepared, before, c.add);
 
-  const std::vector<float> w = packed.all();
+  const std::vector<float> w =
+      c.kind == InputKind::Int8Expanded ? expanded_weights(kernels, packed, c) : packed.all();
   for (int row = 0; row < c.rows; row++) {
     const std::vector<double> inputs = rounded_inputs(c.kind, &x[size_t(row) * c.k], c.k);
     for (int o = 0; o < int(stride); o++) {
@@ -190,7 +219,7 @@ inline void check_case(const Kernels& kernels, const Case& c) {
 inline void every_format_times_every_kind_of_inputs_is_right(const Kernels& kernels, bool amx) {
   uint64_t seed = 1;
   for (int format : kFormats)
-    for (InputKind kind : kinds_of(format, amx)) {
+    for (InputKind kind : kinds_of(kernels, format, amx)) {
       for (int rows = 1; rows <= 40; rows++, seed++) {
         Random random(seed);
         const bool few = rows % 4;  // small shapes for most numbers of rows, larger ones for some
@@ -205,7 +234,7 @@ inline void every_format_times_every_kind_of_inputs_is_right(const Kernels& kern
 // A NaN or an infinity makes its own row visibly broken, and no other row any different.
 inline void a_broken_row_breaks_no_other(const Kernels& kernels, bool amx) {
   for (int format : kFormats)
-    for (InputKind kind : kinds_of(format, amx))
+    for (InputKind kind : kinds_of(kernels, format, amx))
       for (float broken : {NAN, INFINITY, -INFINITY})
         for (int rows : {1, 2, 5, 13, 33}) {
           Random random(uint64_t(rows) + 100 * format);
@@ -232,7 +261,7 @@ inline void the_chosen_kind_fits_the_format(const Kernels& kernels, bool amx) {
   for (int format : kFormats)
     for (int rows = 1; rows <= 600; rows++) {
       about("%s, %d rows", format_name(format), rows);
-      const std::vector<InputKind> kinds = kinds_of(format, amx);
+      const std::vector<InputKind> kinds = kinds_of(kernels, format, amx);
       CHECK(std::count(kinds.begin(), kinds.end(), kernels.input_kind(format, rows, false)) == 1);
       CHECK(kernels.input_kind(format, rows, true) == kernels.input_kind(format, 1, true));
       CHECK(!row_after_row(kernels.input_kind(format, rows, true)));

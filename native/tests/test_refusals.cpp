@@ -140,6 +140,7 @@ void steps_that_make_no_sense_are_refused_and_change_nothing() {
       {"block 2^31", "block", [](StepArrays& a, rl_step&) { a.tables[0] = kHuge; }},
       {"logits of token -1", "logits", [](StepArrays& a, rl_step&) { a.logit_rows[0] = -1; }},
       {"logits of a token that is not there", "logits", [](StepArrays& a, rl_step& s) { a.logit_rows[0] = s.num_tokens; }},
+      {"logits of a token twice", "order", [](StepArrays& a, rl_step&) { a.logit_rows[1] = a.logit_rows[0]; }},
       {"-1 logits", "logits", [](StepArrays&, rl_step& s) { s.num_logits = -1; }},
       {"more logits than tokens", "logits", [](StepArrays& a, rl_step& s) {
          a.logit_rows.push_back(0), s.logit_rows = a.logit_rows.data(), s.num_logits++;

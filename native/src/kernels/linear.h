@@ -23,12 +23,12 @@ inline TileInputs tile_inputs(const Inputs& in, int tile) {
 }
 
 template <int R>
-inline void finish(const F (&acc)[R], const float* bias, int lane, float* out, size_t stride, bool add_to) {
-  for (int r = 0; r < R; r++) {
+RL_INLINE inline void finish(const F (&acc)[R], const float* bias, int lane, float* out, size_t stride, bool add_to) {
+  repeat<R>([&](auto r) RL_INLINE {
     float* at = out + r * stride + lane;
     F value = bias ? add(acc[r], load(bias + lane)) : acc[r];
     store(at, add_to ? add(load(at), value) : value);
-  }
+  });
 }
 
 template <int R>
@@ -37,10 +37,10 @@ void float_tile(const uint8_t* panel, int k, const TileInputs& in, const float* 
     const float* weights = reinterpret_cast<const float*>(panel) + lane;
     const float* x = reinterpret_cast<const float*>(in.high);
     F acc[R];
-    for (int r = 0; r < R; r++) acc[r] = zero();
+    repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(); });
     for (int i = 0; i < k; i++, weights += kPanel, x += R) {
       const F w = load(weights);
-      for (int r = 0; r < R; r++) acc[r] = fma(w, set(x[r]), acc[r]);
+      repeat<R>([&](auto r) RL_INLINE { acc[r] = fma(w, set(x[r]), acc[r]); });
     }
     finish<R>(acc, bias, lane, out, stride, add_to);
   }
@@ -52,10 +52,10 @@ void bf16_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
     const uint8_t* weights = panel + lane * 4;
     const uint8_t* x = in.high;
     F acc[R];
-    for (int r = 0; r < R; r++) acc[r] = zero();
+    repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(); });
     for (int i = 0; i < k; i += 2, weights += kPanel * 4, x += R * 4) {
       const Bytes w = load_bytes(weights);
-      for (int r = 0; r < R; r++) acc[r] = dot_bf16(acc[r], w, x + r * 4);
+      repeat<R>([&](auto r) RL_INLINE { acc[r] = dot_bf16(acc[r], w, x + r * 4); });
     }
     finish<R>(acc, bias, lane, out, stride, add_to);
   }
@@ -63,34 +63,34 @@ void bf16_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
 
 // Adds Σ q · x of one group to dots, for one limb of the inputs.
 template <int R, bool kFourBit>
-inline void group_dots(I (&dots)[R], const uint8_t* quants, const uint8_t* x) {
+RL_INLINE inline void group_dots(I (&dots)[R], const uint8_t* quants, const uint8_t* x) {
   if constexpr (kFourBit) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       const Bytes w = load_bytes(quants + j * kPanel * 4);
       const Bytes low = low_nibbles(w), high = high_nibbles(w);
-      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], low, x + (2 * j * R + r) * 4);
-      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], high, x + ((2 * j + 1) * R + r) * 4);
+      repeat<R>([&](auto r) RL_INLINE { dots[r] = dot(dots[r], low, x + (2 * j * R + r) * 4); });
+      repeat<R>([&](auto r) RL_INLINE { dots[r] = dot(dots[r], high, x + ((2 * j + 1) * R + r) * 4); });
     }
   } else if constexpr (kDotTakesBytes) {
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
       const Bytes w = load_bytes(quants + j * kPanel * 4);
-      for (int r = 0; r < R; r++) dots[r] = dot(dots[r], w, x + (j * R + r) * 4);
+      repeat<R>([&](auto r) RL_INLINE { dots[r] = dot(dots[r], w, x + (j * R + r) * 4); });
     }
   } else {
     I tops[R];
-    for (int r = 0; r < R; r++) tops[r] = zero_int();
+    repeat<R>([&](auto r) RL_INLINE { tops[r] = zero_int(); });
     for (int j = 0; j < 8; j++) {
       const Bytes w = load_bytes(quants + j * kPanel * 4);
       const Bytes low = low_nibbles(w), high = high_nibbles(w);
-      for (int r = 0; r < R; r++) {
+      repeat<R>([&](auto r) RL_INLINE {
         const uint8_t* inputs = x + (j * R + r) * 4;
         dots[r] = dot(dots[r], low, inputs);
         tops[r] = dot(tops[r], high, inputs);
-      }
+      });
     }
-    for (int r = 0; r < R; r++) dots[r] = add_int(dots[r], shift_left(tops[r], 4));
+    repeat<R>([&](auto r) RL_INLINE { dots[r] = add_int(dots[r], shift_left(tops[r], 4)); });
   }
 }
 
@@ -125,26 +125,26 @@ void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const flo
     const float *scales = in.scales, *sums = in.sums;
     const uint8_t* ahead = panel + kAhead;
     F acc[R];
-    for (int r = 0; r < R; r++) acc[r] = zero();
+    repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(); });
     for (int g = 0; g < groups; g++) {
       for (; ahead < panel + kAhead + size_t(g + 1) * share; ahead += 64) prefetch(ahead);
       I dots[R];
-      for (int r = 0; r < R; r++) dots[r] = kOffset && !kTwoLimbs ? set_int(load_dword(sums + r)) : zero_int();
+      repeat<R>([&](auto r) RL_INLINE { dots[r] = kOffset && !kTwoLimbs ? set_int(load_dword(sums + r)) : zero_int(); });
       group_dots<R, kFourBit>(dots, quants, high);
       if constexpr (kTwoLimbs) {
-        for (int r = 0; r < R; r++) {
+        repeat<R>([&](auto r) RL_INLINE {
           dots[r] = shift_left(dots[r], 7);
           if constexpr (kOffset) dots[r] = add_int(dots[r], set_int(load_dword(sums + r)));
-        }
+        });
         group_dots<R, kFourBit>(dots, quants, low);
         low += kGroup * R;
       }
       F scale, minimum;
       load_scale<kFormat>(panel, minima, g * kPanel + lane, &scale, &minimum);
-      for (int r = 0; r < R; r++) {
+      repeat<R>([&](auto r) RL_INLINE {
         acc[r] = fma(to_float(dots[r]), mul(scale, set(scales[r])), acc[r]);
         if constexpr (!kOffset) acc[r] = fma(minimum, set(sums[r]), acc[r]);
-      }
+      });
       quants += kGroupBytes, high += kGroup * R, scales += R, sums += R;
     }
     finish<R>(acc, bias, lane, out, stride, add_to);
@@ -159,20 +159,20 @@ void channel_tile(const uint8_t* panel, int k, const TileInputs& in, const float
     const uint8_t* quants = panel + ridgeline::quants_offset(RL_Q8_C, k) + lane * 4;
     F acc[R];
     float total[R];
-    for (int r = 0; r < R; r++) acc[r] = zero(), total[r] = 0.0f;
+    repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(), total[r] = 0.0f; });
     for (int g = 0; g < groups; g++, quants += ridgeline::group_quant_bytes(false)) {
       I dots[R];
-      for (int r = 0; r < R; r++) dots[r] = zero_int();
+      repeat<R>([&](auto r) RL_INLINE { dots[r] = zero_int(); });
       group_dots<R, false>(dots, quants, in.high + size_t(g) * kGroup * R);
-      for (int r = 0; r < R; r++) dots[r] = shift_left(dots[r], 7);
+      repeat<R>([&](auto r) RL_INLINE { dots[r] = shift_left(dots[r], 7); });
       group_dots<R, false>(dots, quants, in.low + size_t(g) * kGroup * R);
-      for (int r = 0; r < R; r++) {
+      repeat<R>([&](auto r) RL_INLINE {
         acc[r] = fma(to_float(dots[r]), set(in.scales[r]), acc[r]);
         total[r] += in.sums[g * R + r];
-      }
+      });
     }
     const F scale = load(reinterpret_cast<const float*>(panel) + lane);
-    for (int r = 0; r < R; r++) acc[r] = mul(scale, fma(set(total[r]), set(-128.0f), acc[r]));
+    repeat<R>([&](auto r) RL_INLINE { acc[r] = mul(scale, fma(set(total[r]), set(-128.0f), acc[r])); });
     finish<R>(acc, bias, lane, out, stride, add_to);
   }
 }
