@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.models.checkpoint_files import shard_paths, weights_file
-from ridgeline.models.packed_file import DamagedFile, PackedImage, map_image, read_header
+from ridgeline.models.packed_file import DamagedFile, PackedImage, read_header, read_image
 from ridgeline.models.registry import cache_dir
 from ridgeline.models.spec import ModelSpec
 from ridgeline.ops.cpu.interface import ABI_VERSION
@@ -70,10 +70,10 @@ def entry_path(key: Key) -> Path:
 
 
 def load_entry(key: Key) -> PackedImage | None:
-    """The entry with this key, mapped; None if there is none. A damaged one is removed."""
+    """The entry with this key; None if there is none. A damaged one is removed."""
     path = entry_path(key)
     try:
-        image = map_image(path)
+        image = read_image(path)
         if image.header.key != key:
             raise DamagedFile("it was made from something else")
     except DamagedFile:

@@ -18,7 +18,7 @@ import torch
 from ridgeline.models import packed_cache
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.packed import PackedDecoder, load_packed, plan_packed
-from ridgeline.models.packed_file import map_image
+from ridgeline.models.packed_file import read_image
 from ridgeline.models.read_spec import read_spec
 from tests.models.test_weights import rewrite
 from tests.models.tiny_checkpoints import tiny_model
@@ -52,7 +52,7 @@ def entries(cache: Path) -> list[Path]:
     return sorted(cache.iterdir())
 
 
-def test_the_second_start_maps_what_the_first_one_packed(model: Path, cache: Path) -> None:
+def test_the_second_start_reads_what_the_first_one_packed(model: Path, cache: Path) -> None:
     first, second = load(model), load(model)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert second.notes == first.notes == ("23 tensors stored as F32 are rounded to bfloat16",)
@@ -310,7 +310,7 @@ def test_files_that_a_killed_process_left_unfinished_are_removed(model: Path, ca
     assert current.exists()
 
 
-def test_an_entry_that_is_removed_while_it_is_mapped_still_serves(model: Path, cache: Path) -> None:
+def test_an_entry_that_is_removed_once_it_is_loaded_still_serves(model: Path, cache: Path) -> None:
     packed = load(model)
     expected = load_packed(model, read_spec(model), keep=False)
     entries(cache)[0].unlink()
@@ -328,4 +328,4 @@ def test_two_that_start_at_once_do_not_disturb_each_other(model: Path, cache: Pa
     for result in results:
         assert_same(result, results[0])
     (entry,) = entries(cache)
-    assert_same(PackedDecoder(results[0].spec, map_image(entry), True, ()), results[0])
+    assert_same(PackedDecoder(results[0].spec, read_image(entry), True, ()), results[0])
