@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+import ridgeline.engine.one_blas_thread  # noqa: F401 (before what imports numpy)
 from ridgeline.engine.build import BuiltEngine, StartupBudget, build_engine
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EXIT_CANNOT_START, EngineError, InvalidRequest, QueueFull
