@@ -68,10 +68,16 @@ class Supervisor:
         self._stalled = False
 
     async def begin(self) -> None:
-        """Start the engine process, so that it loads while the caller does other things before `start`."""
+        """Start the engine process, and read the tokenizer while it loads.
+
+        What the caller imports before `start` then fills the memory that building the tokenizer needed for a
+        moment; after those imports, that moment would be the front's peak.
+        """
         self._process = await launch(
             self._config, self._path, self._socket_path(), self._log_flags, self._program
         )
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
 
     async def start(self) -> None:
         """Start the engine, wait until it is ready, then watch over it in the background."""
@@ -118,8 +124,7 @@ class Supervisor:
 
     async def _connect(self) -> None:
         assert self._process is not None
-        if self._tokenizer is None:  # while the engine loads its weights
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
+        assert self._tokenizer is not None
         self.client = await connect_when_ready(self._process, self._socket_path(), self._tokenizer)
         self._stalled = False
         self.on_start(self.client)

@@ -15,6 +15,8 @@ import pytest
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied
 from ridgeline.engine.launch import EngineCannotStart
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server import supervisor as module
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.supervisor import Supervisor
@@ -49,6 +51,27 @@ async def until(condition, what: str, timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.01)
+
+
+async def test_the_tokenizer_is_read_before_whatever_the_caller_does_next(smollm2_path):
+    """Building it takes memory for a moment, which the imports of the HTTP stack then fill."""
+    supervisor = Supervisor(
+        EngineConfig(), smollm2_path, ServerConfig(), program=(sys.executable, str(STUB), "never ready")
+    )
+    await supervisor.begin()
+    assert isinstance(supervisor._tokenizer, Tokenizer)
+    await supervisor.stop()
+
+
+async def test_a_model_without_a_tokenizer_is_said_and_leaves_nothing(tmp_path):
+    supervisor = Supervisor(
+        EngineConfig(), tmp_path, ServerConfig(), program=(sys.executable, str(STUB), "never ready")
+    )
+    with pytest.raises(BrokenModel, match="has no tokenizer"):
+        await supervisor.start()
+    await supervisor.stop()
+    assert children() == []
+    assert not supervisor._folder.exists()
 
 
 async def test_starts_that_fail_in_every_way_are_followed_by_another_until_one_succeeds():
