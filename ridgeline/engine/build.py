@@ -28,7 +28,7 @@ from ridgeline.models.spec import ModelSpec
 if TYPE_CHECKING:
     from ridgeline.engine.core import EngineCore
 
-WARM_UP_TOKENS = 32
+WARM_UP_TOKENS = 8  # more would show nothing new, and hold up the start for as long as they are computed
 
 
 @dataclass
