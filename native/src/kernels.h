@@ -85,9 +85,10 @@ struct Kernels {
   InputKind (*input_kind)(int format, int rows, bool deterministic);
   // Converts one row of k floats; fills the padding up to inputs.k with zeros.
   void (*prepare_row)(const float* x, int k, const Inputs& inputs, int row);
-  // out[row · stride + 0 … 15] = (add: +=) inputs times one panel, with its bias, for the rows of tiles [first, end).
-  void (*panel_product)(const rl_matrix&, int panel, const Inputs&, int first, int end, float* out, size_t stride, bool add,
-                        uint8_t* scratch);
+  // out[row · stride + 0 … 16 · count - 1] = (add: +=) inputs times `count` neighbouring panels, with their biases, for the
+  // rows of tiles [first, end).
+  void (*panel_products)(const rl_matrix&, int panel, int count, const Inputs&, int first, int end, float* out, size_t stride,
+                         bool add, uint8_t* scratch);
   size_t input_block_bytes;  // inputs that stay in the second-level cache while panel after panel passes over them
   size_t (*panel_scratch_bytes)(int k);
 

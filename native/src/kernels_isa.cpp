@@ -37,20 +37,23 @@ inline InputKind input_kind(int format, int rows, bool deterministic) {
   return deterministic || rows <= kRowsWithTwoLimbs ? InputKind::Int16 : InputKind::Int8;
 }
 
-inline void any_panel_product(const rl_matrix& m, int panel, const Inputs& in, int first, int end, float* out, size_t stride,
-                              bool add_to, uint8_t* scratch) {
+inline void panel_products(const rl_matrix& m, int panel, int count, const Inputs& in, int first, int end, float* out,
+                           size_t stride, bool add_to, [[maybe_unused]] uint8_t* scratch) {
 #if defined(__AMX_BF16__)
   if (in.kind == InputKind::Bf16Rows || in.kind == InputKind::Int16Rows) {
     const int end_row = end == in.tiling.count ? in.tiling.rows : in.tiling.first(end);
-    return amx_panel_product(m, panel, in, in.tiling.first(first), end_row, out, stride, add_to, scratch);
+    return amx_panel_products(m, panel, count, in, in.tiling.first(first), end_row, out, stride, add_to, scratch);
   }
 #endif
+  for (int p = 0; p < count; p++) {
 #if defined(RL_EXPANDS_TO_BYTES)
-  if (in.kind == InputKind::Int8Expanded)
-    return expanded_panel_product(m, panel, in, first, end, out, stride, add_to, scratch);
+    if (in.kind == InputKind::Int8Expanded) {
+      expanded_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
+      continue;
+    }
 #endif
-  (void)scratch;
-  panel_product(m, panel, in, first, end, out, stride, add_to);
+    panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to);
+  }
 }
 
 inline void attend(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap, bool deterministic) {
@@ -80,7 +83,7 @@ namespace ridgeline {
 
 const Kernels* RL_TABLE(RL_ISA)() {
   static const Kernels table = {
-      RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, any_panel_product, kInputBlockBytes, panel_scratch_bytes,
+      RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, panel_products, kInputBlockBytes, panel_scratch_bytes,
       rms_norm,        add_rows,    gate,       rope,        softcap,           store_key,
       store_value,     attend,      peak_operations, start_thread,
   };

@@ -86,8 +86,8 @@ class Step {
   }
 
   void linear(const rl_matrix& w, const Source& source, float* out, int stride, bool add, Place& at) {
-    each_run(num_panels(w.n), w, source, at.rows, at, [&](const Inputs& in, int panel, int first, int end) {
-      k_.panel_product(w, panel, in, first, end, out + panel * kPanel, size_t(stride), add, scratch(at));
+    each_run(num_panels(w.n), w, source, at.rows, at, [&](const Inputs& in, int panel, int count, int first, int end) {
+      k_.panel_products(w, panel, count, in, first, end, out + panel * kPanel, size_t(stride), add, scratch(at));
     });
   }
 
@@ -104,14 +104,14 @@ class Step {
 
   // Panels of gate and up alternate in the packed matrix, so that both halves of an output meet in one place.
   void gated_mlp(const rl_matrix& w, const Source& source, Place& at) {
-    float* gates = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
-    float* ups = gates + size_t(step_.num_tokens) * kPanel;
-    each_run(num_panels(w.n) / 2, w, source, at.rows, at, [&](const Inputs& in, int pair, int first, int end) {
-      k_.panel_product(w, 2 * pair, in, first, end, gates, kPanel, false, scratch(at));
-      k_.panel_product(w, 2 * pair + 1, in, first, end, ups, kPanel, false, scratch(at));
-      for (int token = in.tiling.first(first); token < in.tiling.first(end); token++)
-        k_.gate(spec_.activation, gates + token * kPanel, ups + token * kPanel, kPanel,
-                m_.gated.floats() + size_t(token) * m_.ffn_stride + pair * kPanel);
+    float* both = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
+    each_run(num_panels(w.n) / 2, w, source, at.rows, at, [&](const Inputs& in, int pair, int count, int first, int end) {
+      for (int last = pair + count; pair < last; pair++) {
+        k_.panel_products(w, 2 * pair, 2, in, first, end, both, 2 * kPanel, false, scratch(at));
+        for (int token = in.tiling.first(first); token < in.tiling.first(end); token++)
+          k_.gate(spec_.activation, both + token * 2 * kPanel, both + token * 2 * kPanel + kPanel, kPanel,
+                  m_.gated.floats() + size_t(token) * m_.ffn_stride + pair * kPanel);
+      }
     });
   }
 
@@ -205,21 +205,25 @@ class Step {
     const int rows = step_.num_logits;
     if (!rows) return;
     const Source source{m_.residual.floats(), m_.hidden_stride, spec_.hidden, spec_.final_norm};
-    const int whole = spec_.vocab / kPanel;
-    each_run(num_panels(spec_.vocab), spec_.lm_head, source, rows, at, [&](const Inputs& in, int panel, int first, int end) {
-      float* out = logits_ + size_t(panel) * kPanel;
-      if (panel < whole) {
-        k_.panel_product(spec_.lm_head, panel, in, first, end, out, size_t(spec_.vocab), false, scratch(at));
-      } else {  // the last panel is wider than the vocabulary
-        float* padded = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
-        k_.panel_product(spec_.lm_head, panel, in, first, end, padded, kPanel, false, scratch(at));
-        for (int row = in.tiling.first(first); row < in.tiling.first(end); row++)
-          std::memcpy(out + size_t(row) * spec_.vocab, padded + row * kPanel, size_t(spec_.vocab - whole * kPanel) * 4);
-      }
-      if (spec_.logit_softcap > 0)
-        for (int row = in.tiling.first(first); row < in.tiling.first(end); row++)
-          k_.softcap(out + size_t(row) * spec_.vocab, std::min(kPanel, spec_.vocab - panel * kPanel), spec_.logit_softcap);
+    each_run(num_panels(spec_.vocab), spec_.lm_head, source, rows, at, [&](const Inputs& in, int panel, int count, int first, int end) {
+      for (int last = panel + count; panel < last; panel++) predict_panel(in, panel, first, end, at);
     });
+  }
+
+  void predict_panel(const Inputs& in, int panel, int first, int end, const Place& at) {
+    const int first_row = in.tiling.first(first), end_row = in.tiling.first(end);
+    const int width = std::min(kPanel, spec_.vocab - panel * kPanel);
+    float* out = logits_ + size_t(panel) * kPanel;
+    if (width == kPanel) {
+      k_.panel_products(spec_.lm_head, panel, 1, in, first, end, out, size_t(spec_.vocab), false, scratch(at));
+    } else {  // the last panel is wider than the vocabulary
+      float* padded = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
+      k_.panel_products(spec_.lm_head, panel, 1, in, first, end, padded, kPanel, false, scratch(at));
+      for (int row = first_row; row < end_row; row++)
+        std::memcpy(out + size_t(row) * spec_.vocab, padded + row * kPanel, size_t(width) * 4);
+    }
+    if (spec_.logit_softcap > 0)
+      for (int row = first_row; row < end_row; row++) k_.softcap(out + size_t(row) * spec_.vocab, width, spec_.logit_softcap);
   }
 
   // ---- inputs of linear layers ----
@@ -263,7 +267,7 @@ class Step {
 
   // The panels of a linear layer, in runs of neighbours: weights stream from memory, and a run reads them in one go. Many
   // rows are taken in blocks that stay in cache while the run's panels pass over them.
-  // work(inputs, panel, first tile, end tile)
+  // work(inputs, first panel, panels, first tile, end tile)
   template <typename Work>
   void each_run(int count, const rl_matrix& w, const Source& source, int rows, Place& at, const Work& work) {
     Inputs in = shared_inputs(w, rows);
@@ -282,8 +286,7 @@ class Step {
     };
     phases_[at.phase++].share(runs.count, prepare_own, [&](int run) {
       for (int tile = 0; tile < in.tiling.count; tile += block)
-        for (int panel = runs.begin[run]; panel < runs.begin[run + 1]; panel++)
-          work(in, panel, tile, std::min(tile + block, in.tiling.count));
+        work(in, runs.begin[run], runs.begin[run + 1] - runs.begin[run], tile, std::min(tile + block, in.tiling.count));
     });
   }
 

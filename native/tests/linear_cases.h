@@ -76,9 +76,8 @@ inline std::vector<float> multiply(const Kernels& kernels, const rl_matrix& w, c
   Aligned<uint8_t> scratch(kernels.panel_scratch_bytes(x.inputs.k));
   const int tiles = x.inputs.tiling.count, part = (tiles + 1) / 2;
   for (int first = 0; first < tiles; first += part)
-    for (int panel = 0; panel < ridgeline::num_panels(w.n); panel++)
-      kernels.panel_product(w, panel, x.inputs, first, std::min(tiles, first + part), out.data() + panel * kPanel, stride,
-                            add, scratch.data());
+    kernels.panel_products(w, 0, ridgeline::num_panels(w.n), x.inputs, first, std::min(tiles, first + part), out.data(), stride,
+                           add, scratch.data());
   return out;
 }
 

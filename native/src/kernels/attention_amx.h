@@ -80,6 +80,7 @@ inline const uint8_t* without_the_rest(const uint8_t* block, int tokens, int hea
 
 inline void amx_attend(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap) {
   static_assert(kAttentionRows % kTile == 0 && kChunkBlocks == 4);
+  shape_tiles(TilesFor::Attention);
   AttentionScratch& s = attention_scratch();
   alignas(64) static thread_local uint8_t last_values[kBlock * kMaxHeadDim * 2];
   int first, last;

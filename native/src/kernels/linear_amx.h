@@ -1,7 +1,8 @@
 // Linear layers on AMX tiles: 16 rows times 16 outputs at once, for enough rows to pay for it.
 //
 // A panel of bf16 weights is made of tiles as it lies in memory; quantized weights are first expanded to such tiles,
-// scale and minimum applied, once per panel for all rows. Weights with one scale per output stay bytes and are
+// scale and minimum applied, once per panel for all rows. Two panels meet 32 rows in four tiles of sums, so that every
+// tile that is loaded is multiplied twice. Weights with one scale per output stay bytes and are
 // multiplied with both limbs of the inputs.
 #pragma once
 #include "amx.h"
@@ -23,7 +24,11 @@ inline bool amx_pays(int format, int rows) {
   return rows >= (format == RL_BF16 || format == RL_Q8_C ? kRowsForTiles : kRowsForExpanding);
 }
 
-inline size_t panel_scratch_bytes(int k) { return size_t(k) * kPanel * 2 + kTileSums * kTile * kPanel * 4 + 8 * kPanel * 4 * 2; }
+// Inputs are taken so many at a time that the tiles of two panels stay in the first-level cache while the rows pass.
+constexpr int kDepth = 640;
+constexpr size_t kPanelBytes = size_t(kDepth) * kPanel * 2;  // of bf16, one such piece
+
+inline size_t panel_scratch_bytes(int) { return 2 * kPanelBytes + 4 * kTile * kPanel * 4; }
 
 inline I bf16_pair(F even, F odd) {
   const I half = set_int(0x8000);  // to nearest; a tie's direction does not matter here
@@ -44,11 +49,12 @@ inline void expand_quad(I quads, F scale, F minimum, uint8_t* out) {
 }
 
 template <int kFormat>
-void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
+void expand_panel(const uint8_t* panel, int k, int first, int depth, uint8_t* out) {
   constexpr bool kFourBit = kFormat <= RL_Q4_FM;
   const size_t minima = ridgeline::minima_offset(kFormat, k);
-  const uint8_t* quants = panel + ridgeline::quants_offset(kFormat, k);
-  for (int g = 0; g < k / kGroup; g++) {
+  const uint8_t* quants =
+      panel + ridgeline::quants_offset(kFormat, k) + size_t(first / kGroup) * ridgeline::group_quant_bytes(kFourBit);
+  for (int g = first / kGroup; g < (first + depth) / kGroup; g++) {
     F scale, minimum;
     load_scale<kFormat>(panel, minima, g * kPanel, &scale, &minimum);
     for (int quad = 0; quad < 8; quad++, out += 128) {
@@ -59,62 +65,53 @@ void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
   }
 }
 
-inline const uint8_t* bf16_panel(const rl_matrix& m, const uint8_t* panel, int k, uint8_t* scratch) {
+// Inputs [first, first + depth) of a panel as bf16 tiles: where they lie, or expanded into `scratch`.
+inline const uint8_t* bf16_panel(const rl_matrix& m, int index, int k, int first, int depth, uint8_t* scratch) {
+  const uint8_t* panel = m.data + size_t(index) * ridgeline::panel_bytes(m.format, m.k);
   switch (m.format) {
-    case RL_BF16: return panel;
-    case RL_Q4_H: expand_panel<RL_Q4_H>(panel, k, scratch); break;
-    case RL_Q4_HM: expand_panel<RL_Q4_HM>(panel, k, scratch); break;
-    case RL_Q4_FM: expand_panel<RL_Q4_FM>(panel, k, scratch); break;
-    case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, scratch); break;
-    default: expand_panel<RL_Q8_FM>(panel, k, scratch); break;
+    case RL_BF16: return panel + size_t(first) * kPanel * 2;
+    case RL_Q4_H: expand_panel<RL_Q4_H>(panel, k, first, depth, scratch); break;
+    case RL_Q4_HM: expand_panel<RL_Q4_HM>(panel, k, first, depth, scratch); break;
+    case RL_Q4_FM: expand_panel<RL_Q4_FM>(panel, k, first, depth, scratch); break;
+    case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, first, depth, scratch); break;
+    default: expand_panel<RL_Q8_FM>(panel, k, first, depth, scratch); break;
   }
   return scratch;
 }
 
-template <int T>
-inline void zero_tiles() {
+// 16 · T rows of inputs, `stride` bytes apart, times P panels, into sums [T][P][16 rows][16 outputs].
+template <int T, int P>
+void bf16_tiles(const uint8_t* const (&panels)[2], int depth, const uint8_t* rows, size_t stride, float* sums) {
+  const uint8_t *left = panels[0], *right = panels[P - 1], *more = rows + (T - 1) * kTile * stride;
   _tile_zero(0);
-  if constexpr (T > 1) _tile_zero(1);
-  if constexpr (T > 2) _tile_zero(2);
-  if constexpr (T > 3) _tile_zero(3);
-}
-
-template <int T>
-inline void store_tiles(void* out) {
-  char* at = static_cast<char*>(out);
-  _tile_stored(0, at, 64);
-  if constexpr (T > 1) _tile_stored(1, at + 1024, 64);
-  if constexpr (T > 2) _tile_stored(2, at + 2048, 64);
-  if constexpr (T > 3) _tile_stored(3, at + 3072, 64);
-}
-
-// 16 · T rows of bf16 inputs times a whole panel, into sums [16 · T][16].
-template <int T>
-void bf16_tiles(const uint8_t* weights, int k, const uint8_t* rows, float* sums) {
-  const size_t stride = size_t(k) * 2, apart = stride * kTile;
-  zero_tiles<T>();
-  for (int i = 0; i < k / kGroup; i++, weights += 1024, rows += 64) {
-    _tile_loadd(7, weights, 64);
-    _tile_loadd(6, rows, stride);
-    _tile_dpbf16ps(0, 6, 7);
-    if constexpr (T > 1) { _tile_loadd(6, rows + apart, stride); _tile_dpbf16ps(1, 6, 7); }
-    if constexpr (T > 2) { _tile_loadd(6, rows + 2 * apart, stride); _tile_dpbf16ps(2, 6, 7); }
-    if constexpr (T > 3) { _tile_loadd(6, rows + 3 * apart, stride); _tile_dpbf16ps(3, 6, 7); }
+  if constexpr (P > 1) _tile_zero(1);
+  if constexpr (T > 1) _tile_zero(2);
+  if constexpr (T > 1 && P > 1) _tile_zero(3);
+  for (int i = 0; i < depth / kGroup; i++, left += 1024, right += 1024, rows += 64, more += 64) {
+    _tile_loadd(6, left, 64);
+    _tile_loadd(4, rows, stride);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (P > 1) {
+      _tile_loadd(7, right, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (T > 1) {
+      _tile_loadd(5, more, stride);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if constexpr (T > 1 && P > 1) _tile_dpbf16ps(3, 5, 7);
   }
-  store_tiles<T>(sums);
-}
-
-template <int T>
-inline void some_bf16_tiles(int tiles, const uint8_t* weights, int k, const uint8_t* rows, float* sums) {
-  if constexpr (T == 1) bf16_tiles<1>(weights, k, rows, sums);
-  else if (tiles == T) bf16_tiles<T>(weights, k, rows, sums);
-  else some_bf16_tiles<T - 1>(tiles, weights, k, rows, sums);
+  _tile_stored(0, sums, 64);
+  if constexpr (P > 1) _tile_stored(1, sums + kTile * kPanel, 64);
+  if constexpr (T > 1) _tile_stored(2, sums + P * kTile * kPanel, 64);
+  if constexpr (T > 1 && P > 1) _tile_stored(3, sums + 3 * kTile * kPanel, 64);
 }
 
 // Both limbs of 16 rows of bytes times a panel of bytes. 64 inputs a tile; a last half tile is padded with zeros.
 inline void byte_tiles(const uint8_t* weights, int k, const uint8_t* high, const uint8_t* low, int32_t* sums, uint8_t* padded) {
   const size_t stride = size_t(k);
-  zero_tiles<2>();
+  _tile_zero(0);
+  _tile_zero(1);
   for (int i = 0; i + 64 <= k; i += 64, weights += 1024) {
     _tile_loadd(7, weights, 64);
     _tile_loadd(6, high + i, stride);
@@ -131,11 +128,14 @@ inline void byte_tiles(const uint8_t* weights, int k, const uint8_t* high, const
     _tile_loadd(6, low + k - 32, stride);
     _tile_dpbsud(1, 6, 7);
   }
-  store_tiles<2>(sums);
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + kTile * kPanel, 64);
 }
 
-inline void channel_panel_product(const rl_matrix& m, const uint8_t* panel, const float* bias, const Inputs& in, int first_row,
-                                  int end_row, float* out, size_t stride, bool add_to, uint8_t* scratch) {
+inline void channel_panel_product(const rl_matrix& m, int index, const Inputs& in, int first_row, int end_row, float* out,
+                                  size_t stride, bool add_to, uint8_t* scratch) {
+  const uint8_t* panel = m.data + size_t(index) * ridgeline::panel_bytes(m.format, m.k);
+  const float* bias = m.bias ? m.bias + index * kPanel : nullptr;
   int32_t* sums = reinterpret_cast<int32_t*>(scratch);
   const F scale = load(reinterpret_cast<const float*>(panel));
   for (int first = first_row; first < end_row; first += kTile) {
@@ -150,23 +150,43 @@ inline void channel_panel_product(const rl_matrix& m, const uint8_t* panel, cons
   }
 }
 
-inline void amx_panel_product(const rl_matrix& m, int panel_index, const Inputs& in, int first_row, int end_row, float* out,
-                              size_t stride, bool add_to, uint8_t* scratch) {
-  const uint8_t* panel = m.data + size_t(panel_index) * ridgeline::panel_bytes(m.format, m.k);
-  const float* bias = m.bias ? m.bias + panel_index * kPanel : nullptr;
-  if (in.kind == InputKind::Int16Rows) 
-    return channel_panel_product(m, panel, bias, in, first_row, end_row, out, stride, add_to, scratch);
-  float* sums = reinterpret_cast<float*>(scratch + size_t(in.k) * kPanel * 2);
-  const uint8_t* weights = bf16_panel(m, panel, in.k, scratch);
+// P neighbouring panels times rows [first_row, end_row), a piece of the inputs after the other.
+template <int P>
+void bf16_panel_products(const rl_matrix& m, int panel, const Inputs& in, int first_row, int end_row, float* out, size_t stride,
+                         bool add_to, uint8_t* scratch) {
+  float* sums = reinterpret_cast<float*>(scratch + 2 * kPanelBytes);
   const size_t row_bytes = size_t(in.k) * 2;
-  for (int first = first_row; first < end_row; first += kTileSums * kTile) {
-    const int rows = std::min(kTileSums * kTile, end_row - first);
-    some_bf16_tiles<kTileSums>((rows + kTile - 1) / kTile, weights, in.k, in.high + size_t(first) * row_bytes, sums);
-    for (int r = 0; r < rows; r++) {
-      const F acc[1] = {load(sums + r * kPanel)};
-      finish<1>(acc, bias, 0, out + size_t(first + r) * stride, stride, add_to);
+  const int pieces = (in.k + kDepth - 1) / kDepth, step = ridgeline::round_up((in.k + pieces - 1) / pieces, kGroup);
+  for (int at = 0; at < in.k; at += step) {
+    const int depth = std::min(step, in.k - at);
+    const uint8_t* const panels[2] = {bf16_panel(m, panel, in.k, at, depth, scratch),
+                                      P > 1 ? bf16_panel(m, panel + 1, in.k, at, depth, scratch + kPanelBytes) : nullptr};
+    const float* bias = m.bias && at == 0 ? m.bias + panel * kPanel : nullptr;
+    for (int first = first_row; first < end_row; first += 2 * kTile) {
+      const int rows = std::min(2 * kTile, end_row - first);
+      const uint8_t* inputs = in.high + size_t(first) * row_bytes + size_t(at) * 2;
+      (rows > kTile ? bf16_tiles<2, P> : bf16_tiles<1, P>)(panels, depth, inputs, row_bytes, sums);
+      for (int r = 0; r < rows; r++)
+        for (int p = 0; p < P; p++) {
+          const F acc[1] = {load(sums + ((r / kTile * P + p) * kTile + r % kTile) * kPanel)};
+          finish<1>(acc, bias, p * kPanel, out + size_t(first + r) * stride, stride, add_to || at > 0);
+        }
     }
   }
+}
+
+inline void amx_panel_products(const rl_matrix& m, int panel, int count, const Inputs& in, int first_row, int end_row, float* out,
+                               size_t stride, bool add_to, uint8_t* scratch) {
+  shape_tiles(TilesFor::Linear);
+  if (in.kind == InputKind::Int16Rows) {
+    for (int p = 0; p < count; p++)
+      channel_panel_product(m, panel + p, in, first_row, end_row, out + p * kPanel, stride, add_to, scratch);
+    return;
+  }
+  int p = 0;
+  for (; p + 2 <= count; p += 2)
+    bf16_panel_products<2>(m, panel + p, in, first_row, end_row, out + p * kPanel, stride, add_to, scratch);
+  if (p < count) bf16_panel_products<1>(m, panel + p, in, first_row, end_row, out + p * kPanel, stride, add_to, scratch);
 }
 
 }  // namespace
