@@ -153,9 +153,12 @@ def read_image(path: Path) -> PackedImage:
 
 def huge_memory(size: int) -> Bytes:
     """Zeroed bytes, in huge pages where the system has them; every matrix is read once for each token."""
-    memory = mmap.mmap(-1, max(size, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Private: shared memory, which is the default here, has huge pages on few systems.
+        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, max(size, 1))
     return np.frombuffer(memory, np.uint8, size)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import shutil
@@ -18,7 +19,7 @@ import torch
 from ridgeline.models import packed_cache
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.packed import PackedDecoder, load_packed, plan_packed
-from ridgeline.models.packed_file import read_image
+from ridgeline.models.packed_file import huge_memory, read_image
 from ridgeline.models.read_spec import read_spec
 from tests.models.test_weights import rewrite
 from tests.models.tiny_checkpoints import tiny_model
@@ -65,6 +66,18 @@ def test_the_second_start_reads_what_the_first_one_packed(model: Path, cache: Pa
 def test_weights_from_the_cache_are_those_packed_in_memory(model: Path) -> None:
     load(model, "int4")
     assert_same(load(model, "int4"), load_packed(model, read_spec(model), "int4", keep=False))
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages to ask for")
+def test_weights_are_read_into_private_memory() -> None:
+    """Shared memory has no huge pages unless an administrator allows it; small ones make decoding slower."""
+    memory = huge_memory(8 << 20)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+        if begin <= memory.ctypes.data < end:
+            assert line.split()[1] == "rw-p"
+            return
+    pytest.fail("the memory is in no mapping")
 
 
 def test_a_plan_found_in_the_cache_knows_its_size_and_reports_progress_once(model: Path) -> None:
