@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define RL_ABI_VERSION 1
+#define RL_ABI_VERSION 2
 #define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
 #define RL_PANEL 16        /* output rows side by side in a packed matrix */
 #define RL_GROUP 32        /* weights of a row that share a scale */
@@ -100,8 +100,10 @@ void rl_model_free(rl_model* model);
 const char* rl_model_isa(const rl_model* model);
 int64_t rl_model_bytes(const rl_model* model); /* KV cache and step buffers, weights not counted */
 int rl_copy_block(rl_model* model, int32_t source, int32_t target);
-/* One forward pass; logits: [num_logits][vocab]. */
-int rl_step_execute(rl_model* model, const rl_step* step, float* logits);
+/* One forward pass. logits: [num_logits][vocab]. best: [num_logits], the index of each row's largest logit, the first of
+ * equal ones; -1 where the largest is not finite or a logit of the row is not a number. Either may be null: without
+ * logits, megabytes less are written. */
+int rl_step_execute(rl_model* model, const rl_step* step, float* logits, int32_t* best);
 
 /* ---- ceilings of this machine, best of a few repeats ---- */
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "formats.h"
 
@@ -78,6 +79,13 @@ struct AttentionRow {
 };
 constexpr int kAttentionRows = 48;  // rows one call computes, at most: query heads of one KV head for a few tokens
 
+// The first largest of a row of logits, as far as it was looked at. An index of -1: nothing above -infinity yet or, with a
+// value of infinity, which nothing exceeds, a row that is broken.
+struct Best {
+  float value = -std::numeric_limits<float>::infinity();
+  int32_t index = -1;
+};
+
 struct Kernels {
   const char* name;
   int tile_rows;  // the most rows of a tile
@@ -97,6 +105,8 @@ struct Kernels {
   void (*gate)(int activation, const float* gate, const float* up, int n, float* out);  // n: a multiple of 16
   void (*rope)(float* head, const float* cosine, const float* sine, int rotary_dim);
   void (*softcap)(float* x, int n, float cap);
+  // Takes a panel of some rows' logits, number `first` and up, into each row's best. All 16 are read, n of them count.
+  void (*keep_best)(const float* x, size_t stride, int rows, int n, int first, Best* best);
 
   // value (head_dim floats, padded with zeros) into its slot of a block of this head; see KvHead.
   void (*store_key)(const KvHead&, int block, int slot, const float* value);

@@ -84,8 +84,8 @@ namespace ridgeline {
 const Kernels* RL_TABLE(RL_ISA)() {
   static const Kernels table = {
       RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, panel_products, kInputBlockBytes, panel_scratch_bytes,
-      rms_norm,        add_rows,    gate,       rope,        softcap,           store_key,
-      store_value,     attend,      peak_operations, start_thread,
+      rms_norm,        add_rows,    gate,       rope,        softcap,           keep_best,
+      store_key,       store_value, attend,     peak_operations, start_thread,
   };
   return &table;
 }

@@ -33,8 +33,9 @@ struct Runs {
 
 class Step {
  public:
-  Step(rl_model& model, const rl_step& step, float* logits)
-      : m_(model), spec_(model.spec), k_(*model.kernels), step_(step), logits_(logits),
+  Step(rl_model& model, const rl_step& step, float* logits, int32_t* best)
+      : m_(model), spec_(model.spec), k_(*model.kernels), step_(step), logits_(logits), best_(best),
+        bests_(best ? size_t(model.pool->size()) * size_t(step.num_logits) : 0),
         decodes_only_(step.num_tokens == step.num_rows), phases_(size_t(kPhasesPerLayer) * spec_.num_layers + 8) {
     plan_attention();
   }
@@ -46,6 +47,7 @@ class Step {
       for (int layer = 0; layer < spec_.num_layers; layer++) decode_layer(layer, at);
       predict(at);
     });
+    if (best_) merge_bests();
   }
 
  private:
@@ -210,21 +212,35 @@ class Step {
     });
   }
 
+  // Where only the best are wanted, logits go no further than a thread's own memory.
   void predict_panel(const Inputs& in, int panel, int first, int end, const Place& at) {
-    const int first_row = in.tiling.first(first), end_row = in.tiling.first(end);
-    const int width = std::min(kPanel, spec_.vocab - panel * kPanel);
-    float* out = logits_ + size_t(panel) * kPanel;
-    if (width == kPanel) {
-      k_.panel_products(spec_.lm_head, panel, 1, in, first, end, out, size_t(spec_.vocab), false, scratch(at));
-    } else {  // the last panel is wider than the vocabulary
-      float* padded = reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
-      k_.panel_products(spec_.lm_head, panel, 1, in, first, end, padded, kPanel, false, scratch(at));
-      for (int row = first_row; row < end_row; row++)
-        std::memcpy(out + size_t(row) * spec_.vocab, padded + row * kPanel, size_t(width) * 4);
-    }
+    const int first_row = in.tiling.first(first), rows = in.tiling.first(end) - first_row;
+    const int width = std::min(kPanel, spec_.vocab - panel * kPanel);  // the last panel may be wider than the vocabulary
+    const bool straight = logits_ && width == kPanel;
+    const size_t stride = straight ? size_t(spec_.vocab) : kPanel;
+    float* out = straight ? logits_ + panel * kPanel : reinterpret_cast<float*>(scratch(at) + m_.panel_scratch);
+    k_.panel_products(spec_.lm_head, panel, 1, in, first, end, out, stride, false, scratch(at));
+    out += size_t(first_row) * stride;
     if (spec_.logit_softcap > 0)
-      for (int row = first_row; row < end_row; row++) k_.softcap(out + size_t(row) * spec_.vocab, width, spec_.logit_softcap);
+      for (int row = 0; row < rows; row++) k_.softcap(out + row * stride, width, spec_.logit_softcap);
+    if (best_) k_.keep_best(out, stride, rows, width, panel * kPanel, bests_of(at.thread) + first_row);
+    if (logits_ && !straight)
+      for (int row = 0; row < rows; row++)
+        std::memcpy(logits_ + size_t(first_row + row) * spec_.vocab + panel * kPanel, out + row * stride, size_t(width) * 4);
   }
+
+  // A thread meets panels in order and so keeps the first of equal logits; of several threads' the first counts.
+  void merge_bests() {
+    for (int row = 0; row < step_.num_logits; row++) {
+      Best best = bests_of(0)[row];
+      for (int thread = 1; thread < m_.pool->size(); thread++) {
+        const Best& other = bests_of(thread)[row];
+        if (other.value > best.value || (other.value == best.value && other.index < best.index)) best = other;
+      }
+      best_[row] = best.index;
+    }
+  }
+  Best* bests_of(int thread) { return bests_.data() + size_t(thread) * size_t(step_.num_logits); }
 
   // ---- inputs of linear layers ----
 
@@ -319,6 +335,8 @@ class Step {
   const Kernels& k_;
   const rl_step& step_;
   float* logits_;
+  int32_t* best_;
+  std::vector<Best> bests_;  // [thread][row of logits], if wanted
   const bool decodes_only_;
   std::vector<Phase> phases_;
 };
@@ -362,9 +380,10 @@ std::string step_flaw(const rl_decoder& d, const rl_step& s) {
 }  // namespace
 }  // namespace ridgeline
 
-extern "C" int rl_step_execute(rl_model* model, const rl_step* step, float* logits) {
+extern "C" int rl_step_execute(rl_model* model, const rl_step* step, float* logits, int32_t* best) {
   const std::string flaw = ridgeline::step_flaw(model->spec, *step);
   if (!flaw.empty()) return ridgeline::fail(flaw);
-  ridgeline::Step(*model, *step, logits).run();
+  if (step->num_logits && !logits && !best) return ridgeline::fail("logits are asked for, with no place to put them");
+  ridgeline::Step(*model, *step, logits, best).run();
   return 0;
 }

@@ -159,9 +159,15 @@ void steps_that_make_no_sense_are_refused_and_change_nothing() {
     Aligned<float> logits(1);  // nothing may be written
     const float untouched = logits[0];
     about("a step with %s", c.what);
-    CHECK_REFUSED(rl_step_execute(session.model.get(), &step, logits.data()), c.words);
+    int32_t best = kHuge;
+    CHECK_REFUSED(rl_step_execute(session.model.get(), &step, logits.data(), &best), c.words);
     CHECK(std::memcmp(&logits[0], &untouched, 4) == 0);
+    CHECK_EQUAL(best, kHuge);
   }
+  about("logits that nobody takes");
+  const StepArrays arrays(pieces);
+  const rl_step step = arrays.step();
+  CHECK_REFUSED(rl_step_execute(session.model.get(), &step, nullptr, nullptr), "no place");
   about("the model after all those refusals");
   CHECK(same_bits(session.step(pieces), before));
 }

@@ -169,7 +169,7 @@ class Session {
   Logits step(const StepArrays& arrays) {
     const rl_step step = arrays.step();
     Aligned<float> flat(size_t(step.num_logits) * vocab_);
-    CHECK_OK(rl_step_execute(model.get(), &step, flat.data()));
+    CHECK_OK(rl_step_execute(model.get(), &step, flat.data(), nullptr));
     Logits logits;
     for (int i = 0; i < step.num_logits; i++) logits.emplace_back(flat.data() + size_t(i) * vocab_, flat.data() + size_t(i + 1) * vocab_);
     return logits;

@@ -14,14 +14,8 @@ import numpy as np
 import pytest
 
 from ridgeline.ops.cpu import interface, library
-from ridgeline.ops.cpu.library import (
-    DecoderTable,
-    Format,
-    LayerTable,
-    NativeDecoder,
-    NativeError,
-    PackedMatrix,
-)
+from ridgeline.ops.cpu.library import Format, NativeDecoder, NativeError, PackedMatrix
+from tests.ops.tiny_decoder import floats, ints, tiny_table
 
 HEADER = Path(__file__).parents[2] / "native/include/ridgeline_native.h"
 STRUCTS = {
@@ -40,10 +34,6 @@ CONSTANTS = {
     "RL_GELU_TANH": library.Activation.GELU_TANH,
     **{f"{prefix}{item.name}": item.value for prefix, enum in ENUMS.items() for item in enum},
 }
-
-
-def floats(*shape: int, seed: int = 0) -> library.Floats:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 # ---- the mirror ----
@@ -199,47 +189,6 @@ def test_a_buffer_that_a_kernel_would_read_past_is_refused() -> None:
 # ---- decoders ----
 
 
-def tiny_table() -> DecoderTable:
-    """One layer: hidden 32, two heads of 16 over one KV head, ffn 48, vocabulary 40."""
-    ones = np.ones(32, np.float32)
-    angles = np.outer(np.arange(64), 0.1 ** np.arange(8)).astype(np.float32)
-    embedding = library.pack_float(Format.F32, floats(40, 32))
-    layer = LayerTable(
-        qkv=library.pack_float(Format.F32, floats(64, 32, seed=1)),
-        output=library.pack_float(Format.F32, floats(32, 32, seed=2)),
-        gate_up=library.pack_float(Format.F32, floats(96, 32, seed=3)),
-        down=library.pack_float(Format.F32, floats(32, 48, seed=4)),
-        attn_norm=ones,
-        ffn_norm=ones,
-        cosine=np.cos(angles),
-        sine=np.sin(angles),
-        rotary_dim=16,
-    )
-    return DecoderTable(
-        hidden=32,
-        heads=2,
-        kv_heads=1,
-        head_dim=16,
-        ffn=48,
-        vocab=40,
-        max_context=64,
-        activation=library.Activation.SILU,
-        norm_eps=1e-5,
-        attention_scale=0.25,
-        embedding=embedding,
-        lm_head=embedding,
-        final_norm=ones,
-        layers=[layer],
-        num_blocks=8,
-        max_step_tokens=32,
-        kv_format=library.KvFormat.F32,
-    )
-
-
-def ints(*values: int) -> library.Ints:
-    return np.array(values, np.int32)
-
-
 def step(decoder: NativeDecoder, tokens: list[int], start: int, block: int) -> library.Floats:
     """Runs these tokens of one sequence, which lies in one KV block, and returns the last one's logits."""
     positions = np.arange(start, start + len(tokens), dtype=np.int32)
@@ -263,6 +212,21 @@ def test_a_decoder_computes_in_the_callers_buffer_and_continues_from_a_copied_bl
     assert np.shares_memory(logits, out)
     assert np.array_equal(logits, whole)
     assert np.isnan(out[1:]).all()
+
+
+def test_the_best_token_is_that_of_the_largest_logit_and_none_where_logits_are_no_numbers() -> None:
+    table = tiny_table()
+    each = np.arange(20, dtype=np.int32)  # in one KV block and a part of another
+    arrays = (each, each, ints(0, 20), ints(3, 1)[None], each)
+    decoder = NativeDecoder(table, threads=2)
+    assert decoder.best_tokens(*arrays) == decoder.execute(*arrays).argmax(axis=1).tolist()
+    assert decoder.best_tokens(*arrays[:4], ints()) == []
+    broken = replace(table, final_norm=np.full(32, np.nan, np.float32))
+    assert NativeDecoder(broken, threads=2).best_tokens(*arrays) == [-1] * 20
+    with pytest.raises(NativeError, match="refused a step"):
+        decoder.best_tokens(*arrays[:4], ints(20))
+    with pytest.raises(NativeError, match="positions"):
+        decoder.best_tokens(each, each[:19], *arrays[2:])
 
 
 def test_a_step_whose_arrays_are_not_as_long_as_they_say_is_refused() -> None:

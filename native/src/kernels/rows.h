@@ -1,9 +1,13 @@
-// What is computed row by row between the matrix products: norms, rotary embedding, gates, caps. All in float.
+// What is computed row by row between the matrix products: norms, rotary embedding, gates, caps; and
+// the best of the logits after them. All in float.
 #pragma once
 #include "simd.h"
 #include "../kernels.h"
 
 namespace {
+
+using ridgeline::Best;
+using ridgeline::kPanel;
 
 // Loads up to kLanes floats; lanes beyond `count` are zero.
 inline F load_some(const float* p, int count) {
@@ -64,6 +68,16 @@ inline void rope(float* head, const float* cosine, const float* sine, int rotary
 inline void softcap(float* x, int n, float cap) {
   for (int i = 0; i < n; i += kLanes)
     store_some(x + i, mul(tanh_of(div(load_some(x + i, n - i), set(cap))), set(cap)), n - i);
+}
+
+inline void keep_best(const float* x, size_t stride, int rows, int n, int first, Best* best) {
+  for (; rows > 0; rows--, x += stride, best++) {
+    F above = zero();
+    for (int i = 0; i < kPanel; i += kLanes) above = max(above, zero_up_to(set(1.0f), load(x + i), set(best->value)));
+    if (largest(above) == 0.0f) continue;  // nearly always
+    for (int i = 0; i < n; i++)            // a NaN is not below either
+      if (!(x[i] <= best->value)) *best = x[i] < INFINITY ? Best{x[i], first + i} : Best{INFINITY, -1};
+  }
 }
 
 }  // namespace

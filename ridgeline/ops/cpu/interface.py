@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-ABI_VERSION = 1  # RL_ABI_VERSION
+ABI_VERSION = 2  # RL_ABI_VERSION
 ALIGNMENT = 64  # bytes; of every packed matrix
 
 _SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
@@ -180,7 +180,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_model_isa": (c_char_p, [c_void_p]),
     "rl_model_bytes": (c_int64, [c_void_p]),
     "rl_copy_block": (c_int32, [c_void_p, c_int32, c_int32]),
-    "rl_step_execute": (c_int32, [c_void_p, POINTER(CStep), c_void_p]),
+    "rl_step_execute": (c_int32, [c_void_p, POINTER(CStep), c_void_p, c_void_p]),
     "rl_measure_read": (c_double, [c_int64, c_int32]),
     "rl_measure_peak": (c_double, [c_char_p, c_int32, c_int32]),
 }

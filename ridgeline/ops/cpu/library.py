@@ -262,27 +262,33 @@ class NativeDecoder:
         block_tables [R, B]   KV blocks of each row; what lies beyond its context is not read
         logit_rows   [L]      indices into T
         """
-        tokens, rows, count = len(token_ids), len(query_starts) - 1, len(logit_rows)
-        width = block_tables.shape[1]
+        count = len(logit_rows)
         if out is None:
             out = np.empty((count, self.vocab), np.float32)
         elif len(out) < count:
             raise NativeError(f"{count} rows of logits do not fit in the {len(out)} given")
-        step = CStep(
-            tokens,
-            rows,
-            count,
-            width,
-            address(token_ids, np.int32, (tokens,), "token_ids"),
-            address(positions, np.int32, (tokens,), "positions"),
-            address(query_starts, np.int32, (rows + 1,), "query_starts"),
-            address(block_tables, np.int32, (rows, width), "block_tables"),
-            address(logit_rows, np.int32, (count,), "logit_rows"),
-        )
         logits = address(out, np.float32, (len(out), self.vocab), "the logits")
-        if self._library.rl_step_execute(self._open(), byref(step), logits):
-            raise NativeError(f"the native library refused a step: {last_error()}")
+        step = _step(token_ids, positions, query_starts, block_tables, logit_rows)
+        self._execute(step, logits=logits, best=None)
         return out[:count]
+
+    def best_tokens(
+        self, token_ids: Ints, positions: Ints, query_starts: Ints, block_tables: Ints, logit_rows: Ints
+    ) -> list[int]:
+        """The forward pass of `execute` without writing logits: for each of `logit_rows` the best token.
+
+        That is the index of the largest logit, the first of equal ones; -1 where the largest is not finite or
+        a logit is not a number.
+        """
+        best = np.empty(len(logit_rows), np.int32)
+        step = _step(token_ids, positions, query_starts, block_tables, logit_rows)
+        self._execute(step, logits=None, best=best.ctypes.data)
+        tokens: list[int] = best.tolist()
+        return tokens
+
+    def _execute(self, step: CStep, logits: int | None, best: int | None) -> None:
+        if self._library.rl_step_execute(self._open(), byref(step), logits, best):
+            raise NativeError(f"the native library refused a step: {last_error()}")
 
     def copy_block(self, source: int, target: int) -> None:
         """Copies one KV block of every layer."""
@@ -344,6 +350,25 @@ def _measured(value: float) -> float:
     if value < 0:
         raise NativeError(f"the machine could not be measured: {last_error()}")
     return value
+
+
+def _step(
+    token_ids: Ints, positions: Ints, query_starts: Ints, block_tables: Ints, logit_rows: Ints
+) -> CStep:
+    """It holds no reference to the arrays: they must outlive it."""
+    tokens, rows, count = len(token_ids), len(query_starts) - 1, len(logit_rows)
+    width = block_tables.shape[1]
+    return CStep(
+        tokens,
+        rows,
+        count,
+        width,
+        address(token_ids, np.int32, (tokens,), "token_ids"),
+        address(positions, np.int32, (tokens,), "positions"),
+        address(query_starts, np.int32, (rows + 1,), "query_starts"),
+        address(block_tables, np.int32, (rows, width), "block_tables"),
+        address(logit_rows, np.int32, (count,), "logit_rows"),
+    )
 
 
 def _layer(layer: LayerTable, table: DecoderTable) -> CLayer:
