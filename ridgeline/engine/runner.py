@@ -42,6 +42,22 @@ def logit_spans(rows: list[StepRow]) -> list[range]:
     return spans
 
 
+def want_best_tokens_alone(rows: list[StepRow]) -> bool:
+    """Nobody in these rows needs more of the logits than which is the largest."""
+    for row in rows:
+        if row.prompt_logprobs or any(len(seq.tokens) < seq.argmax_from for seq in row.samplers):
+            return False
+    return True
+
+
+def best_token_result(rows: list[StepRow], best: list[int]) -> StepResult:
+    """What `step_result` gives where all want the best token alone; `best` is of the rows that sample."""
+    tokens = iter(best)
+    return StepResult(
+        [RowResult([Sampled(next(tokens))] * len(row.samplers) if row.samplers else []) for row in rows]
+    )
+
+
 def step_result(sampler: Sampler, rows: list[StepRow], logits: Logits) -> StepResult:
     """Sample every row that samples and score the prompts that asked for it. Logits are read, never kept."""
     spans = logit_spans(rows)

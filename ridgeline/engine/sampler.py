@@ -1,6 +1,7 @@
 """From logits to tokens: one row per sampling sequence, each on its own so that a bad one harms no other.
 
-Called by the runner after the forward pass. Rows that only want the best token take one batched argmax.
+Called by the runner after the forward pass, unless a backend that finds best tokens itself was asked for
+nothing else. Rows that only want the best token take one batched argmax.
 Log-probabilities are those of the model itself (before bias, penalties and temperature).
 """
 
