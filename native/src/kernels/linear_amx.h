@@ -24,11 +24,8 @@ inline bool amx_pays(int format, int rows) {
   return rows >= (format == RL_BF16 || format == RL_Q8_C ? kRowsForTiles : kRowsForExpanding);
 }
 
-// Inputs are taken so many at a time that the tiles of two panels stay in the first-level cache while the rows pass.
-constexpr int kDepth = 640;
-constexpr size_t kPanelBytes = size_t(kDepth) * kPanel * 2;  // of bf16, one such piece
-
-inline size_t panel_scratch_bytes(int) { return 2 * kPanelBytes + 4 * kTile * kPanel * 4; }
+inline size_t bf16_panel_bytes(int k) { return size_t(k) * kPanel * 2; }
+inline size_t panel_scratch_bytes(int k) { return 2 * bf16_panel_bytes(k) + 4 * kTile * kPanel * 4; }
 
 inline I bf16_pair(F even, F odd) {
   const I half = set_int(0x8000);  // to nearest; a tie's direction does not matter here
@@ -49,12 +46,11 @@ inline void expand_quad(I quads, F scale, F minimum, uint8_t* out) {
 }
 
 template <int kFormat>
-void expand_panel(const uint8_t* panel, int k, int first, int depth, uint8_t* out) {
+void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
   constexpr bool kFourBit = kFormat <= RL_Q4_FM;
   const size_t minima = ridgeline::minima_offset(kFormat, k);
-  const uint8_t* quants =
-      panel + ridgeline::quants_offset(kFormat, k) + size_t(first / kGroup) * ridgeline::group_quant_bytes(kFourBit);
-  for (int g = first / kGroup; g < (first + depth) / kGroup; g++) {
+  const uint8_t* quants = panel + ridgeline::quants_offset(kFormat, k);
+  for (int g = 0; g < k / kGroup; g++) {
     F scale, minimum;
     load_scale<kFormat>(panel, minima, g * kPanel, &scale, &minimum);
     for (int quad = 0; quad < 8; quad++, out += 128) {
@@ -65,29 +61,30 @@ void expand_panel(const uint8_t* panel, int k, int first, int depth, uint8_t* ou
   }
 }
 
-// Inputs [first, first + depth) of a panel as bf16 tiles: where they lie, or expanded into `scratch`.
-inline const uint8_t* bf16_panel(const rl_matrix& m, int index, int k, int first, int depth, uint8_t* scratch) {
+// A panel as bf16 tiles: where it lies, or expanded into `scratch`.
+inline const uint8_t* bf16_panel(const rl_matrix& m, int index, int k, uint8_t* scratch) {
   const uint8_t* panel = m.data + size_t(index) * ridgeline::panel_bytes(m.format, m.k);
   switch (m.format) {
-    case RL_BF16: return panel + size_t(first) * kPanel * 2;
-    case RL_Q4_H: expand_panel<RL_Q4_H>(panel, k, first, depth, scratch); break;
-    case RL_Q4_HM: expand_panel<RL_Q4_HM>(panel, k, first, depth, scratch); break;
-    case RL_Q4_FM: expand_panel<RL_Q4_FM>(panel, k, first, depth, scratch); break;
-    case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, first, depth, scratch); break;
-    default: expand_panel<RL_Q8_FM>(panel, k, first, depth, scratch); break;
+    case RL_BF16: return panel;
+    case RL_Q4_H: expand_panel<RL_Q4_H>(panel, k, scratch); break;
+    case RL_Q4_HM: expand_panel<RL_Q4_HM>(panel, k, scratch); break;
+    case RL_Q4_FM: expand_panel<RL_Q4_FM>(panel, k, scratch); break;
+    case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, scratch); break;
+    default: expand_panel<RL_Q8_FM>(panel, k, scratch); break;
   }
   return scratch;
 }
 
-// 16 · T rows of inputs, `stride` bytes apart, times P panels, into sums [T][P][16 rows][16 outputs].
+// 16 · T rows of k inputs times P panels, into sums [T][P][16 rows][16 outputs].
 template <int T, int P>
-void bf16_tiles(const uint8_t* const (&panels)[2], int depth, const uint8_t* rows, size_t stride, float* sums) {
+void bf16_tiles(const uint8_t* const (&panels)[2], int k, const uint8_t* rows, float* sums) {
+  const size_t stride = size_t(k) * 2;
   const uint8_t *left = panels[0], *right = panels[P - 1], *more = rows + (T - 1) * kTile * stride;
   _tile_zero(0);
   if constexpr (P > 1) _tile_zero(1);
   if constexpr (T > 1) _tile_zero(2);
   if constexpr (T > 1 && P > 1) _tile_zero(3);
-  for (int i = 0; i < depth / kGroup; i++, left += 1024, right += 1024, rows += 64, more += 64) {
+  for (int i = 0; i < k / kGroup; i++, left += 1024, right += 1024, rows += 64, more += 64) {
     _tile_loadd(6, left, 64);
     _tile_loadd(4, rows, stride);
     _tile_dpbf16ps(0, 4, 6);
@@ -150,28 +147,22 @@ inline void channel_panel_product(const rl_matrix& m, int index, const Inputs& i
   }
 }
 
-// P neighbouring panels times rows [first_row, end_row), a piece of the inputs after the other.
+// P neighbouring panels times rows [first_row, end_row).
 template <int P>
 void bf16_panel_products(const rl_matrix& m, int panel, const Inputs& in, int first_row, int end_row, float* out, size_t stride,
                          bool add_to, uint8_t* scratch) {
-  float* sums = reinterpret_cast<float*>(scratch + 2 * kPanelBytes);
-  const size_t row_bytes = size_t(in.k) * 2;
-  const int pieces = (in.k + kDepth - 1) / kDepth, step = ridgeline::round_up((in.k + pieces - 1) / pieces, kGroup);
-  for (int at = 0; at < in.k; at += step) {
-    const int depth = std::min(step, in.k - at);
-    const uint8_t* const panels[2] = {bf16_panel(m, panel, in.k, at, depth, scratch),
-                                      P > 1 ? bf16_panel(m, panel + 1, in.k, at, depth, scratch + kPanelBytes) : nullptr};
-    const float* bias = m.bias && at == 0 ? m.bias + panel * kPanel : nullptr;
-    for (int first = first_row; first < end_row; first += 2 * kTile) {
-      const int rows = std::min(2 * kTile, end_row - first);
-      const uint8_t* inputs = in.high + size_t(first) * row_bytes + size_t(at) * 2;
-      (rows > kTile ? bf16_tiles<2, P> : bf16_tiles<1, P>)(panels, depth, inputs, row_bytes, sums);
-      for (int r = 0; r < rows; r++)
-        for (int p = 0; p < P; p++) {
-          const F acc[1] = {load(sums + ((r / kTile * P + p) * kTile + r % kTile) * kPanel)};
-          finish<1>(acc, bias, p * kPanel, out + size_t(first + r) * stride, stride, add_to || at > 0);
-        }
-    }
+  float* sums = reinterpret_cast<float*>(scratch + 2 * bf16_panel_bytes(in.k));
+  const uint8_t* const panels[2] = {bf16_panel(m, panel, in.k, scratch),
+                                    P > 1 ? bf16_panel(m, panel + 1, in.k, scratch + bf16_panel_bytes(in.k)) : nullptr};
+  const float* bias = m.bias ? m.bias + panel * kPanel : nullptr;
+  for (int first = first_row; first < end_row; first += 2 * kTile) {
+    const int rows = std::min(2 * kTile, end_row - first);
+    (rows > kTile ? bf16_tiles<2, P> : bf16_tiles<1, P>)(panels, in.k, in.high + size_t(first) * in.k * 2, sums);
+    for (int r = 0; r < rows; r++)
+      for (int p = 0; p < P; p++) {
+        const F acc[1] = {load(sums + ((r / kTile * P + p) * kTile + r % kTile) * kPanel)};
+        finish<1>(acc, bias, p * kPanel, out + size_t(first + r) * stride, stride, add_to);
+      }
   }
 }
 
