@@ -52,7 +52,7 @@ class EngineConfig:
     kv_memory_gib: float | None = option(None, "KV cache size in GiB; default: planned from free memory")
     memory_fraction: float = option(0.6, "share of available memory the plan may use for weights and KV")
     step_tokens: int | None = option(
-        None, "most tokens one step computes; default: calibrated for this machine, else 512"
+        None, "most tokens one step computes; default: calibrated for this machine, else 256"
     )
     prefill_chunk: int | None = option(
         None, "most prompt tokens of one sequence per step; default: calibrated, else --step-tokens"
