@@ -108,6 +108,13 @@ def test_the_front_imports_no_torch(module):
     assert heavy.split() == []
 
 
+def test_a_front_that_has_read_its_tokenizer_has_no_numpy_in_it(smollm2_path):
+    """It would take 13 MB, a twentieth of a second, and a thread that spins."""
+    imports = "import pathlib, sys, ridgeline.server.main, ridgeline.server.app, ridgeline.server.http"
+    load = f"ridgeline.engine.launch.load_tokenizer(pathlib.Path({str(smollm2_path)!r}))"
+    assert run(f"{imports}; {load}; print('numpy' in sys.modules)").strip() == "False"
+
+
 async def test_an_engine_process_that_has_answered_has_no_torch_in_it(smollm2_path):
     greedy = SamplingParams(temperature=0.0, max_tokens=4)
     async with await AsyncClient.start(str(smollm2_path), kv_tokens=1024) as client:

@@ -108,7 +108,7 @@ int rl_step_execute(rl_model* model, const rl_step* step, float* logits, int32_t
 /* ---- ceilings of this machine, best of a few repeats ---- */
 
 enum rl_peak { RL_PEAK_F32 = 0, RL_PEAK_BF16 = 1, RL_PEAK_INT8 = 2 };
-double rl_measure_read(int64_t bytes, int32_t threads);                     /* bytes per second of reading a buffer */
+double rl_measure_read(const void* memory, int64_t bytes, int32_t threads); /* bytes per second of reading; null: a buffer of its own */
 double rl_measure_peak(const char* isa, int32_t kind, int32_t threads);     /* operations per second, registers only; 0: the set has no such unit */
 
 #ifdef __cplusplus

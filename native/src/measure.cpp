@@ -39,18 +39,17 @@ uint64_t sum_of(const uint64_t* from, size_t count) {
 
 using namespace ridgeline;
 
-extern "C" double rl_measure_read(int64_t bytes, int32_t threads) {
+extern "C" double rl_measure_read(const void* memory, int64_t bytes, int32_t threads) {
   if (bytes < 4096 || threads < 1) return 0.0;
   const Kernels* kernels = find_kernels("");
-  Memory buffer{size_t(bytes)};
-  std::memset(buffer.data(), 1, size_t(bytes));
+  Memory buffer{memory ? 0 : size_t(bytes)};
+  if (!memory) std::memset(buffer.data(), 1, size_t(bytes));
+  const auto* from = static_cast<const uint64_t*>(memory ? memory : buffer.data());
   ThreadPool pool(threads, kernels->start_thread);
   std::atomic<uint64_t> sink{0};
   const size_t words = size_t(bytes) / 8 / size_t(threads);
   const double seconds = best_seconds([&] {
-    pool.run([&](int thread) {
-      sink += sum_of(reinterpret_cast<const uint64_t*>(buffer.data()) + size_t(thread) * words, words);
-    });
+    pool.run([&](int thread) { sink += sum_of(from + size_t(thread) * words, words); });
   });
   return double(words) * 8 * threads / seconds;
 }

@@ -28,7 +28,9 @@ __all__ = [
 ]  # fmt: skip
 
 FILE_VERSION = 1
-DEFAULT_STEP_TOKENS = 256  # where nothing was calibrated: larger steps multiply no faster, and all wait longer
+DEFAULT_STEP_TOKENS = (
+    256  # where nothing was calibrated: larger steps multiply no faster, and all wait longer
+)
 # The width that most weights have, up to so many bits on average; embeddings often have more than the rest.
 _WIDTHS = {6.5: 4, 12.0: 8, 24.0: 16, math.inf: 32}
 

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from ridgeline.engine.calibration import load_calibration, this_machine
 from ridgeline.models.spec import ModelSpec
 from ridgeline.ops.cpu import library
-from ridgeline.ops.cpu.library import Peak
+from ridgeline.ops.cpu.library import Bytes, Peak
 
 PREFILL_TOKENS = 512  # the prompt length the prefill limit is stated for
-# A buffer as large as the model, so that a model that fits a cache is measured there; no larger than it
-# takes to be sure of main memory, because touching its pages is most of the time.
+# What is read to tell the bandwidth: the weights, so that a model that fits a cache is measured there; no
+# more of them than it takes to be sure of main memory.
 READ_BYTES_RANGE = (16 << 20, 256 << 20)
 
 
@@ -52,10 +52,11 @@ def limits_of(spec: ModelSpec, step_bytes: int, ceilings: Ceilings) -> MeasuredL
     )
 
 
-def native_ceilings(step_bytes: int, kinds: tuple[Peak, ...], threads: int) -> Ceilings:
+def native_ceilings(weights: Bytes, step_bytes: int, kinds: tuple[Peak, ...], threads: int) -> Ceilings:
     """The calibrated ceilings of this machine if there are any, else measured now, in some milliseconds.
 
-    kinds: units that could multiply these weights; the fastest that is there counts.
+    weights: the model's, in the memory that steps read; a step reads `step_bytes` of them
+    kinds:   units that could multiply these weights; the fastest that is there counts
     """
     calibration = load_calibration(this_machine(threads))
     if calibration is not None:
@@ -64,5 +65,8 @@ def native_ceilings(step_bytes: int, kinds: tuple[Peak, ...], threads: int) -> C
         if peaks:
             return Ceilings(known.read_bytes_per_s(step_bytes), max(peaks))
     least, most = READ_BYTES_RANGE
-    read = library.measure_read(max(least, min(step_bytes, most)), threads)
+    if step_bytes < least:  # so little is read in a moment, and then the clock is what is measured
+        read = library.measure_read(least, threads)
+    else:
+        read = library.measure_read_of(weights[: min(step_bytes, most)], threads)
     return Ceilings(read, max(library.measure_peak(kind, threads) for kind in kinds))

@@ -86,7 +86,9 @@ class NativeBuild:
 
     def limits(self) -> MeasuredLimits:
         packed = self._loaded()
-        ceilings = native_ceilings(packed.bytes_per_step, units_for(packed), self._threads)
+        ceilings = native_ceilings(
+            packed.image.payload, packed.bytes_per_step, units_for(packed), self._threads
+        )
         return limits_of(self._spec, packed.bytes_per_step, ceilings)
 
     def _decoder(

@@ -7,11 +7,11 @@ beginning-of-sequence token: if the model wants one, its template writes it.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-import numpy as np
 
 from ridgeline.models.errors import TemplateError
 from ridgeline.models.template_budget import BudgetExceeded, render_budget
@@ -119,7 +119,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, tuple):
         return tuple(_plain(item) for item in value)
-    if isinstance(value, np.generic):
+    numpy = sys.modules.get("numpy")  # a number of numpy's comes from a program that has imported it
+    if numpy is not None and isinstance(value, numpy.generic):
         return _plain(value.item())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}

@@ -7,13 +7,13 @@ key and what was found; nothing is converted or guessed. Remembers which keys we
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, cast
 
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.gguf_strings import GgufStrings
 
 _MISSING = object()
 SHOWN_CHARACTERS = 60
@@ -101,10 +101,12 @@ class ConfigValues:
             raise self._wrong(key, "a string")
         return value
 
-    def optional_texts(self, key: str) -> list[str] | None:
+    def optional_texts(self, key: str) -> Sequence[str] | None:
         value = self._get(key)
         if value is None or value is _MISSING:
             return None
+        if isinstance(value, GgufStrings):
+            return value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(key, "a list of strings")
         return value
@@ -119,15 +121,21 @@ class ConfigValues:
             raise self._wrong(key, "an integer or a list of integers")
         return items
 
-    def array(self, key: str, *, whole: bool = False) -> np.ndarray[Any, Any] | None:
+    def numbers(self, key: str, *, whole: bool = False) -> Sequence[float] | None:
         """A list of numbers, with `whole` of integers: how GGUF writes scores and token types."""
         value = self._get(key)
         if value is None or value is _MISSING:
             return None
-        array = np.asarray(value) if isinstance(value, list | np.ndarray) else np.empty(())
-        if array.ndim != 1 or array.dtype.kind not in ("iu" if whole else "iuf"):
+        if isinstance(value, array):
+            fits = not whole or value.typecode not in "fd"
+        else:
+            kinds = int if whole else int | float
+            fits = isinstance(value, list) and all(
+                isinstance(item, kinds) and not isinstance(item, bool) for item in value
+            )
+        if not fits:
             raise self._wrong(key, "a list of integers" if whole else "a list of numbers")
-        return array
+        return cast(Sequence[float], value)
 
     def mapping(self, key: str) -> dict[str, Any] | None:
         value = self._get(key)

@@ -37,10 +37,10 @@ def gguf_end_ids(values: ConfigValues) -> tuple[int, ...]:
     `values` are the keys below tokenizer.ggml.
     """
     named = [values.optional_integer(f"{end}_token_id", minimum=0) for end in ("eos", "eot", "eom")]
-    tokens, types = values.optional_texts("tokens"), values.array("token_type", whole=True)
+    tokens, types = values.optional_texts("tokens"), values.numbers("token_type", whole=True)
     found: dict[str, int] = {}
     if tokens is not None and types is not None:
-        controls = (types[: len(tokens)] == CONTROL).nonzero()[0].tolist()
+        controls = [index for index, kind in enumerate(types) if kind == CONTROL and index < len(tokens)]
         found = {tokens[index]: index for index in controls if tokens[index] in KNOWN_ENDS}
     if found.keys() >= HARMONY_ENDS:
         found.pop("<|end|>", None)

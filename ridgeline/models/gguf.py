@@ -9,14 +9,18 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+import sys
+from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.gguf_strings import LENGTH_BYTES, GgufStrings
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -43,6 +47,7 @@ _SCALARS: dict[int, struct.Struct] = {
     12: struct.Struct("<d"),
 }
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+_TRUTH = bytes([0] + [1] * 255)  # of a flag's byte
 
 # Tensor types: number in the file → (name, elements per block, bytes per block).
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
@@ -79,7 +84,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file. `metadata` holds plain values, lists for strings, numpy arrays for numbers."""
+    """An open GGUF file. Arrays in `metadata` are GgufStrings, `array.array`, or for flags `bytes`."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -98,6 +103,8 @@ class GgufFile:
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The tensor's bytes, as a read-only view of the map."""
+        import numpy as np  # here, for the front reads its tokenizer's metadata and does without
+
         tensor = self.tensors[name]
         return np.frombuffer(self._map, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
 
@@ -143,11 +150,10 @@ class GgufFile:
         kind, count = self._scalar(4), self._scalar(10)
         if count > len(self._map):
             raise self._broken(f"claims a metadata array of {count} items")
-        if kind == _BOOL:  # any byte but 0 is true; numpy's own flags must be 0 or 1
-            return np.frombuffer(self._take(count), dtype=np.uint8) != 0
+        if kind == _BOOL:
+            return self._take(count).translate(_TRUTH)
         if kind in _SCALARS:
-            dtype = np.dtype(_SCALARS[kind].format)
-            return np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype)
+            return self._numbers(_SCALARS[kind], count)
         if kind == _STRING:
             return self._strings(count)
         if kind == _ARRAY:
@@ -214,18 +220,22 @@ class GgufFile:
     def _string(self) -> str:
         return self._take(self._scalar(10)).decode("utf-8")
 
-    def _strings(self, count: int) -> list[str]:
-        """`_string` many times, in one loop: a vocabulary and its merges are most of the time of opening."""
-        strings, data, pos, length_at = [], self._map, self._pos, _SCALARS[10].unpack_from
+    def _numbers(self, form: struct.Struct, count: int) -> array[Any]:
+        numbers = array(form.format[-1], self._take(count * form.size))
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers
+
+    def _strings(self, count: int) -> GgufStrings:
+        """Every length is followed, and none leads out of the header; the strings are left where they are."""
+        end, bounds, length_at = self._pos, array("I", [self._pos]), _SCALARS[10].unpack_from
         for _ in range(count):
-            (length,) = length_at(data, pos)
-            begin, pos = pos + 8, pos + 8 + length
-            if pos > self._header_limit:
-                self._pos = begin
+            end += LENGTH_BYTES + length_at(self._map, end)[0]
+            if end > self._header_limit:
                 raise self._cut()
-            strings.append(data[begin:pos].decode("utf-8"))
-        self._pos = pos
-        return strings
+            bounds.append(end)
+        self._pos = end
+        return GgufStrings(self._map, bounds, str(self.path))
 
     def _take(self, count: int) -> bytes:
         end = self._pos + count

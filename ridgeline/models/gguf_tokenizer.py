@@ -7,10 +7,10 @@ What the metadata leaves open is never guessed: an unknown pre-tokenizer or mode
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf, isnan
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, normalizers
 from tokenizers.models import BPE
@@ -55,7 +55,7 @@ class _Reader:
         self._values = ConfigValues.below("tokenizer.ggml.", metadata, source)
         self._templates = ConfigValues.below("tokenizer.", metadata, source)
         self._model = self._values.text("model")
-        self._tokens = self._texts("tokens")
+        self._tokens = list(self._texts("tokens"))
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):
             raise BrokenModel(f"{source}: the vocabulary names a token twice")
@@ -95,7 +95,7 @@ class _Reader:
         return PRE_TOKENIZATIONS[name]
 
     def _byte_level_bpe(self, way: PreTokenization) -> tokenizers.Tokenizer:
-        merges = [self._merge_pair(merge) for merge in self._texts("merges")]
+        merges = self._merge_pairs(self._texts("merges"))
         backend = self._backend(merges, ignore_merges=way.whole_words_first)
         normalizer = way.normalizer()
         if normalizer is not None:
@@ -104,11 +104,19 @@ class _Reader:
         backend.decoder = decoders.ByteLevel()
         return backend
 
-    def _merge_pair(self, merge: str) -> tuple[str, str]:
-        left, space, right = merge.partition(" ")
-        if not (left and space and right):
-            raise BrokenModel(f"{self._source}: {merge!r} in tokenizer.ggml.merges is not a pair of tokens")
-        return left, right
+    def _merge_pairs(self, merges: Iterable[str]) -> list[tuple[str, str]]:
+        """Made of the vocabulary's own strings: new ones would be half of the memory that loading takes."""
+        own = {token: token for token in self._tokens if token}
+        pairs = []
+        for merge in merges:
+            left, _, right = merge.partition(" ")
+            try:
+                pairs.append((own[left], own[right]))
+            except KeyError:
+                raise BrokenModel(
+                    f"{self._source}: {merge!r} in tokenizer.ggml.merges is not a pair of tokens"
+                ) from None
+        return pairs
 
     # ---- SentencePiece BPE ----
 
@@ -118,7 +126,7 @@ class _Reader:
                 f"{self._source}: the tokenizer removes extra spaces, which is not supported"
             )
         unknown = self._special_tokens().get("unk_token")
-        has_bytes = bool(np.any(self._types == TokenType.BYTE))
+        has_bytes = TokenType.BYTE in self._types
         if unknown is None and not has_bytes:
             raise BrokenModel(f"{self._source}: the vocabulary has neither byte tokens nor an unknown token")
         merges = list(self._score_merges())
@@ -142,21 +150,22 @@ class _Reader:
 
         Control, byte and user-defined tokens take no part: text never merges into them.
         """
-        scores = self._values.array("scores")
+        scores = self._values.numbers("scores")
         if scores is None:
             raise self._lacks("scores")
         if len(scores) != len(self._tokens):
             raise BrokenModel(f"{self._source}: {len(scores)} scores for {len(self._tokens)} tokens")
-        mergeable = (self._types == TokenType.NORMAL) | (self._types == TokenType.UNUSED)
-        pieces = {token for token, merges in zip(self._tokens, mergeable.tolist(), strict=True) if merges}
-        for index in np.argsort(-scores.astype(np.float64), kind="stable").tolist():
+        # By themselves, to pair the vocabulary's own strings and not the slices that find them.
+        pieces = {piece: piece for piece in self._of_types(TokenType.NORMAL, TokenType.UNUSED)}
+        worst_last = [inf if isnan(score) else -score for score in scores]
+        for index in sorted(range(len(scores)), key=worst_last.__getitem__):
             piece = self._tokens[index]
             if piece not in pieces:
                 continue
             for cut in range(len(piece) - 1, 0, -1):
                 left, right = piece[:cut], piece[cut:]
                 if left in pieces and right in pieces:
-                    yield left, right
+                    yield pieces[left], pieces[right]
 
     # ---- both ----
 
@@ -168,20 +177,16 @@ class _Reader:
 
     def _add_marked_tokens(self, backend: tokenizers.Tokenizer) -> None:
         """Tokens that are matched whole in the text, before any merging."""
-        special = (self._types == TokenType.CONTROL) | (self._types == TokenType.UNKNOWN)
-        plain = self._types == TokenType.USER_DEFINED
+        special = self._of_types(TokenType.CONTROL, TokenType.UNKNOWN)
+        plain = self._of_types(TokenType.USER_DEFINED)
         # Gemma's runs of spaces are such tokens; SentencePiece finds them after spaces became marks, so that
         # a mark in the text counts too. Not with a prefix space: it would become part of the token.
         normalized = self._model == "llama" and not self._values.flag("add_space_prefix", True)
-        backend.add_special_tokens(
-            [AddedToken(token, special=True, normalized=False) for token in self._chosen(special)]
-        )
-        backend.add_tokens(
-            [AddedToken(token, special=False, normalized=normalized) for token in self._chosen(plain)]
-        )
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        backend.add_tokens([AddedToken(token, special=False, normalized=normalized) for token in plain])
 
-    def _chosen(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> list[str]:
-        return [self._tokens[index] for index in np.flatnonzero(mask).tolist()]
+    def _of_types(self, *types: TokenType) -> list[str]:
+        return [token for token, kind in zip(self._tokens, self._types, strict=True) if kind in types]
 
     def _special_tokens(self) -> dict[str, str]:
         ids = {name: self._token_id(key) for name, key in _SPECIAL_TOKEN_IDS.items()}
@@ -195,10 +200,10 @@ class _Reader:
             )
         return index
 
-    def _token_types(self) -> np.ndarray[Any, Any]:
-        types = self._values.array("token_type", whole=True)
+    def _token_types(self) -> Sequence[float]:
+        types = self._values.numbers("token_type", whole=True)
         if types is None:
-            return np.full(len(self._tokens), TokenType.NORMAL)
+            return [TokenType.NORMAL] * len(self._tokens)
         if len(types) != len(self._tokens):
             raise BrokenModel(f"{self._source}: {len(types)} token types for {len(self._tokens)} tokens")
         return types
@@ -211,7 +216,7 @@ class _Reader:
             return default
         return named if default is None else {"default": default, **named}
 
-    def _texts(self, key: str) -> list[str]:
+    def _texts(self, key: str) -> Sequence[str]:
         texts = self._values.optional_texts(key)
         if texts is None:
             raise self._lacks(key)

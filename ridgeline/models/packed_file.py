@@ -90,7 +90,7 @@ class PackedImage:
 
     def __init__(self, header: Header, payload: Bytes) -> None:
         self.header = header
-        self._payload = payload
+        self.payload = payload
         self._sections = {section.name: section for section in header.sections}
 
     def __contains__(self, name: str) -> bool:
@@ -115,7 +115,7 @@ class PackedImage:
         return self.vector(name) if name in self else None
 
     def _bytes(self, section: Section) -> Bytes:
-        return self._payload[section.offset : section.offset + section.nbytes]
+        return self.payload[section.offset : section.offset + section.nbytes]
 
 
 def read_header(path: Path) -> tuple[Header, int]:

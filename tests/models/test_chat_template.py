@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ridgeline.models import template_sandbox
@@ -345,3 +346,9 @@ def test_numbers_of_any_size_are_formatted() -> None:
 def test_the_budget_is_per_render() -> None:
     template = ChatTemplate("{% for i in range(90000) %}{% endfor %}done")
     assert {template.render([USER]) for _ in range(10)} == {"done"}
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    template = ChatTemplate("{{ whole + 1 }} {{ half }} {{ 'yes' if flag else 'no' }}")
+    numbers = {"whole": np.int64(2), "half": np.float32(0.5), "flag": np.bool_(False)}
+    assert template.render([USER], **numbers) == "3 0.5 no"

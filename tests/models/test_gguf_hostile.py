@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import tracemalloc
+from array import array
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 VALUES: list[Any] = [
     *(0, -1, 7, 2**63, 1.5, float("nan"), float("inf"), True, "", "x", "a b c", "{{ 1 }"),
     *([], ["x"], ["x", "x"], ["rag", "nope"], [True] * 30, ["a"] * 30),
-    *(np.array([], "<i4"), np.zeros(30, "<i4"), np.full(30, np.nan), np.full(30, 2**63, "<u8")),
+    *(array("i"), array("i", [0] * 30), array("d", [float("nan")] * 30), array("Q", [2**63] * 30), bytes(30)),
 ]
 
 

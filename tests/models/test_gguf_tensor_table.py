@@ -196,6 +196,4 @@ def test_flags_are_true_for_every_byte_but_zero(tmp_path: Path) -> None:
     path = tmp_path / "flags.gguf"
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text(b"k") + struct.pack("<IIQ", 9, 7, 3)
     path.write_bytes(header + bytes([0, 1, 7]))
-    flags = GgufFile(path).metadata["k"]
-    assert flags.tolist() == [False, True, True]
-    assert flags.sum() == 2
+    assert list(GgufFile(path).metadata["k"]) == [False, True, True]

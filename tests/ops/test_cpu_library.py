@@ -114,6 +114,7 @@ def test_an_instruction_set_that_does_not_run_is_refused_with_those_that_do(
 
 def test_ceilings_are_measured() -> None:
     assert library.measure_read(1 << 20, threads=1) > 0
+    assert library.measure_read_of(np.ones(1 << 20, np.uint8), threads=2) > 0
     assert library.measure_peak(library.Peak.F32, threads=1) > 0
 
 

@@ -181,6 +181,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_model_bytes": (c_int64, [c_void_p]),
     "rl_copy_block": (c_int32, [c_void_p, c_int32, c_int32]),
     "rl_step_execute": (c_int32, [c_void_p, POINTER(CStep), c_void_p, c_void_p]),
-    "rl_measure_read": (c_double, [c_int64, c_int32]),
+    "rl_measure_read": (c_double, [c_void_p, c_int64, c_int32]),
     "rl_measure_peak": (c_double, [c_char_p, c_int32, c_int32]),
 }

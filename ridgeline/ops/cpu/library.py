@@ -45,8 +45,8 @@ __all__ = [
     "ABI_VERSION", "ALIGNMENT", "BLOCK_TOKENS", "GGUF_TYPES", "GROUP_SIZE", "ISA_VARIABLE", "LIBRARY_PATH",
     "PANEL_ROWS", "Activation", "DecoderTable", "Format", "GgufBlocks", "KvFormat", "LayerTable",
     "NativeDecoder", "NativeError", "NativeUnavailable", "PackedMatrix", "Peak", "aligned_bytes",
-    "available_isas", "choose_isa", "load", "measure_peak", "measure_read", "pack_float", "pack_gguf",
-    "packed_bytes", "unpack",
+    "available_isas", "choose_isa", "load", "measure_peak", "measure_read", "measure_read_of",
+    "pack_float", "pack_gguf", "packed_bytes", "unpack",
 ]  # fmt: skip
 
 Bytes = NDArray[np.uint8]
@@ -328,7 +328,12 @@ def choose_isa(name: str | None = None) -> str:
 
 def measure_read(size: int, threads: int) -> float:
     """Bytes per second of reading a buffer of `size` bytes."""
-    return _measured(load().rl_measure_read(size, threads))
+    return _measured(load().rl_measure_read(None, size, threads))
+
+
+def measure_read_of(data: Bytes, threads: int) -> float:
+    """Bytes per second of reading this memory, which costs none of its own."""
+    return _measured(load().rl_measure_read(data.ctypes.data, data.nbytes, threads))
 
 
 def measure_peak(kind: Peak, threads: int, isa: str | None = None) -> float:
