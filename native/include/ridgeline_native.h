@@ -105,7 +105,7 @@ int rl_copy_block(rl_model* model, int32_t source, int32_t target);
  * logits, megabytes less are written. */
 int rl_step_execute(rl_model* model, const rl_step* step, float* logits, int32_t* best);
 
-/* ---- ceilings of this machine, best of a few repeats ---- */
+/* ---- ceilings of this machine, best of a few repeats; -1: no memory or threads to measure with ---- */
 
 enum rl_peak { RL_PEAK_F32 = 0, RL_PEAK_BF16 = 1, RL_PEAK_INT8 = 2 };
 double rl_measure_read(const void* memory, int64_t bytes, int32_t threads); /* bytes per second of reading; null: a buffer of its own */

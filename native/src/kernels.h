@@ -27,6 +27,8 @@ constexpr int32_t multiplied_offset(InputKind kind, int format) {
 }
 constexpr bool has_two_limbs(InputKind kind) { return kind == InputKind::Int16 || has_row_scale(kind); }
 
+constexpr int kRowsForExpanding = 96;  // to bytes; fewer rows do not pay for it
+
 constexpr int bytes_per_input(InputKind kind) {
   if (kind == InputKind::Float) return 4;
   return kind == InputKind::Int8 || kind == InputKind::Int8Expanded ? 1 : 2;

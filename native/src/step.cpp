@@ -18,7 +18,7 @@ constexpr int kPhasesPerLayer = 12;
 // Panels 0 … count - 1 in runs of neighbours, each as long as half of what is left for every thread: the first ones long,
 // so that weights stream from memory; the last ones short, so that the threads end together, whoever lost its CPU.
 struct Runs {
-  static constexpr int kMost = 1024;
+  static constexpr int kMost = 4096;
   int count = 0, begin[kMost + 1];
 
   Runs(int panels, int threads) {
@@ -296,7 +296,8 @@ class Step {
       each(in.tiling.count, at, [&](int tile) { prepare_tile(source, in, tile, at); });
     const Runs runs(count, m_.pool->size());
     const size_t row_bytes = size_t(in.k) * size_t(bytes_per_input(in.kind));
-    const int block = int(std::max(size_t(1), k_.input_block_bytes / (row_bytes * size_t(k_.tile_rows))));
+    const int least = in.kind == InputKind::Int8Expanded ? kRowsForExpanding / k_.tile_rows : 1;
+    const int block = std::max(least, int(k_.input_block_bytes / (row_bytes * size_t(k_.tile_rows))));
     auto prepare_own = [&] {
       if (own) prepare_tile(source, in, 0, at);
     };
@@ -384,6 +385,10 @@ extern "C" int rl_step_execute(rl_model* model, const rl_step* step, float* logi
   const std::string flaw = ridgeline::step_flaw(model->spec, *step);
   if (!flaw.empty()) return ridgeline::fail(flaw);
   if (step->num_logits && !logits && !best) return ridgeline::fail("logits are asked for, with no place to put them");
-  ridgeline::Step(*model, *step, logits, best).run();
+  try {
+    ridgeline::Step(*model, *step, logits, best).run();
+  } catch (const std::bad_alloc&) {
+    return ridgeline::fail("not enough memory to plan the step");
+  }
   return 0;
 }

@@ -254,6 +254,30 @@ inline void a_broken_row_breaks_no_other(const Kernels& kernels, bool amx) {
         }
 }
 
+// A scale that is no number, though packing refuses it, makes its own output visibly broken and no other any different.
+inline void a_broken_scale_breaks_no_other_output(const Kernels& kernels, bool amx) {
+  const int n = 32, k = 96, rows = 5;
+  for (int format : kFormats)
+    for (InputKind kind : kinds_of(kernels, format, amx)) {
+      if (!ridgeline::is_quantized(format)) continue;
+      about("%s x %s with a broken scale", format_name(format), kind_name(kind));
+      Random random(uint64_t(format) + 7);
+      Packed packed(format, n, k, random_floats(random, size_t(n) * k));
+      const std::vector<float> x = random_floats(random, size_t(rows) * k), zeros(size_t(rows) * n);
+      const Prepared inputs(kernels, format, kind, x, k, rows);
+      const std::vector<float> good = multiply(kernels, packed.matrix, inputs, zeros, false);
+      const bool floats = ridgeline::has_float_scales(format) || format == RL_Q8_C;
+      if (!floats && std::string(kernels.name) == "portable") continue;  // its half precision has no NaN
+      const uint32_t nan = floats ? 0x7fc00000u : 0x7e00u;
+      std::memcpy(packed.data.data(), &nan, floats ? 4 : 2);  // the first group's, of output 0
+      const std::vector<float> bad = multiply(kernels, packed.matrix, inputs, zeros, false);
+      for (int row = 0; row < rows; row++) {
+        CHECK(!std::isfinite(bad[size_t(row) * n]));
+        CHECK(std::memcmp(&bad[size_t(row) * n + 1], &good[size_t(row) * n + 1], size_t(n - 1) * 4) == 0);
+      }
+    }
+}
+
 // Whatever number of rows a step has, the set chooses inputs that the format can be multiplied with; in deterministic
 // mode always the same.
 inline void the_chosen_kind_fits_the_format(const Kernels& kernels, bool amx) {
@@ -271,6 +295,7 @@ inline void check_linear(const Kernels& kernels, bool amx) {
   kernels.start_thread();
   every_format_times_every_kind_of_inputs_is_right(kernels, amx);
   a_broken_row_breaks_no_other(kernels, amx);
+  a_broken_scale_breaks_no_other_output(kernels, amx);
   the_chosen_kind_fits_the_format(kernels, amx);
 }
 

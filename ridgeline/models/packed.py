@@ -1,4 +1,4 @@
-"""A checkpoint as packed weights for the native library, kept on disk so that the next start only maps them.
+"""A checkpoint as packed weights for the native library, kept on disk so that the next start only reads them.
 
 The engine calls `native_refusal` to choose its backend, `plan_packed` for the size before memory is taken,
 and the plan's `load`. Every tensor is checked before a kernel reads it. Never imports torch.
@@ -56,7 +56,7 @@ def native_refusal(spec: ModelSpec) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PackedDecoder:
-    """Weights as the native library reads them. Holds the memory, or the mapping, that they lie in."""
+    """Weights as the native library reads them. Holds the memory that they lie in."""
 
     spec: ModelSpec
     image: PackedImage
@@ -188,10 +188,11 @@ def plan_packed(path: Path, spec: ModelSpec, weights: str = "auto", *, keep: boo
     if keep:
         with contextlib.suppress(OSError):  # a file that cannot be read is named when it is opened below
             key = packed_cache.source_key(path, spec, weights)
-    image = packed_cache.load_entry(key) if key else None
-    if image is not None and _fits(image.header, spec):
-        decoder = PackedDecoder(spec, image, True, image.header.notes)
-        return PackedPlan(decoder.nbytes, True, lambda progress: _reported(decoder, progress))
+    header = packed_cache.find_entry(key) if key else None
+    if header is not None and _fits(header, spec):
+        return PackedPlan(
+            header.weights_bytes, True, lambda progress: _kept_or_packed(path, spec, weights, key, progress)
+        )
     from ridgeline.models.packed_writer import Packing  # not needed, and not imported, by most starts
 
     packing = Packing(path, spec, weights, key)
@@ -203,10 +204,19 @@ def plan_packed(path: Path, spec: ModelSpec, weights: str = "auto", *, keep: boo
     return PackedPlan(packing.header.weights_bytes, False, load)
 
 
-def _reported(decoder: PackedDecoder, progress: Progress | None) -> PackedDecoder:
+def _kept_or_packed(
+    path: Path, spec: ModelSpec, weights: str, key: packed_cache.Key, progress: Progress | None
+) -> PackedDecoder:
+    """What the plan found on disk; packed anew if it is gone, or broken, since."""
+    image = packed_cache.load_entry(key)
+    if image is None:
+        from ridgeline.models.packed_writer import Packing
+
+        image, notes = Packing(path, spec, weights, key).run(progress)
+        return PackedDecoder(spec, image, False, notes)
     if progress is not None:
-        progress(decoder.spec.parameters, decoder.spec.parameters)
-    return decoder
+        progress(spec.parameters, spec.parameters)
+    return PackedDecoder(spec, image, True, image.header.notes)
 
 
 def _fits(header: Header, spec: ModelSpec) -> bool:

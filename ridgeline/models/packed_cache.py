@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.models.checkpoint_files import shard_paths, weights_file
-from ridgeline.models.packed_file import DamagedFile, PackedImage, read_header, read_image
+from ridgeline.models.packed_file import DamagedFile, Header, PackedImage, read_header, read_image
 from ridgeline.models.registry import cache_dir
 from ridgeline.models.spec import ModelSpec
 from ridgeline.ops.cpu.interface import ABI_VERSION
@@ -69,13 +69,29 @@ def entry_path(key: Key) -> Path:
     return packed_dir() / f"{model}.{key['weights']}.{place}.{_hash(key)}{SUFFIX}"
 
 
-def load_entry(key: Key) -> PackedImage | None:
-    """The entry with this key; None if there is none. A damaged one is removed."""
+def find_entry(key: Key) -> Header | None:
+    """The header of the entry with this key; None if there is none. A damaged one is removed."""
     path = entry_path(key)
     try:
-        image = read_image(path)
-        if image.header.key != key:
+        header, _ = read_header(path)
+        if header.key != key:
             raise DamagedFile("it was made from something else")
+    except DamagedFile:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+    except OSError:
+        return None
+    return header
+
+
+def load_entry(key: Key) -> PackedImage | None:
+    """The whole entry, in memory; None as for `find_entry`. MemoryError if there is too little of it."""
+    path = entry_path(key)
+    if find_entry(key) is None:
+        return None
+    try:
+        image = read_image(path)
     except DamagedFile:
         with contextlib.suppress(OSError):
             path.unlink()

@@ -8,6 +8,7 @@ bytes are trusted once the file was completed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -153,12 +154,14 @@ def read_image(path: Path) -> PackedImage:
 
 def huge_memory(size: int) -> Bytes:
     """Zeroed bytes, in huge pages where the system has them; every matrix is read once for each token."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    try:
         # Private: shared memory, which is the default here, has huge pages on few systems.
         memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    else:
-        memory = mmap.mmap(-1, max(size, 1))
+    except OSError as error:
+        raise MemoryError(f"no memory for {size / 1e9:.2f} GB of packed weights") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8, size)
 
 

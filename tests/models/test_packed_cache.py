@@ -63,6 +63,26 @@ def test_the_second_start_reads_what_the_first_one_packed(model: Path, cache: Pa
     assert entry.name.startswith("model.auto.")
 
 
+def test_planning_reads_no_weights(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is planned from what is free before they are there; else they would be counted twice."""
+    packed = load(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_cache, "read_image", lambda path: pytest.fail("the weights were read"))
+        plan = plan_packed(model, read_spec(model))
+    assert (plan.from_cache, plan.nbytes) == (True, packed.nbytes)
+    assert_same(plan.load(None), packed)
+
+
+def test_an_entry_that_goes_between_plan_and_loading_is_packed_again(model: Path, cache: Path) -> None:
+    packed = load(model)
+    plan = plan_packed(model, read_spec(model))
+    entries(cache)[0].unlink()
+    again = plan.load(None)
+    assert not again.from_cache
+    assert_same(again, packed)
+    assert entries(cache)
+
+
 def test_weights_from_the_cache_are_those_packed_in_memory(model: Path) -> None:
     load(model, "int4")
     assert_same(load(model, "int4"), load_packed(model, read_spec(model), "int4", keep=False))

@@ -118,6 +118,11 @@ def test_ceilings_are_measured() -> None:
     assert library.measure_peak(library.Peak.F32, threads=1) > 0
 
 
+def test_a_buffer_that_cannot_be_had_is_an_error_and_not_the_end() -> None:
+    with pytest.raises(library.NativeError, match="no memory"):
+        library.measure_read(1 << 60, threads=1)
+
+
 # ---- packing ----
 
 

@@ -16,12 +16,12 @@ static_assert(kLinearRows <= kOwnRows);
 
 // Below so many rows the vector kernels are faster: a tile costs the same for one row as for sixteen, and expanding a
 // panel costs about as much as multiplying it with sixteen rows.
-constexpr int kRowsForExpanding = 48;
+constexpr int kRowsForExpandedTiles = 48;
 constexpr int kRowsForTiles = 6;
 
 inline bool amx_pays(int format, int rows) {
   if (format == RL_F32) return false;
-  return rows >= (format == RL_BF16 || format == RL_Q8_C ? kRowsForTiles : kRowsForExpanding);
+  return rows >= (format == RL_BF16 || format == RL_Q8_C ? kRowsForTiles : kRowsForExpandedTiles);
 }
 
 inline size_t bf16_panel_bytes(int k) { return size_t(k) * kPanel * 2; }

@@ -1,4 +1,4 @@
-// 4-bit weights times many rows: a panel is first expanded to bytes with one scale per output, once for all the rows.
+// 4-bit weights times many rows: a panel is first expanded to bytes with one scale per output, once for all rows of a block.
 //
 // A group of 32 inputs then costs eight dot products and one multiply-add, where scales per group cost a multiplication
 // more and minima another. The price is a rounding: a weight is off by up to half a 127th of the largest of its output.
@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kRowsForExpanding = 96;  // fewer do not pay for the expanding
+using ridgeline::kRowsForExpanding;
 
 // A panel as bytes: [k / 4][16][4] unsigned, offset by 128, behind the scales of the 16 outputs.
 inline size_t expanded_bytes(int k) { return kPanel * sizeof(float) + size_t(k) * kPanel; }
@@ -34,12 +34,13 @@ void expand_to_bytes(const uint8_t* panel, int k, uint8_t* out) {
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const uint8_t* quants = panel + ridgeline::quants_offset(kFormat, k);
   const int groups = k / kGroup;
-  F scale, minimum, most = zero();
+  F scale, minimum, most = zero(), broken = zero();  // a maximum forgets a NaN, the output must not
   for (int g = 0; g < groups; g++) {
     load_scale<kFormat>(panel, minima, g * kPanel, &scale, &minimum);
     most = max(most, max(size(minimum), size(fma(scale, set(15.0f), minimum))));
+    broken = fma(scale, zero(), fma(minimum, zero(), broken));
   }
-  store(reinterpret_cast<float*>(out), mul(most, set(1.0f / 127.0f)));
+  store(reinterpret_cast<float*>(out), fma(most, set(1.0f / 127.0f), broken));
   // Below the smallest normal number the inverse would overflow; such an output is zero for all purposes.
   const F inverse = zero_up_to(div(set(127.0f), most), most, set(1e-30f));
   out += kPanel * sizeof(float);

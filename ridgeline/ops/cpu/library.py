@@ -87,7 +87,7 @@ GGUF_TYPES = {  # by GGUF's number
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
-    """A packed matrix [n, k]. It keeps its buffer (memory, or a read-only mapping) alive."""
+    """A packed matrix [n, k]. It keeps its buffer alive."""
 
     n: int
     k: int
@@ -260,7 +260,7 @@ class NativeDecoder:
         positions    [T]      consecutive inside a row
         query_starts [R + 1]  row r owns tokens query_starts[r] … query_starts[r + 1] - 1
         block_tables [R, B]   KV blocks of each row; what lies beyond its context is not read
-        logit_rows   [L]      indices into T
+        logit_rows   [L]      indices into T, ascending
         """
         count = len(logit_rows)
         if out is None:
