@@ -33,7 +33,7 @@ struct rl_model {
   size_t block_bytes, block_scales;  // from one block to the next: bytes, floats
 
   // Buffers of a step, [tokens][stride].
-  ridgeline::Memory residual, normed, qkv, attention, gated, branch;
+  ridgeline::Memory residual, qkv, attention, gated, branch;
   ridgeline::Memory input_high, input_low, input_scales, input_sums;  // prepared inputs of the next linear layer
   std::vector<ridgeline::Memory> scratch;                             // of each thread
   // What lies in it: a panel's working memory, gates and ups of a panel, a normed row, inputs of a single tile.

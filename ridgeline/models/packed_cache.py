@@ -15,9 +15,10 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from ridgeline.models.registry import cache_dir
 from ridgeline.models.spec import ModelSpec
 from ridgeline.ops.cpu.interface import ABI_VERSION
 from ridgeline.ops.cpu.library import Format, pack_float
+
+_Found = TypeVar("_Found")
 
 PACKED_VERSION = 1  # raised with every change to what is packed how, so that older entries are packed anew
 MAX_CACHE_BYTES = 64 << 30
@@ -71,36 +74,35 @@ def entry_path(key: Key) -> Path:
 
 def find_entry(key: Key) -> Header | None:
     """The header of the entry with this key; None if there is none. A damaged one is removed."""
-    path = entry_path(key)
-    try:
+
+    def read(path: Path) -> Header:
         header, _ = read_header(path)
         if header.key != key:
             raise DamagedFile("it was made from something else")
-    except DamagedFile:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
-    except OSError:
-        return None
-    return header
+        return header
+
+    return _read_or_remove(entry_path(key), read)
 
 
 def load_entry(key: Key) -> PackedImage | None:
     """The whole entry, in memory; None as for `find_entry`. MemoryError if there is too little of it."""
     path = entry_path(key)
-    if find_entry(key) is None:
-        return None
+    image = _read_or_remove(path, read_image) if find_entry(key) else None
+    if image is not None:
+        with contextlib.suppress(OSError):  # a cache that is only readable serves as well
+            os.utime(path)
+    return image
+
+
+def _read_or_remove(path: Path, read: Callable[[Path], _Found]) -> _Found | None:
     try:
-        image = read_image(path)
+        return read(path)
     except DamagedFile:
         with contextlib.suppress(OSError):
             path.unlink()
-        return None
     except OSError:
-        return None
-    with contextlib.suppress(OSError):  # a cache that is only readable serves as well
-        os.utime(path)
-    return image
+        pass  # it is not there, or not for us
+    return None
 
 
 def temporary_path(key: Key, size: int) -> Path:
