@@ -1,9 +1,10 @@
-"""Shared by all tests: one environment variable that must be set before torch is imported, the real model,
-the shared data, and a live server.
+"""Shared by all tests: environment variables that must be set before torch and triton are imported, the real
+model, the shared data, and a live server.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -21,6 +22,20 @@ import pytest
 pytest_plugins = ["tests.tiny_wheel"]
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+def cuda_devices() -> int:
+    """Asked of the driver itself: importing torch would cost every run of a few tests two seconds."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
+if cuda_devices() == 0:  # Triton's kernels then run in its interpreter, on CPU tensors
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0

@@ -1,0 +1,44 @@
+"""How kernels follow one another: programmatic dependent launch (PDL), which hides launch latency.
+
+With it, the next kernel of a stream starts while the present one still runs. So every kernel calls
+`let_next_start` early, and `wait_for_inputs` before its first read of anything an earlier kernel of the step
+wrote and before its first write: all that earlier kernels wrote is there after it. Every kernel must wait,
+even one that reads nothing: the next one's wait ends when this one does. Without PDL both are empty.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+
+def _has_pdl() -> bool:
+    if INTERPRETED or os.environ.get("RIDGELINE_PDL", "1") == "0" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability()[0] >= 9
+
+
+PDL = _has_pdl()
+
+
+def pdl_options() -> dict[str, Any]:
+    """What a launch says beside its arguments: `kernel[grid](..., PDL=PDL, **pdl_options())`."""
+    return {"launch_pdl": True} if PDL else {}
+
+
+@triton.jit
+def wait_for_inputs(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
