@@ -20,6 +20,24 @@ FRONT_PACKAGES = (
     "uvloop",
 )
 TORCH_PACKAGES = ("torch", "transformers")
+# With FRONT_PACKAGES, what the in-process engine must do without.
+MESSAGE_PACKAGES = ("msgspec", "pydantic", "jinja2")
+NEED_MESSAGES = {f"ridgeline.engine.{name}" for name in ("messages", "process", "transport", "client")}
+NEED_JINJA = {
+    f"ridgeline.models.{name}"
+    for name in ("chat_template", "template_budget", "template_sandbox", "tokenizer")
+}
+NO_NATIVE_LIBRARY = """
+import ctypes
+
+class Absent(ctypes.CDLL):
+    def __init__(self, name, *args, **options):
+        if "libridgeline" in str(name):
+            raise OSError(f"{name} is taken away by this test")
+        super().__init__(name, *args, **options)
+
+ctypes.CDLL = Absent
+"""
 # What computes by torch, for the models that the native library does not serve.
 NEED_TORCH = {
     "ridgeline.engine.torch_runner",
@@ -31,6 +49,11 @@ NEED_TORCH = {
     "ridgeline.ops.reference",
     "ridgeline.ops.torch_backend",
 }
+NEED_TRITON = (
+    "ridgeline.ops.cuda",
+    "ridgeline.models.cuda_",
+    "ridgeline.engine.cuda_",
+)  # beginnings of names
 GENERATE = """
 from ridgeline import LLM, SamplingParams
 llm = LLM({path!r}, kv_tokens=1024)
@@ -61,7 +84,8 @@ for package in {packages!r}:
     package = importlib.import_module("ridgeline." + package)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         is_python = "libridgeline" not in module.name  # pkgutil takes any shared object for a module
-        if is_python and module.name not in {leave_out or set()!r}:
+        left_out = module.name in {leave_out or set()!r} or module.name.startswith({NEED_TRITON!r})
+        if is_python and not left_out:
             importlib.import_module(module.name)
             print(module.name)
 """
@@ -79,6 +103,21 @@ def test_engine_models_ops_and_telemetry_import_without_the_fronts_packages():
     assert {"ridgeline.engine.llm", "ridgeline.models.decoder", "ridgeline.telemetry.metrics"} <= set(
         imported
     )
+
+
+def test_the_in_process_engine_imports_without_messages_web_and_the_native_library():
+    """Only what talks between processes may need the message library; nothing is loaded at import."""
+    forbidden = without(FRONT_PACKAGES + MESSAGE_PACKAGES)
+    everything = import_everything(("ops", "models", "engine"), NEED_MESSAGES | NEED_JINJA)
+    imported = set(run(NO_NATIVE_LIBRARY + forbidden + everything).split())
+    needed = {f"ridgeline.engine.{name}" for name in ("llm", "build", "core", "calibration", "torch_runner")}
+    assert needed | {"ridgeline.models.decoder", "ridgeline.ops.reference"} <= imported
+
+
+@pytest.mark.parametrize("module", sorted(NEED_MESSAGES))
+def test_only_the_message_layer_needs_the_message_library(module):
+    with pytest.raises(AssertionError, match="msgspec is taken away"):
+        run(without(MESSAGE_PACKAGES) + f"import {module}")
 
 
 def test_the_python_api_generates_without_torch_and_the_fronts_packages(smollm2_path):

@@ -36,9 +36,9 @@ def run(model: str, *, as_json: bool) -> int:
             print("\n".join(ceiling_lines(found)), flush=True)
         calibrated = calibrate_model(model, files.path, found, report)
     if as_json:
-        import msgspec
+        from ridgeline.engine import typed_json
 
-        print(msgspec.json.format(msgspec.json.encode(calibrated.calibration), indent=2).decode())
+        print(typed_json.encode(calibrated.calibration, indent=2))
     else:
         print("\n".join(step_lines(files.name, calibrated)))
     return 0

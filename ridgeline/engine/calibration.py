@@ -13,10 +13,10 @@ import logging
 import math
 import os
 import platform
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
+from ridgeline.engine import typed_json
 from ridgeline.engine.step_costs import StepChoice, StepCosts
 from ridgeline.models.registry import cache_dir
 from ridgeline.ops.cpu.library import ABI_VERSION, NativeUnavailable, choose_isa
@@ -37,7 +37,8 @@ _WIDTHS = {6.5: 4, 12.0: 8, 24.0: 16, math.inf: 32}
 log = logging.getLogger(__name__)
 
 
-class Machine(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Machine:
     """What a figure depends on besides the model; a calibration holds for exactly this."""
 
     processor: str
@@ -47,10 +48,11 @@ class Machine(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        return hashlib.sha256(typed_json.encode(self).encode()).hexdigest()[:16]
 
 
-class ReadRate(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ReadRate:
     """Reading a buffer of `bytes` again and again: small ones come from a cache, large ones from memory."""
 
     bytes: int
@@ -60,7 +62,8 @@ class ReadRate(msgspec.Struct, frozen=True):
         _require_positive(bytes=self.bytes, bytes_per_s=self.bytes_per_s)
 
 
-class Ceilings(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Ceilings:
     """Rates that no kernel can pass on this machine with these threads."""
 
     reads: tuple[ReadRate, ...]  # by size, smallest first
@@ -84,11 +87,12 @@ class Ceilings(msgspec.Struct, frozen=True):
         return reads[-1].bytes_per_s
 
 
-class Calibration(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Calibration:
     machine: Machine
     ceilings: Ceilings
-    choices: dict[str, StepChoice] = {}  # by shape_class
-    costs: dict[str, StepCosts] = {}  # what each choice was made from
+    choices: dict[str, StepChoice] = field(default_factory=dict)  # by shape_class
+    costs: dict[str, StepCosts] = field(default_factory=dict)  # what each choice was made from
     version: int = FILE_VERSION
 
     def choice(self, parameters: int, weights_bytes: int) -> StepChoice | None:
@@ -125,13 +129,13 @@ def load_calibration(machine: Machine | None = None) -> Calibration | None:
         return _read(path, machine)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+    except (OSError, ValueError) as error:
         log.warning("%s is ignored: %s. To measure again: ridgeline doctor --calibrate", path, error)
         return None
 
 
 def _read(path: Path, machine: Machine) -> Calibration:
-    found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    found = typed_json.decode(path.read_bytes(), Calibration)
     if found.version != FILE_VERSION:
         raise ValueError(f"it was written as version {found.version}, this is version {FILE_VERSION}")
     if found.machine != machine:
@@ -143,11 +147,11 @@ def store_calibration(calibration: Calibration) -> Path:
     """Write the file whole or not at all: a reader never sees half of it."""
     path = calibration_file(calibration.machine)
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = msgspec.json.format(msgspec.json.encode(calibration), indent=2)
+    content = typed_json.encode(calibration, indent=2)
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         with unfinished.open("wb") as file:
-            file.write(content + b"\n")
+            file.write(content.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

@@ -22,7 +22,6 @@ from ridgeline.engine.output import Completion, Generation, OutputChunk
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.engine.text import TextStream
 from ridgeline.models.pull import ensure
-from ridgeline.models.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 Message = dict[str, Any]
@@ -32,6 +31,8 @@ class LLM:
     """Load a model and generate. `options` are the fields of EngineConfig (dtype, kv_tokens, threads, …)."""
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        from ridgeline.models.tokenizer import Tokenizer  # and with it the chat templates' library
+
         self.config = EngineConfig(model=model, **options)
         path = ensure(model).path
         self.engine: BuiltEngine = build_engine(self.config, path)

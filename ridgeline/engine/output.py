@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ridgeline.engine.request import FinishReason
 from ridgeline.engine.step import TokenLogprob
 from ridgeline.telemetry.timing import TimingRecord
 
 
-class OutputChunk(msgspec.Struct, frozen=True):
+@dataclass(slots=True)  # not frozen: one is made for every token, and that would take three times as long
+class OutputChunk:
     """New text of one of the n samples. The last chunk of a sample has `finish_reason` and its `timing`; the
     first has a `timing` that grows with every token, for whoever does not see the last.
 
@@ -24,9 +23,9 @@ class OutputChunk(msgspec.Struct, frozen=True):
 
     index: int
     text: str = ""
-    tokens: list[int] = []
-    logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] = []
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that matched
     timing: TimingRecord | None = None

@@ -125,8 +125,7 @@ class EngineLoop:
             if owner is None:
                 continue
             connection, public_id = owner
-            public = msgspec.structs.replace(delta, request_id=public_id)
-            by_owner.setdefault(connection, []).append(public)
+            by_owner.setdefault(connection, []).append(SeqDelta(public_id, *delta[1:]))
             if delta.finish_reason is not None:
                 self._finish_sample(delta.request_id)
         if by_owner:

@@ -1,21 +1,28 @@
 """StepPlan and StepResult: what one forward pass computes, and what came out of it.
 
 Made by the scheduler from pure data, executed by a runner, replayed by the simulator. No tensors. What is
-made anew for every row of every step is a msgspec struct: those cost a fifth of a frozen dataclass.
+made anew for every row of every step is not frozen, though nobody changes it: that would cost it three times
+the time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import msgspec
+from typing import Any, NamedTuple
 
 from ridgeline.engine.request import FinishReason, Sequence
 from ridgeline.telemetry.timing import TimingRecord
 
+_NONE: Any = ()  # reads like an empty list, and cannot be changed
 
-class StepRow(msgspec.Struct, frozen=True):
+
+@dataclass(slots=True)
+class StepRow:
     """Compute `count` tokens of `seq` from position `start`, writing their KV into seq.block_table.
+
+    In a step launched ahead, the token at `start` may be one that a step in flight is about to sample: then
+    count is 1, `seq.tokens` ends just before `start`, and the runner takes the token from where that step
+    leaves it, on the device. All else that a launch needs of `seq` (tokens before, block table) is there.
 
     samplers: the sequences that take a token from this row's last logits: none for a prefill chunk that
               does not reach the end, [seq] for a decode or a last chunk, all n siblings when a prompt that
@@ -41,13 +48,20 @@ class BlockCopy:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What the next forward pass computes. Empty rows: nothing to do."""
+    """What the next forward pass computes. Empty rows: nothing to do.
+
+    preempted: lost their blocks while this was planned
+    retired:   ended or were preempted since the last plan with rows, and no step in flight has them: a runner
+               that keeps something for each sequence may drop it before it computes this plan. Who was
+               preempted may come back, even in this very plan, and then begins anew.
+    """
 
     step_id: int
     budget: int  # tokens this step may compute at most
     rows: list[StepRow] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)  # lost their blocks while this was planned
+    preempted: list[Sequence] = field(default_factory=list)
+    retired: list[Sequence] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -67,7 +81,8 @@ class TokenLogprob:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class Sampled:
     """One sampled token; or, with `error`, the reason this sequence (alone) must end."""
 
     token: int
@@ -75,11 +90,12 @@ class Sampled(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class RowResult(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class RowResult:
     """`samples` are in the order of the row's samplers; prompt_logprobs covers tokens start+1 … of it."""
 
-    samples: list[Sampled] = []
-    prompt_logprobs: list[TokenLogprob] = []
+    samples: list[Sampled] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     error: str | None = None  # the whole row failed: every sampler of it ends with this error
 
 
@@ -90,14 +106,17 @@ class StepResult:
     rows: list[RowResult]
 
 
-class SeqDelta(msgspec.Struct, frozen=True, array_like=True):
-    """What one step added to one sequence: what the engine publishes to the request's owner."""
+class SeqDelta(NamedTuple):
+    """What one step added to one sequence: what the engine publishes to the request's owner.
+
+    A tuple, because it goes over the socket as an array. Its lists are read, never changed.
+    """
 
     request_id: str
-    index: int
-    tokens: list[int] = []
-    logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] = []
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    tokens: list[int] = _NONE
+    logprobs: list[TokenLogprob] = _NONE
+    prompt_logprobs: list[TokenLogprob] = _NONE
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # which id ended it, when a token did
     error: str | None = None

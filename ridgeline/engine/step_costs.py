@@ -13,10 +13,8 @@ A step that took longer than a larger one was disturbed, so the larger one's tim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-import msgspec
-from msgspec.structs import replace
 
 ENOUGH = 0.95  # of the best prefill rate
 LEAST = 0.75
@@ -26,7 +24,8 @@ BESIDE = 8  # decodes that run beside a prefill where waiting is counted
 MAX_DECODES = 64  # what a step has room for beside a full chunk; the engine's default of sequences
 
 
-class StepCost(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class StepCost:
     """One kind of step: `decodes` sequences by a token each, and `chunk` prompt tokens of another."""
 
     decodes: int
@@ -53,7 +52,8 @@ class StepCost(msgspec.Struct, frozen=True):
         return self.limit_seconds / self.seconds
 
 
-class StepCosts(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class StepCosts:
     """All that was measured of one model, each by growing size."""
 
     prefill: tuple[StepCost, ...]  # chunks alone
@@ -67,7 +67,8 @@ class StepCosts(msgspec.Struct, frozen=True):
                 raise ValueError(f"{name} steps must be there, by size: {sizes}")
 
 
-class StepChoice(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class StepChoice:
     """Step sizes for one class of models, with the sentence that says why."""
 
     step_tokens: int

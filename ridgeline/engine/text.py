@@ -6,13 +6,16 @@ Runs beside the caller (front or in-process), never in the engine loop.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.engine.step import SeqDelta
 from ridgeline.models.detokenizer import IncrementalDetokenizer
-from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.telemetry.timing import TimingRecord
+
+if TYPE_CHECKING:
+    from ridgeline.models.tokenizer import Tokenizer
 
 
 class TextStream:
