@@ -1,18 +1,19 @@
 """From an EngineConfig to a running EngineCore: resolve, plan memory, load, warm up, with a budget of each.
 
 Used by the engine process and by the in-process `LLM`. Which backend serves is chosen here, by
-`backend_choice`; the backends' own parts are in `native_build` and `torch_build`, imported when chosen.
+`backend_choice`; the backends' own parts are in `native_build`, `torch_build` and `cuda_build`, imported when
+chosen.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, StepChoice, load_calibration, this_machine
@@ -20,6 +21,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable
 from ridgeline.engine.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
+from ridgeline.engine.memory_receipt import MemoryReceipt
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.models.families import check_servable
 from ridgeline.models.read_spec import read_spec
@@ -28,6 +30,8 @@ from ridgeline.models.spec import ModelSpec
 if TYPE_CHECKING:
     from ridgeline.engine.core import EngineCore
 
+DEFAULT_MAX_RUNNING = 64
+CUDA_STEP_TOKENS, CUDA_MAX_RUNNING = 8192, 256
 WARM_UP_TOKENS = 8  # more would show nothing new, and hold up the start for as long as they are computed
 
 
@@ -50,12 +54,13 @@ class BuiltEngine:
     core: EngineCore
     spec: ModelSpec
     plan: MemoryPlan
-    backend: str  # native or torch
+    backend: str  # native, torch or cuda
     dtype: str  # the weights' format
     summary: str  # the backend with its units and formats, for people
     notes: tuple[str, ...]  # why this backend, what a setting costs; for people
     budget: StartupBudget
     limits: dict[str, float]
+    memory: Callable[[], MemoryReceipt] | None = None  # of a GPU: planned and observed, with the peaks so far
 
 
 def build_engine(
@@ -69,19 +74,25 @@ def build_engine(
         choice = choose_backend(config, spec)
         backend = _backend_build(choice, config, path, spec)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
-        plan = plan_memory(spec, config, backend.footprint(sizes), available_memory())
     with budget.stage("import"):
         backend.prepare()
+    with budget.stage("plan"):
+        plan = plan_memory(spec, config, backend.footprint(sizes), available_memory())
     with budget.stage("weights"):
         loaded = backend.load(plan, sizes, progress)
         core = _core(config, path, spec, plan, sizes, loaded)
-    with budget.stage("warm-up"):
+    with budget.stage("kernels" if choice.name == "cuda" else "warm-up"):
+        if loaded.before_first_step is not None:
+            loaded.before_first_step()
         _warm_up(core, plan)
     with budget.stage("limits"):
         limits = backend.limits().as_dict()
     budget.bytes["weights"] = loaded.weights_bytes
     budget.bytes["kv"] = plan.kv_bytes
-    budget.bytes["rest"] = max(resident_bytes() - loaded.weights_bytes, 0)
+    if loaded.memory is None:
+        budget.bytes["rest"] = max(resident_bytes() - loaded.weights_bytes, 0)
+    else:
+        budget.bytes |= {**loaded.memory().as_bytes(), "rest": resident_bytes()}
     return BuiltEngine(
         core=core,
         spec=spec,
@@ -89,9 +100,10 @@ def build_engine(
         backend=choice.name,
         dtype=loaded.weights,
         summary=f"{choice.name} ({loaded.unit}), weights {loaded.weights}, KV {loaded.kv}",
-        notes=((f"torch because {choice.reason}",) if choice.reason else ()) + loaded.notes,
+        notes=((f"{choice.name} because {choice.reason}",) if choice.reason else ()) + loaded.notes,
         budget=budget,
         limits=limits,
+        memory=loaded.memory,
     )
 
 
@@ -109,13 +121,15 @@ def usable_cpus() -> int:
 
 def step_sizes(config: EngineConfig, choice: BackendChoice, spec: ModelSpec, weights_bytes: int) -> StepSizes:
     """The step's budget and prefill chunk: as asked for, else as calibrated, else one default for both."""
-    step_tokens, chunk = config.step_tokens, config.prefill_chunk
+    step_tokens, chunk, running = config.step_tokens, config.prefill_chunk, config.max_running
+    if choice.name == "cuda":
+        step_tokens, running = step_tokens or CUDA_STEP_TOKENS, running or CUDA_MAX_RUNNING
     if step_tokens is None and choice.name == "native":
         calibrated = _calibrated_choice(config, spec, weights_bytes)
         if calibrated is not None:
             step_tokens, chunk = calibrated.step_tokens, chunk or calibrated.prefill_chunk
     step_tokens = step_tokens or DEFAULT_STEP_TOKENS
-    return StepSizes(step_tokens, min(chunk or step_tokens, step_tokens), config.max_running)
+    return StepSizes(step_tokens, min(chunk or step_tokens, step_tokens), running or DEFAULT_MAX_RUNNING)
 
 
 def _calibrated_choice(config: EngineConfig, spec: ModelSpec, weights_bytes: int) -> StepChoice | None:
@@ -129,6 +143,10 @@ def _backend_build(choice: BackendChoice, config: EngineConfig, path: Path, spec
         from ridgeline.engine.native_build import NativeBuild
 
         return NativeBuild(config, path, spec, threads)
+    if choice.name == "cuda":
+        from ridgeline.engine.cuda_build import CudaBuild
+
+        return CudaBuild(config, path, spec, threads)
     from ridgeline.engine.torch_build import TorchBuild
 
     return TorchBuild(config, path, spec, threads)
@@ -143,7 +161,7 @@ def _core(
     limits = SchedulerLimits(
         step_tokens=sizes.step_tokens,
         prefill_chunk=sizes.prefill_chunk,
-        max_running=config.max_running,
+        max_running=sizes.max_running,
         max_waiting=config.max_waiting,
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
@@ -152,7 +170,8 @@ def _core(
         eos_ids=spec.eos_ids,
         model_salt=f"{path}:{loaded.runner.name}:{loaded.weights}:{loaded.kv}",
     )
-    return EngineCore(Scheduler(limits), loaded.runner, config.step_ring)
+    overlap: dict[str, Any] = {} if config.overlap else {"lookahead": 0}
+    return EngineCore(Scheduler(limits), loaded.runner, config.step_ring, **overlap)
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:

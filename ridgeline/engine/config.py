@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ridgeline.engine.errors import InvalidConfig
 
-NATIVE_BLOCK_SIZE = 16  # tokens of a KV block in the native library
+KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels
 # Each must be at least this, where it is set at all; a context of two holds one token and its answer.
 _LEAST = {
     "max_context": 2,
@@ -31,33 +31,47 @@ def option(default: Any, doc: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     model: str = option("smollm2-135m", "short name, directory, .gguf file or hf:org/name")
-    backend: Literal["auto", "native", "torch"] = option(
-        "auto", "what computes the model; auto is native wherever it serves the model, else torch"
+    backend: Literal["auto", "native", "torch", "cuda"] = option(
+        "auto",
+        "what computes the model; auto is cuda where a GPU can be used, else native wherever it serves "
+        "the model, else torch",
     )
     weights: Literal["auto", "float32", "bfloat16", "int8", "int8-channel", "int4"] = option(
         "auto", "native: how weights are kept; auto is as the file has them"
     )
+    load_format: Literal["auto", "dummy"] = option(
+        "auto", "cuda, torch: dummy is random weights of the configuration's shape, to measure without files"
+    )
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = option(
-        "auto", "how keys and values are kept; auto is bfloat16 (native), or as --dtype (torch)"
+        "auto", "how keys and values are kept; auto is bfloat16 (native), or as --dtype (torch, cuda)"
     )
     deterministic: bool = option(
-        False, "native: one arithmetic for all batches: alone = batched = chunked, bit for bit; slower"
+        False, "native, cuda: one arithmetic for all batches: alone = batched = chunked, bit for bit; slower"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "torch: weights and activations; auto is float32 on a CPU"
+        "auto",
+        "torch, cuda: weights and activations; auto is float32 on a CPU, on a GPU float16 for float16 "
+        "files and bfloat16 for all others",
     )
+    overlap: bool = option(True, "cuda: launch a step before the results of the last one are read")
+    cuda_graphs: bool = option(True, "cuda: replay decode steps as graphs, captured as their sizes are met")
     max_context: int | None = option(None, "longest sequence, prompt and output; default: the model's own")
-    block_size: int = option(16, "tokens per KV block")
-    kv_tokens: int | None = option(None, "KV cache size in tokens; default: planned from free memory")
+    block_size: int = option(KERNEL_BLOCK_SIZE, "tokens per KV block")
+    kv_tokens: int | None = option(
+        None, "KV cache size in tokens; default: planned from free memory, on a GPU all that fits"
+    )
     kv_memory_gib: float | None = option(None, "KV cache size in GiB; default: planned from free memory")
-    memory_fraction: float = option(0.6, "share of available memory the plan may use for weights and KV")
+    memory_fraction: float | None = option(
+        None,
+        "share of free memory the plan may use; default: 0.6 of the machine's, on a GPU 0.9 of the device's",
+    )
     step_tokens: int | None = option(
-        None, "most tokens one step computes; default: calibrated for this machine, else 256"
+        None, "most tokens one step computes; default: calibrated for this machine, else 256; cuda: 8192"
     )
     prefill_chunk: int | None = option(
         None, "most prompt tokens of one sequence per step; default: calibrated, else --step-tokens"
     )
-    max_running: int = option(64, "most sequences computed together")
+    max_running: int | None = option(None, "most sequences computed together; default: 64, on a GPU 256")
     max_waiting: int = option(512, "most requests queued; one more is answered 429")
     prefix_cache: bool = option(True, "reuse the KV of shared prompt beginnings")
     threads: int | None = option(None, "compute threads; default: the CPUs this process may use")
@@ -69,43 +83,56 @@ class EngineConfig:
             if value is not None and value < least:
                 flag = "--" + name.replace("_", "-")
                 raise InvalidConfig(f"{flag} must be at least {least:g}, got {value:g}")
-        if not 0.0 < self.memory_fraction <= 1.0:
+        if self.memory_fraction is not None and not 0.0 < self.memory_fraction <= 1.0:
             raise InvalidConfig(
                 f"--memory-fraction must be above 0 and at most 1, got {self.memory_fraction:g}"
             )
         self._check_backend()
 
     @property
-    def native_settings(self) -> list[str]:
-        """The settings made that only the native backend knows."""
-        made = {
-            f"--weights {self.weights}": self.weights != "auto",
-            "--kv-dtype int8": self.kv_dtype == "int8",
-            "--deterministic": self.deterministic,
+    def backend_settings(self) -> dict[str, tuple[str, ...]]:
+        """The settings made that not every backend knows, each with the backends that do."""
+        block_size = f"--block-size {self.block_size}"
+        settings: dict[str, tuple[bool, tuple[str, ...]]] = {
+            f"--weights {self.weights}": (self.weights != "auto", ("native",)),
+            "--kv-dtype int8": (self.kv_dtype == "int8", ("native",)),
+            "--deterministic": (self.deterministic, ("native", "cuda")),
+            f"--dtype {self.dtype}": (self.dtype != "auto", ("torch", "cuda")),
+            block_size: (self.block_size != KERNEL_BLOCK_SIZE, ("torch",)),
+            f"--load-format {self.load_format}": (self.load_format != "auto", ("torch", "cuda")),
+            "--no-overlap": (not self.overlap, ("cuda",)),
+            "--no-cuda-graphs": (not self.cuda_graphs, ("cuda",)),
         }
-        return [flag for flag, is_made in made.items() if is_made]
+        return {flag: knowers for flag, (is_made, knowers) in settings.items() if is_made}
 
-    @property
-    def torch_settings(self) -> list[str]:
-        """The settings made that only the torch backend knows."""
-        made = {
-            f"--dtype {self.dtype}": self.dtype != "auto",
-            f"--block-size {self.block_size}": self.block_size != NATIVE_BLOCK_SIZE,
-        }
-        return [flag for flag, is_made in made.items() if is_made]
+    def unknown_to(self, backend: str) -> str | None:
+        """A setting made that this backend does not know, with the ones that do; None if it knows all."""
+        for flag, knowers in self.backend_settings.items():
+            if backend not in knowers:
+                return f"{flag} is for {_named(knowers)}"
+        return None
 
     def _check_backend(self) -> None:
-        native, torch = self.native_settings, self.torch_settings
-        if self.backend == "native" and torch:
-            raise InvalidConfig(
-                f"{torch[0]} is for the torch backend; with --backend native use --weights and --kv-dtype, "
-                f"and blocks of {NATIVE_BLOCK_SIZE} tokens"
-            )
-        if self.backend == "torch" and native:
-            raise InvalidConfig(
-                f"{native[0]} is for the native backend; with --backend torch leave it out or use --dtype"
-            )
-        if native and torch:
-            raise InvalidConfig(
-                f"{native[0]} is for the native backend and {torch[0]} for torch; leave one out"
-            )
+        if self.backend != "auto":
+            unknown = self.unknown_to(self.backend)
+            if unknown is not None:
+                raise InvalidConfig(f"{unknown}; with --backend {self.backend} {_INSTEAD[self.backend]}")
+        made = list(self.backend_settings.items())
+        for index, (flag, knowers) in enumerate(made):
+            for other, other_knowers in made[index + 1 :]:
+                if not set(knowers) & set(other_knowers):
+                    raise InvalidConfig(
+                        f"{flag} is for {_named(knowers)} and {other} for {_named(other_knowers)}; "
+                        "leave one out"
+                    )
+
+
+_INSTEAD = {
+    "native": f"use --weights and --kv-dtype, and blocks of {KERNEL_BLOCK_SIZE} tokens",
+    "torch": "leave it out or use --dtype",
+    "cuda": f"leave it out or use --dtype, and blocks of {KERNEL_BLOCK_SIZE} tokens",
+}
+
+
+def _named(backends: tuple[str, ...]) -> str:
+    return f"the {' and '.join(backends)} backend" + "s" * (len(backends) > 1)

@@ -1,4 +1,4 @@
-"""What `build_engine` and the two backends' builds say to each other. Types alone."""
+"""What `build_engine` and the backends' builds say to each other. Types alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ridgeline.engine.limits import MeasuredLimits
 from ridgeline.engine.memory import Footprint, MemoryPlan
+from ridgeline.engine.memory_receipt import MemoryReceipt
 from ridgeline.engine.runner import Runner
 
 Progress = Callable[[int, int], None]
@@ -32,6 +33,8 @@ class Loaded:
     kv: str
     weights_bytes: int
     notes: tuple[str, ...] = ()  # what the person who starts it should know
+    before_first_step: Callable[[], None] | None = None  # what went on beside the loading ends here
+    memory: Callable[[], MemoryReceipt] | None = None  # of a device; as it is when called
 
 
 class BackendBuild(Protocol):
@@ -41,7 +44,7 @@ class BackendBuild(Protocol):
     def weights_bytes(self) -> int: ...
 
     def prepare(self) -> None:
-        """Import what computing needs: timed apart from the weights."""
+        """Import what computing needs: timed apart from the weights. `footprint` comes after it."""
         ...
 
     def footprint(self, sizes: StepSizes) -> Footprint: ...

@@ -14,6 +14,9 @@ GIB = 1 << 30
 # Without a wish from the user: room for this many tokens (or one full context, whichever is more). Enough
 # for dozens of chats; a laptop is not filled with cache for a small model.
 DEFAULT_KV_TOKENS = 65_536
+DEFAULT_FRACTION = 0.6  # other programs live in the machine's memory too
+DEVICE_FRACTION = 0.9
+SMALLER_ON_A_CPU = "choose a smaller --weights format (torch: --dtype) or model, lower --step-tokens"
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -24,6 +27,17 @@ class Footprint:
     weights_bytes: int
     kv_bytes_per_token: int
     activation_bytes: int  # the widest moment of the largest step
+    reserve_bytes: int = 0  # what libraries and graphs take, which nobody here allocates
+    device: DeviceRoom | None = None  # where all this goes; None: the machine's memory
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """A GPU's memory: nothing else lives there, so the KV cache takes all that fits and can be of use."""
+
+    free_bytes: int
+    most_kv_tokens: int
+    lower: str  # which settings would make the footprint smaller, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +49,31 @@ class MemoryPlan:
     kv_tokens: int
     max_context: int
     available_bytes: int
+    reserve_bytes: int = 0
 
 
 def plan_memory(
     spec: ModelSpec, config: EngineConfig, footprint: Footprint, available_bytes: int
 ) -> MemoryPlan:
-    """Weights first, then the largest step's activations, then KV. Says which limit to lower if it cannot."""
-    max_context = _max_context(spec, config)
-    kv_token_bytes = footprint.kv_bytes_per_token
+    """Weights first, then the largest step's activations, then KV. Says which limit to lower if it cannot.
+
+    available_bytes: of the machine's memory; a device brings its own.
+    """
+    max_context = planned_context(spec, config)
+    kv_token_bytes, device = footprint.kv_bytes_per_token, footprint.device
     weights, activations = footprint.weights_bytes, footprint.activation_bytes
-    budget = int(available_bytes * config.memory_fraction) - weights - activations
+    rest = activations + footprint.reserve_bytes
+    available = available_bytes if device is None else device.free_bytes
+    fraction = config.memory_fraction or (DEFAULT_FRACTION if device is None else DEVICE_FRACTION)
+    budget = int(available * fraction) - weights - rest
     if budget < kv_token_bytes * config.block_size:
+        where = "available" if device is None else "free on the GPU"
+        lower = SMALLER_ON_A_CPU if device is None else device.lower
         raise OutOfMemoryPlan(
-            f"weights of {weights / GIB:.2f} GiB and {activations / GIB:.2f} GiB of activations do not fit "
-            f"in {config.memory_fraction:.0%} of the {available_bytes / GIB:.2f} GiB available: choose a "
-            "smaller --weights format (torch: --dtype) or model, lower --step-tokens, or raise "
-            "--memory-fraction"
+            f"weights of {weights / GIB:.2f} GiB and {rest / GIB:.2f} GiB of activations do not fit "
+            f"in {fraction:.0%} of the {available / GIB:.2f} GiB {where}: {lower}, or raise --memory-fraction"
         )
-    wanted = _wanted_kv_tokens(config, max_context, kv_token_bytes)
+    wanted = _wanted_kv_tokens(config, max_context, footprint)
     fitting = budget // kv_token_bytes
     if wanted > fitting and (config.kv_tokens or config.kv_memory_gib):
         raise OutOfMemoryPlan(
@@ -71,11 +92,13 @@ def plan_memory(
         num_blocks=num_blocks,
         kv_tokens=kv_tokens,
         max_context=min(max_context, kv_tokens),
-        available_bytes=available_bytes,
+        available_bytes=available,
+        reserve_bytes=footprint.reserve_bytes,
     )
 
 
-def _max_context(spec: ModelSpec, config: EngineConfig) -> int:
+def planned_context(spec: ModelSpec, config: EngineConfig) -> int:
+    """The longest sequence asked for; the KV cache may turn out to hold less."""
     if config.max_context is None:
         return spec.max_context
     if config.max_context > spec.max_context:
@@ -85,12 +108,13 @@ def _max_context(spec: ModelSpec, config: EngineConfig) -> int:
     return config.max_context
 
 
-def _wanted_kv_tokens(config: EngineConfig, max_context: int, kv_token_bytes: int) -> int:
+def _wanted_kv_tokens(config: EngineConfig, max_context: int, footprint: Footprint) -> int:
     if config.kv_tokens is not None:
         return config.kv_tokens
     if config.kv_memory_gib is not None:
-        return int(config.kv_memory_gib * GIB) // kv_token_bytes
-    return max(DEFAULT_KV_TOKENS, max_context)
+        return int(config.kv_memory_gib * GIB) // footprint.kv_bytes_per_token
+    default = DEFAULT_KV_TOKENS if footprint.device is None else footprint.device.most_kv_tokens
+    return max(default, max_context)
 
 
 def available_memory() -> int:

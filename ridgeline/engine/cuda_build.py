@@ -1,0 +1,252 @@
+"""What the GPU backend takes, and how it is loaded: weights streamed in, kernels compiled meanwhile.
+
+Used by `build_engine`. Sizes are arithmetic until `prepare` imports torch; the KV cache is planned from the
+device's free memory, never by trial runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
+from ridgeline.engine.limits import MeasuredLimits, limits_of
+from ridgeline.engine.loading import Loaded, Progress, StepSizes
+from ridgeline.engine.memory import GIB, DeviceRoom, Footprint, MemoryPlan, planned_context
+from ridgeline.engine.memory_receipt import MemoryReceipt
+from ridgeline.models.cuda_workspace import workspace
+from ridgeline.models.registry import cache_dir
+from ridgeline.models.spec import ModelSpec
+from ridgeline.models.weights_layout import pieces
+
+if TYPE_CHECKING:
+    import torch
+
+    from ridgeline.models.weights import DecoderWeights
+
+log = logging.getLogger(__name__)
+
+DEVICE = "cuda"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+NORM_BYTES = 4  # norms are float32 whatever the model is
+# What nobody here allocates: modules of kernels, cuBLAS and its workspace; a graph's nodes and arguments.
+LIBRARY_BYTES = 384 << 20
+GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
+GRAPH_BYTES, GRAPH_LAYER_BYTES = 16 << 20, 64 << 10  # once, and per layer of each bucket
+
+
+class CudaBuild:
+    def __init__(self, config: EngineConfig, path: Path, spec: ModelSpec, threads: int) -> None:
+        self._config = config
+        self._path = path
+        self._spec = spec
+        self._threads = threads
+        self._dtype = model_dtype(config, spec)
+        if config.kv_dtype not in ("auto", self._dtype):
+            raise InvalidConfig(
+                f"--kv-dtype {config.kv_dtype}: on a GPU keys and values are kept as the weights are, "
+                f"in {self._dtype}; leave it out, or choose both with --dtype"
+            )
+        self._device = _Device()
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(
+            math.prod(piece.shape) * (NORM_BYTES if piece.is_norm else DTYPE_BYTES[self._dtype])
+            for piece in pieces(self._spec)
+        )
+
+    def prepare(self) -> None:
+        """Torch, the runner with its kernels' sources, and the device's context."""
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
+        import torch
+
+        if not torch.cuda.is_available():
+            raise BackendUnavailable("torch finds no GPU that it can use; --backend native serves without")
+        import ridgeline.engine.cuda_runner  # noqa: F401
+
+        self._device.open()
+
+    def footprint(self, sizes: StepSizes) -> Footprint:
+        config, spec = self._config, self._spec
+        context = planned_context(spec, config)
+        buffers = workspace(spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context)
+        return Footprint(
+            weights_bytes=self.weights_bytes,
+            kv_bytes_per_token=spec.kv_bytes_per_token(DTYPE_BYTES[self._dtype]),
+            activation_bytes=sum(buffers.values()),
+            reserve_bytes=LIBRARY_BYTES + self._graph_bytes,
+            device=DeviceRoom(
+                free_bytes=self._device.free_at_start,
+                most_kv_tokens=sizes.max_running * context,
+                lower=what_to_lower(self.weights_bytes, buffers),
+            ),
+        )
+
+    def load(self, plan: MemoryPlan, sizes: StepSizes, progress: Progress | None) -> Loaded:
+        import torch
+
+        from ridgeline.engine.cuda_runner import CudaRunner
+
+        config, device = self._config, self._device
+        dtype = getattr(torch, self._dtype)
+        kernels = threading.Thread(target=self._warm_kernels, args=(dtype, sizes), daemon=True)
+        kernels.start()
+        device.mark("start")
+        weights = self._weights(dtype, progress)
+        device.mark("weights")
+        runner = CudaRunner(
+            spec=self._spec,
+            weights=weights,
+            max_context=plan.max_context,
+            num_blocks=plan.num_blocks,
+            block_size=config.block_size,
+            max_running=sizes.max_running,
+            step_tokens=sizes.step_tokens,
+            deterministic=config.deterministic,
+            cuda_graphs=config.cuda_graphs,
+            kv_dtype=dtype,
+        )
+        device.mark("runner")
+        return Loaded(
+            runner=runner,
+            unit=device.name + ", deterministic" * config.deterministic,
+            weights=self._dtype,
+            kv=self._dtype,
+            weights_bytes=weights.nbytes,
+            notes=self._notes(),
+            before_first_step=kernels.join,
+            memory=self._receipt(plan),
+        )
+
+    def limits(self) -> MeasuredLimits:
+        from ridgeline.engine.cuda_limits import device_ceilings
+
+        return limits_of(self._spec, self._step_bytes, device_ceilings(self._dtype))
+
+    @property
+    def _graph_bytes(self) -> int:
+        if not self._config.cuda_graphs:
+            return 0
+        return GRAPH_BYTES + GRAPH_BUCKETS * self._spec.num_layers * GRAPH_LAYER_BYTES
+
+    @property
+    def _step_bytes(self) -> int:
+        """Weights that one decode step reads: an embedding that is no head is only looked up."""
+        spec = self._spec
+        embed = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * DTYPE_BYTES[self._dtype]
+        return self.weights_bytes - embed
+
+    def _weights(self, dtype: torch.dtype, progress: Progress | None) -> DecoderWeights:
+        from ridgeline.models.weights import load_weights, random_weights
+
+        if self._config.load_format == "dummy":
+            return random_weights(self._spec, dtype, device=DEVICE)
+        return load_weights(self._path, self._spec, dtype, progress, DEVICE)
+
+    def _warm_kernels(self, dtype: torch.dtype, sizes: StepSizes) -> None:
+        """Compile, or take from the disk cache, what the first steps launch. If it fails, so will they."""
+        try:
+            from ridgeline.models.cuda_decoder import warm_kernels
+
+            warm_kernels(
+                self._spec,
+                dtype,
+                max_running=sizes.max_running,
+                step_tokens=sizes.step_tokens,
+                deterministic=self._config.deterministic,
+            )
+        except Exception:
+            log.warning("kernels could not be compiled beforehand", exc_info=True)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        stored = self._spec.weight_format
+        if self._config.load_format == "dummy":
+            notes.append("weights are random (--load-format dummy): for measuring, not for answers")
+        elif self._config.dtype == "auto" and stored != self._dtype:
+            notes.append(f"weights are {stored} in the file and {self._dtype} here (--dtype)")
+        return tuple(notes)
+
+    def _receipt(self, plan: MemoryPlan) -> Callable[[], MemoryReceipt]:
+        planned = {
+            "weights": plan.weights_bytes,
+            "kv": plan.kv_bytes,
+            "activations": plan.activation_bytes,
+            "graphs": self._graph_bytes,
+            "libraries": plan.reserve_bytes - self._graph_bytes,
+        }
+        return lambda: self._device.receipt(planned)
+
+
+class _Device:
+    """The GPU's memory as torch and the driver tell it, at the moments that part it."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.free_at_start = 0
+        self._allocated: dict[str, int] = {}
+        self._reserved_when_built = 0
+
+    def open(self) -> None:
+        """Make the context; what is free afterwards is there to be planned."""
+        import torch
+
+        torch.cuda.set_device(0)  # makes the context
+        self.name = torch.cuda.get_device_name()
+        self.free_at_start = torch.cuda.mem_get_info()[0]
+
+    def mark(self, moment: str) -> None:
+        import torch
+
+        self._allocated[moment] = torch.cuda.memory_allocated()
+        self._reserved_when_built = torch.cuda.memory_reserved()
+
+    def receipt(self, planned: dict[str, int]) -> MemoryReceipt:
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        reserved = torch.cuda.memory_reserved()
+        start, weights, runner = (self._allocated[moment] for moment in ("start", "weights", "runner"))
+        observed = {
+            "weights": weights - start,
+            "kv": planned["kv"],  # one tensor of just that size
+            "activations": max(runner - weights - planned["kv"], 0),
+            "graphs": max(reserved - self._reserved_when_built, 0),
+            "libraries": max(self.free_at_start - free - reserved, 0),
+        }
+        return MemoryReceipt(
+            planned=planned,
+            observed=observed,
+            peak_tensor_bytes=torch.cuda.max_memory_allocated(),
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+            device_free_bytes=free,
+            device_total_bytes=total,
+        )
+
+
+def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
+    """As asked for; else 16 bits that keep the file's range: float16 for itself, bfloat16 for the rest."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float16" if spec.weight_format == "float16" else "bfloat16"
+
+
+def what_to_lower(weights_bytes: int, buffers: dict[str, int]) -> str:
+    """The setting behind most of the buffers, or the model where the weights are larger than all of them."""
+    by_flag = {
+        "--max-running": buffers["logits"] + buffers["splits"] + buffers["tables"],
+        "--max-context": buffers["gather"] + buffers["rope"],
+    }
+    by_flag["--step-tokens"] = sum(buffers.values()) - sum(by_flag.values())
+    flag = max(by_flag, key=lambda name: by_flag[name])
+    advice = f"lower {flag} (it costs {by_flag[flag] / GIB:.2f} GiB)"
+    if weights_bytes > sum(buffers.values()):
+        return f"choose a smaller model, or one of the CPU backends (--backend native); or {advice}"
+    return advice
