@@ -1,0 +1,204 @@
+"""Linears of one to eight tokens: every weight is read once, and reading it is all the work there is.
+
+A program owns a few output rows for all tokens and the whole of K, so there is no split of K and the result
+does not depend on the launch. Its first weights are on their way before it waits for the kernel in front.
+What surrounds a linear in a decode layer is fused: the RMSNorm in front of it, and behind it either the
+residual's add or the gated activation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+
+MOST_ROWS = 8  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GemvConfig:
+    """How one shape is cut: output rows per program (gated: gate rows, and as many up rows), and its width."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+
+
+def gemv_config(tokens: int, n: int, k: int, *, gated: bool = False, bits: int = 16) -> GemvConfig:
+    """What is used unless the caller says otherwise. `n` counts output columns: F where `gated`.
+
+    The whole K in one block where it fits (the norm then reads x once), 16 to 32 KB of weights per program,
+    and programs enough for every SM.
+    """
+    most_k = 4096 if bits == 16 else 1024
+    block_k = min(most_k, max(128, triton.next_power_of_2(k)))
+    if k > block_k and k % block_k and block_k > 1024 and k % 1024 == 0:
+        block_k = 1024 if k <= 4096 else 2048
+    num_warps = max(1, min(8, block_k // 256))
+    block_n = 8 if block_k <= 1024 else 4
+    if gated or tokens > 2:
+        block_n = block_n // 2
+    while block_n > 1 and triton.cdiv(n, block_n) < 256:
+        block_n //= 2
+    return GemvConfig(block_n, block_k, num_warps)
+
+
+def gemv(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: Literal["silu", "gelu_tanh"] | None = None,
+    config: GemvConfig | None = None,
+) -> None:
+    """x [T, K] times weight [N, K] transposed, T <= 8, into `out` or onto `residual`.
+
+    norm_weight [K] float32: x is first RMS-normed and rounded. residual [T, N]: updated in place, and `out`
+    is not given. activation: weight's rows are F gates, then F ups; out [T, F] = act(gate) · up, with the
+    roundings of `reference.gated_mlp`. bias [N] goes with all of them.
+    """
+    tokens, k = x.shape
+    n = weight.shape[0] if activation is None else weight.shape[0] // 2
+    target = out if residual is None else residual
+    assert target is not None and (out is None or residual is None)
+    assert 0 < tokens <= MOST_ROWS and weight.shape[1] == k and target.shape == (tokens, n)
+    assert x.is_contiguous() and weight.is_contiguous() and target.is_contiguous()
+    bits = weight.element_size() * 8
+    if config is None:
+        config = gemv_config(tokens, n, k, gated=activation is not None, bits=bits)
+    options: dict[str, Any] = pdl_options()
+    _gemv_kernel[(triton.cdiv(n, config.block_n),)](
+        x,
+        weight,
+        target,
+        bias,
+        norm_weight,
+        tokens,
+        n,
+        eps,
+        K=k,
+        TOKENS=triton.next_power_of_2(tokens),
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        WIDTH=128 // bits,
+        NORM=norm_weight is not None,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        ACTIVATION=activation or "",
+        PDL=PDL,
+        num_warps=config.num_warps,
+        **options,
+    )
+
+
+@triton.jit
+def _gemv_kernel(
+    x,
+    weight,
+    out,
+    bias,
+    norm_weight,
+    tokens,
+    n,
+    eps,
+    K: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.arange(0, TOKENS)
+    columns = tl.arange(0, BLOCK_K)
+    dtype = x.dtype.element_ty
+    inside = columns < K
+    tile = weight + rows.to(tl.int64)[:, None, None] * K + columns[None, None, :]
+    tile_mask = (rows < n)[:, None, None] & inside[None, None, :]
+    w = tl.load(tile, mask=tile_mask, other=0.0, eviction_policy="evict_first")
+    if ACTIVATION != "":
+        up_offset = n.to(tl.int64) * K
+        u = tl.load(tile + up_offset, mask=tile_mask, other=0.0, eviction_policy="evict_first")
+    if NORM:
+        g = tl.load(norm_weight + columns, mask=inside, other=0.0)[None, None, :]
+    place = out + token[None, :] * n + rows[:, None]
+    mask = (rows < n)[:, None] & (token < tokens)[None, :]
+    wait_for_inputs(PDL)
+
+    if RESIDUAL:
+        before = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    x_tile = x + token[None, :, None] * K + columns[None, None, :]
+    x_mask = (token < tokens)[None, :, None]
+    acts = tl.load(x_tile, mask=x_mask & inside[None, None, :], other=0.0).to(tl.float32)
+    if NORM:
+        squares = acts * acts
+        for start in range(BLOCK_K, K, BLOCK_K):
+            more_mask = x_mask & (columns + start < K)[None, None, :]
+            more = tl.load(x_tile + start, mask=more_mask, other=0.0).to(tl.float32)
+            squares += more * more
+        scale = tl.rsqrt(tl.sum(squares, 2)[:, :, None] / K + eps)
+        acts = (acts * scale * g).to(dtype).to(tl.float32)
+    sums = _products(w, acts, WIDTH)
+    if ACTIVATION != "":
+        up_sums = _products(u, acts, WIDTH)
+    for start in range(BLOCK_K, K, BLOCK_K):
+        inside = columns + start < K
+        tile_mask = (rows < n)[:, None, None] & inside[None, None, :]
+        w = tl.load(tile + start, mask=tile_mask, other=0.0, eviction_policy="evict_first")
+        if ACTIVATION != "":
+            u = tl.load(tile + up_offset + start, mask=tile_mask, other=0.0, eviction_policy="evict_first")
+        acts = tl.load(x_tile + start, mask=x_mask & inside[None, None, :], other=0.0).to(tl.float32)
+        if NORM:
+            g = tl.load(norm_weight + columns + start, mask=inside, other=0.0)[None, None, :]
+            acts = (acts * scale * g).to(dtype).to(tl.float32)
+        sums += _products(w, acts, WIDTH)
+        if ACTIVATION != "":
+            up_sums += _products(u, acts, WIDTH)
+
+    result = tl.sum(sums, 2)
+    if BIAS:
+        result += tl.load(bias + rows, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+    result = result.to(dtype)
+    if ACTIVATION != "":
+        up = tl.sum(up_sums, 2)
+        if BIAS:
+            up += tl.load(bias + n + rows, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+        result = activated(result, ACTIVATION).to(tl.float32) * up.to(dtype).to(tl.float32)
+    if RESIDUAL:
+        result = before + result.to(tl.float32)
+    tl.store(place, result.to(dtype), mask=mask)
+
+
+@triton.jit
+def _products(w, acts, WIDTH: tl.constexpr):
+    """[rows, 1, K] and [1, tokens, K] → [rows, tokens, K / WIDTH] sums: what a thread holds after one load."""
+    products = w.to(tl.float32) * acts
+    split: tl.constexpr = [products.shape[0], products.shape[1], products.shape[2] // WIDTH, WIDTH]
+    return tl.sum(tl.reshape(products, split), 3)
+
+
+@triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    """act(gate) in the gate's dtype, computed in float32."""
+    wide = gate.to(tl.float32)
+    if ACTIVATION == "silu":
+        active = wide * tl.sigmoid(wide)
+    else:
+        inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)  # 2·sqrt(2/π)
+        active = wide * tl.sigmoid(inner)  # (1 + tanh(z)) / 2 = sigmoid(2z)
+    return active.to(gate.dtype)
