@@ -1,0 +1,111 @@
+"""Sampling kernels at a real vocabulary: the plain draw, filters, penalties and log-probabilities.
+
+The tokens are compared with the specification's (`ops.sampling`, in numpy) before anything is timed. Beside
+the draw stands what a plain PyTorch engine would launch: argmax, and softmax with an exponential race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.timing import Report, copies_beyond_l2
+from ridgeline.ops import sampling as spec
+from ridgeline.ops.cuda import sampling
+from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.sampling_state import PLAIN, RowParams, SamplePlan, SamplerState
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+PARAMS: dict[str, RowParams] = {
+    "greedy": RowParams(temperature=0.0),
+    "temperature 0.6": RowParams(temperature=0.6),
+}
+# (tokens a block, warps, programs for the whole batch)
+CONFIGS = [(1024, 4, 1056), (1024, 4, 528), (2048, 4, 1056), (2048, 8, 528), (512, 4, 1056), (1024, 8, 528)]
+
+
+class Batch:
+    """`count` rows with the same kind of parameters and one seed each."""
+
+    def __init__(self, count: int, vocab: int, params: RowParams, sets: int = 1) -> None:
+        self.params = [_with_seed(params, i) for i in range(count)]
+        self.state = SamplerState(count, vocab, DEVICE)
+        for row, row_params in enumerate(self.params):
+            self.state.set_row(row, row_params, prompt=range(0, min(vocab, 2000), 7))
+        self.state.flush()
+        self.scratch = sampling.sample_scratch(count, DEVICE)
+        self.logits = [_logits(count, vocab) for _ in range(sets)]
+        self.rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
+        self.positions = torch.full((count,), 11, dtype=torch.int32, device=DEVICE)
+        self.last_tokens = torch.zeros(count, dtype=torch.int32, device=DEVICE)
+        self.out_tokens = torch.full((count,), -99, dtype=torch.int32, device=DEVICE)
+        self.plan = self.state.plan(range(count), [11] * count)
+
+    def launches(self, kernel: Callable[..., None], plan: SamplePlan, **options: int) -> list[partial[None]]:
+        shared = (
+            self.rows,
+            self.positions,
+            self.state,
+            self.last_tokens,
+            self.out_tokens,
+            self.scratch,
+            plan,
+        )
+        return [partial(kernel, logits, *shared, **options) for logits in self.logits]
+
+
+def _with_seed(params: RowParams, seed: int) -> RowParams:
+    values = {name: getattr(params, name) for name in RowParams.__slots__}
+    return RowParams(**(values | {"seed": seed}))
+
+
+def _logits(count: int, vocab: int) -> Tensor:
+    return (torch.randn(count, vocab, device=DEVICE) * 3.0).to(torch.bfloat16)
+
+
+def measure(report: Report, vocab: int = 151936, batches: tuple[int, ...] = (1, 8, 64, 256)) -> None:
+    for name, params in PARAMS.items():
+        _compare(report, f"{name}, 64 rows", Batch(min(64, batches[-1]), vocab, params))
+    for count in batches:
+        sets = copies_beyond_l2(count * vocab * 2, most=16)
+        report.heading(f"draw, {count} rows of {vocab}")
+        for name in ("greedy", "temperature 0.6"):
+            batch = Batch(count, vocab, PARAMS[name], sets)
+            for block, warps, programs in CONFIGS:
+                options = {"block": block, "warps": warps, "programs": programs}
+                launches = batch.launches(sampling.draw, PLAIN, **options)
+                label = f"{name}: block {block}, {warps} warps, {programs} programs"
+                report.attempt(label, launches, bytes=count * vocab * 2)
+        _peers(report, batch)
+
+
+def _compare(report: Report, name: str, batch: Batch) -> None:
+    """Tokens against the specification. A near-tie may go the other way, so a rare difference is no fault."""
+    for launch in batch.launches(sampling.sample, batch.plan):
+        launch()
+    tokens = batch.out_tokens.tolist()
+    different = 0
+    for i, params in enumerate(batch.params):
+        row = batch.logits[0][i].float().cpu().numpy()
+        if params.temperature == 0.0:
+            expected = int(row.argmax())
+        else:
+            probs = spec.candidate_probs(row, params.temperature, params.min_p, params.top_k, params.top_p)
+            expected = spec.draw(probs, params.seed, 11)
+        different += tokens[i] != expected
+    print(f"{name}: {different} of {len(tokens)} tokens differ from the specification", flush=True)
+    same = torch.tensor([1.0 - different / len(tokens)])
+    report.check(f"{name}: tokens as specified", same, torch.ones(1), tolerance=0.02)
+
+
+def _peers(report: Report, batch: Batch) -> None:
+    def race(logits: Tensor) -> None:
+        probs = torch.softmax(logits.float() / 0.6, dim=-1)
+        probs.div_(torch.empty_like(probs).exponential_()).argmax(dim=-1)
+
+    moved = batch.logits[0].nbytes
+    report.attempt("torch: argmax", [partial(torch.argmax, x, dim=-1) for x in batch.logits], bytes=moved)
+    report.attempt("torch: softmax, exponential race", [partial(race, x) for x in batch.logits], bytes=moved)

@@ -1,0 +1,248 @@
+"""Choosing tokens on the device: the twin of `ops.sampling`, without a softmax, a sort or a host wait.
+
+`sample` launches one kernel for rows that only draw: the best of logit / temperature - log(noise), which is
+the same race as the specification's, with the same noise. Rows that ask for more get a threshold, changed
+logits or log-probabilities from the files beside this one first or after. All arithmetic but the noise's
+hash is float32: where two scores are within about 1e-5 of each other, another token than the specification's
+may win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.sampling_state import (
+    COUNT_SLOT,
+    FIELDS,
+    INVERSE_TEMPERATURE,
+    STREAM_HIGH,
+    STREAM_LOW,
+    SamplePlan,
+    SamplerState,
+    float_field,
+)
+
+GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
+MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+MIX_2 = tl.constexpr(0x94D049BB133111EB)
+LN2 = tl.constexpr(0.6931471805599453)
+_IN_HARDWARE = tl.constexpr(not INTERPRETED)
+NO_SCORE = tl.constexpr(-(1 << 63))  # below every score
+_BLOCK = 1024
+_WARPS = 4
+_PROGRAMS = 1056  # to spread a batch over: 8 for each of 132 multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScratch:
+    """Working memory of `sample` for up to `max_rows` rows; the kernels leave it as they found it."""
+
+    best: Tensor  # [max_rows] int64: the leader so far
+    arrived: Tensor  # [max_rows] int32: programs of the row that are done
+
+
+def sample_scratch(max_rows: int, device: str | torch.device) -> SampleScratch:
+    return SampleScratch(
+        torch.full((max_rows,), NO_SCORE.value, dtype=torch.int64, device=device),
+        torch.zeros(max_rows, dtype=torch.int32, device=device),
+    )
+
+
+def sample(
+    logits: Tensor,
+    rows: Tensor,
+    draw_positions: Tensor,
+    state: SamplerState,
+    last_tokens: Tensor,
+    out_tokens: Tensor,
+    scratch: SampleScratch,
+    plan: SamplePlan,
+) -> None:
+    """Choose a token for each row of logits [L, V] whose sequence is in state row rows[i] (-1: padding).
+
+    draw_positions[i] is how many tokens that sequence has chosen before. The token goes to out_tokens[i], or
+    -1 where the logits have no finite maximum, and to last_tokens[rows[i]] (0 instead of -1: it may be read
+    as an id before the host knows). With a plain plan this is one launch that a CUDA graph may hold.
+    """
+    draw(logits, rows, draw_positions, state, last_tokens, out_tokens, scratch, plan)
+
+
+def draw(
+    logits: Tensor,
+    rows: Tensor,
+    draw_positions: Tensor,
+    state: SamplerState,
+    last_tokens: Tensor,
+    out_tokens: Tensor,
+    scratch: SampleScratch,
+    plan: SamplePlan,
+    *,
+    block: int = _BLOCK,
+    warps: int = _WARPS,
+    programs: int = _PROGRAMS,
+) -> None:
+    count, vocab = logits.shape
+    blocks = triton.cdiv(vocab, block)
+    steps = triton.cdiv(blocks, max(1, min(blocks, programs // count)))
+    _draw[(count, triton.cdiv(blocks, steps))](
+        logits,
+        rows,
+        draw_positions,
+        state.params,
+        last_tokens,
+        out_tokens,
+        scratch.best,
+        scratch.arrived,
+        state.counts,
+        vocab,
+        logits.stride(0),
+        steps,
+        COUNTED=plan.counted,
+        BLOCK=block,
+        PDL=PDL,
+        num_warps=warps,
+        **pdl_options(),
+    )
+
+
+@triton.jit
+def _draw(
+    logits,
+    rows,
+    positions,
+    params,
+    last_tokens,
+    out_tokens,
+    best,
+    arrived,
+    counts,
+    vocab,
+    logits_stride,
+    steps,
+    COUNTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (i, c): the best of part c of row i; the last part of a row to finish writes the token."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    i, part = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows + i)
+    if row >= 0:
+        inverse_temperature = float_field(params, row, INVERSE_TEMPERATURE)
+        source = logits + i.to(tl.int64) * logits_stride
+        first = part * steps * BLOCK
+        end = tl.minimum(first + steps * BLOCK, vocab)
+        leader = tl.full((BLOCK,), float("-inf"), tl.float32)
+        leader_token = tl.zeros((BLOCK,), tl.int32)
+        if inverse_temperature == 0.0:
+            while first < end:
+                token = first + tl.arange(0, BLOCK)
+                value = tl.load(source + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+                score = marked_where_bad(value, value)
+                leader_token = tl.where(score > leader, token, leader_token)
+                leader = tl.where(score > leader, score, leader)
+                first += BLOCK
+        else:
+            start = stream_start(params, row, tl.load(positions + i))
+            while first < end:
+                token = first + tl.arange(0, BLOCK)
+                value = tl.load(source + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+                score = value * inverse_temperature - log_noise(start, token)
+                score = marked_where_bad(value, score)
+                leader_token = tl.where(score > leader, token, leader_token)
+                leader = tl.where(score > leader, score, leader)
+                first += BLOCK
+        tl.atomic_max(best + i, tl.max(sort_key(leader, leader_token)))
+        if tl.atomic_add(arrived + i, 1) == tl.num_programs(1) - 1:
+            key = tl.atomic_xchg(best + i, NO_SCORE)
+            tl.store(arrived + i, 0)
+            token = token_of(key)
+            score = score_of(key)
+            # not even one possible token, or one that is NaN or +inf
+            token = tl.where((score == float("-inf")) | (score == float("inf")), -1, token)
+            tl.store(out_tokens + i, token)
+            tl.store(last_tokens + row, tl.maximum(token, 0))
+            if COUNTED:
+                slot = tl.load(params + row * FIELDS + COUNT_SLOT)
+                if (slot >= 0) & (token >= 0):
+                    tl.atomic_add(counts + slot.to(tl.int64) * vocab + token, 1)
+
+
+@triton.jit
+def marked_where_bad(value, score):
+    """The score, or +inf where the logit is NaN or +inf: it wins, and the row is known to be bad."""
+    return tl.where(value < float("inf"), score, float("inf"))
+
+
+@triton.jit
+def sort_key(score, token):
+    """One int64 that sorts by score, then by the lower token: (ordered bits of the score, ~token)."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # + 0.0: -0.0 equals 0.0
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def token_of(key):
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def score_of(key):
+    bits = (key >> 32).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def stream_start(params, row, position):
+    """What the noise of this output position is counted from: as `ops.sampling.stream_start`."""
+    low = tl.load(params + row * FIELDS + STREAM_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(params + row * FIELDS + STREAM_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return mixed(((high << 32) | low) + position.to(tl.uint64) + GAMMA)
+
+
+@triton.jit
+def mixed(state):
+    """SplitMix64's output function."""
+    state = (state ^ (state >> 30)) * MIX_1
+    state = (state ^ (state >> 27)) * MIX_2
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def log_noise(start, token):
+    """log(-log(u)) of the token's uniform u = (53 bits + 1/2) / 2^53, accurate where u is close to 1 as well.
+
+    `part` is u or 1 - u, whichever is below 1/2: both come exactly from the bits. -log(1 - x) is x times a
+    smooth function of x, so its logarithm needs no more care than that of any other number.
+    """
+    state = mixed(token.to(tl.uint64) * GAMMA + start)
+    above = state.to(tl.int64, bitcast=True) >> 63  # all ones where u is above 1/2
+    bits = (state ^ above.to(tl.uint64, bitcast=True)) >> 11
+    part = (bits.to(tl.int64, bitcast=True).to(tl.float32) + 0.5) * (1.0 / (1 << 53))
+    series = 1.44252286926396 * part - 1.6986657998298884
+    series = series * part + 1.2600104301162098
+    series = series * part - 0.20453973934989647
+    series = series * part + 0.2698501317748971
+    series = series * part + 0.242774453109838
+    series = series * part + 0.33370255894624284
+    series = series * part + 0.49999280541925906
+    series = series * part + 1.000000022917583
+    noise = tl.where(above != 0, part * series, -LN2 * log2_of(part))
+    return LN2 * log2_of(noise)
+
+
+@triton.jit
+def log2_of(value):
+    """log2 by the hardware's own instruction, right to 2^-22; the library's takes ten times as many."""
+    if _IN_HARDWARE:
+        return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=r,r", [value], tl.float32, True, 1)
+    else:
+        return tl.log2(value)
