@@ -144,11 +144,13 @@ class CudaBuild:
         return self.weights_bytes - embed
 
     def _weights(self, dtype: torch.dtype, progress: Progress | None) -> DecoderWeights:
-        from ridgeline.models.weights import load_weights, random_weights
-
         if self._config.load_format == "dummy":
+            from ridgeline.models.weights import random_weights
+
             return random_weights(self._spec, dtype, device=DEVICE)
-        return load_weights(self._path, self._spec, dtype, progress, DEVICE)
+        from ridgeline.models.weights_stream import stream_weights
+
+        return stream_weights(self._path, self._spec, dtype, progress, DEVICE)
 
     def _warm_kernels(self, dtype: torch.dtype, sizes: StepSizes) -> None:
         """Compile, or take from the disk cache, what the first steps launch. If it fails, so will they."""

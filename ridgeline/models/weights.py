@@ -1,7 +1,8 @@
 """A checkpoint as torch tensors, in the form the torch decoder computes with: fused, norms in float32.
 
 `load_weights` allocates every tensor once and fills it chunk by chunk from the checkpoint, so loading never
-needs a second copy of the model. Used by the torch backend alone; the native library's loader is `packed`.
+needs a second copy of the model. Used by the torch and GPU backends (`weights_stream` fills the latter's
+tensors from safetensors); the native library's loader is `packed`.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ def load_weights(
     """
     source = open_source(path, spec)
     names = checked_names(source, spec, path)
-    weights = _allocate(spec, dtype, device, source.rope_divisors())
+    weights = allocate_weights(spec, dtype, device, source.rope_divisors())
     total, done = sum(math.prod(piece.shape) for piece in names), 0
     for piece, name in names.items():
-        rows = _target(weights, piece)
+        rows = target_rows(weights, piece)
         _read_into(rows, source, piece, name)
         if piece.is_norm and spec.norm_offset:
             rows += spec.norm_offset
@@ -100,9 +101,9 @@ def random_weights(
 ) -> DecoderWeights:
     """Weights of the right shapes and sane magnitudes, for measuring speed without a checkpoint."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    weights = _allocate(spec, dtype, device, None)
+    weights = allocate_weights(spec, dtype, device, None)
     for piece in pieces(spec):
-        rows = _target(weights, piece)
+        rows = target_rows(weights, piece)
         if piece.is_norm:
             rows.fill_(1.0)
         else:
@@ -119,7 +120,7 @@ def _read_into(out: Tensor, source: TensorSource, piece: Piece, name: str) -> No
         out.copy_(out[torch.from_numpy(order)])
 
 
-def _allocate(
+def allocate_weights(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, rope_divisors: Floats | None
 ) -> DecoderWeights:
     """Uninitialised tensors for every piece, fused ones sized by their last piece."""
@@ -142,7 +143,7 @@ def _allocate(
     return DecoderWeights(layers=layers, rope_divisors=rope_divisors, **whole)
 
 
-def _target(weights: DecoderWeights, piece: Piece) -> Tensor:
+def target_rows(weights: DecoderWeights, piece: Piece) -> Tensor:
     """The rows this piece fills."""
     owner = weights if piece.layer is None else weights.layers[piece.layer]
     tensor: Tensor = getattr(owner, piece.field)
