@@ -1,0 +1,181 @@
+"""RMSNorm fused with what stands before it: the embedding, or the sum of a layer's branch and the residual.
+
+A row lies in one program's registers from its first read to its last write, so each byte crosses memory once.
+Branches may come as the float32 partial sums [S, T, hidden] of a split linear; their sum is rounded once.
+Called by the CUDA decoder; all tensors are contiguous, norm weights float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+
+FEW_ROWS = 1024  # up to here a row is spread over as many threads as pays: latency, not bandwidth
+
+
+def norm_tile(rows: int, hidden: int) -> tuple[int, int]:
+    """(rows per program, warps): 8 elements (16 bytes) per thread for few rows, 32 for many."""
+    block = triton.next_power_of_2(hidden)
+    if rows <= FEW_ROWS:
+        return 1, _clamp(block // 256, 1, 16)
+    together = _clamp(4096 // block, 1, 8)
+    return together, _clamp(together * block // 1024, 2, 16)
+
+
+def embed_norm(
+    token_ids: Tensor,
+    embed: Tensor,
+    scale: float,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor,
+    normed: Tensor,
+    *,
+    tile: tuple[int, int] | None = None,
+) -> None:
+    """residual [T, hidden] = rows of `embed` times `scale`; normed = rms_norm(residual).
+
+    `scale` is rounded to the dtype of `embed` first, as in ops/reference. `tile` is for measurements alone.
+    """
+    rows, hidden = residual.shape
+    if rows == 0:
+        return
+    together, warps = tile or norm_tile(rows, hidden)
+    _embed_norm_kernel[(triton.cdiv(rows, together),)](
+        token_ids,
+        embed,
+        float(torch.tensor(scale, dtype=embed.dtype)),
+        weight,
+        eps,
+        residual,
+        normed,
+        rows,
+        hidden,
+        ROWS=together,
+        BLOCK=triton.next_power_of_2(hidden),
+        PDL=PDL,
+        num_warps=warps,
+        **pdl_options(),
+    )
+
+
+def add_norm(
+    branch: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    normed: Tensor,
+    *,
+    bias: Tensor | None = None,
+    post_weight: Tensor | None = None,
+    rows: Tensor | None = None,
+    tile: tuple[int, int] | None = None,
+) -> None:
+    """residual [T, hidden] += branch; normed = rms_norm(residual).
+
+    The branch gets its bias, and its own norm with `post_weight`, first. With `rows` [L], normed
+    [L, hidden] is that of these rows alone, and the residual stays as it was: after the last layer nobody
+    reads it, and so a row may be asked for twice (padding). `tile` is for measurements alone.
+    """
+    count, hidden = normed.shape
+    if count == 0:
+        return
+    together, warps = tile or norm_tile(count, hidden)
+    _add_norm_kernel[(triton.cdiv(count, together),)](
+        branch,
+        residual,
+        weight,
+        eps,
+        normed,
+        bias,
+        post_weight,
+        rows,
+        count,
+        hidden,
+        residual.shape[0],
+        SPLITS=branch.shape[0] if branch.ndim == 3 else 0,
+        ROWS=together,
+        BLOCK=triton.next_power_of_2(hidden),
+        PDL=PDL,
+        num_warps=warps,
+        **pdl_options(),
+    )
+
+
+def _clamp(value: int, least: int, most: int) -> int:
+    return max(least, min(most, value))
+
+
+@triton.jit
+def sum_of_splits(source, offsets, mask, split_stride, SPLITS: tl.constexpr):
+    """A linear's result in float32: as it is (SPLITS 0), or its partial sums added in their order."""
+    total = tl.load(source + offsets, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(source + split * split_stride + offsets, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
+def rms_scale(x, size, eps):
+    """1 / sqrt(mean(x²) + eps) per row of a float32 block that holds zeros beyond `size`."""
+    return tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)[:, None]
+
+
+# Numbers that change from step to step are not specialised on: a kernel compiled in mid-service is a stall.
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["token_ids"])
+def _embed_norm_kernel(
+    token_ids, embed, scale, weight, eps, residual, normed, rows, hidden,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < hidden)[None, :]
+    weights = tl.load(weight + column[None, :], mask=(column < hidden)[None, :], other=0.0)
+    wait_for_inputs(PDL)
+    token = tl.load(token_ids + row, mask=row < rows, other=0).to(tl.int64)
+    x = tl.load(embed + token[:, None] * hidden + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    offsets = row.to(tl.int64)[:, None] * hidden + column[None, :]
+    x = (x * scale).to(residual.dtype.element_ty)
+    tl.store(residual + offsets, x, mask=mask)
+    x = x.to(tl.float32)
+    y = x * rms_scale(x, hidden, eps) * weights
+    tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["count", "branch_rows"], do_not_specialize_on_alignment=["rows"])
+def _add_norm_kernel(
+    branch, residual, weight, eps, normed, bias, post_weight, rows, count, hidden, branch_rows,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    dtype = residual.dtype.element_ty
+    target = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = column < hidden
+    mask = (target < count)[:, None] & inside[None, :]
+    weights = tl.load(weight + column[None, :], mask=inside[None, :], other=0.0)
+    wait_for_inputs(PDL)
+    row = target
+    if rows is not None:
+        row = tl.load(rows + target, mask=target < count, other=0)
+    offsets = row.to(tl.int64)[:, None] * hidden + column[None, :]
+    kept = tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
+    added = sum_of_splits(branch, offsets, mask, branch_rows.to(tl.int64) * hidden, SPLITS)
+    if bias is not None:
+        added += tl.load(bias + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+    added = added.to(dtype).to(tl.float32)
+    if post_weight is not None:
+        post = tl.load(post_weight + column[None, :], mask=inside[None, :], other=0.0)
+        added = (added * rms_scale(added, hidden, eps) * post).to(dtype).to(tl.float32)
+    x = (kept + added).to(dtype)
+    if rows is None:
+        tl.store(residual + offsets, x, mask=mask)
+    x = x.to(tl.float32)
+    y = x * rms_scale(x, hidden, eps) * weights
+    written = target.to(tl.int64)[:, None] * hidden + column[None, :]
+    tl.store(normed + written, y.to(normed.dtype.element_ty), mask=mask)
