@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,7 +22,7 @@ MOST_ROWS = 8  # tokens
 
 @dataclass(frozen=True, slots=True)
 class GemvConfig:
-    """How one shape is cut: output rows per program (gated: gate rows, and as many up rows), and its width."""
+    """How one shape is cut. Gated, a program has `block_n` gate rows and as many up rows."""
 
     block_n: int
     block_k: int
@@ -70,9 +69,11 @@ def gemv(
     tokens, k = x.shape
     n = weight.shape[0] if activation is None else weight.shape[0] // 2
     target = out if residual is None else residual
-    assert target is not None and (out is None or residual is None)
-    assert 0 < tokens <= MOST_ROWS and weight.shape[1] == k and target.shape == (tokens, n)
-    assert x.is_contiguous() and weight.is_contiguous() and target.is_contiguous()
+    assert target is not None, "either out or residual is needed"
+    assert out is None or residual is None, "the result goes to out or to residual, not to both"
+    assert tokens <= MOST_ROWS, f"{tokens} tokens: more than {MOST_ROWS} are a matter of gemm"
+    assert (weight.shape[1], target.shape) == (k, (tokens, n)), "the shapes do not fit each other"
+    assert all(t.is_contiguous() for t in (x, weight, target)), "x, weight and result must be contiguous"
     bits = weight.element_size() * 8
     if config is None:
         config = gemv_config(tokens, n, k, gated=activation is not None, bits=bits)
@@ -186,7 +187,7 @@ def _gemv_kernel(
 
 @triton.jit
 def _products(w, acts, WIDTH: tl.constexpr):
-    """[rows, 1, K] and [1, tokens, K] → [rows, tokens, K / WIDTH] sums: what a thread holds after one load."""
+    """[rows, 1, K] and [1, tokens, K] → [rows, tokens, K / WIDTH] sums, within threads."""
     products = w.to(tl.float32) * acts
     split: tl.constexpr = [products.shape[0], products.shape[1], products.shape[2] // WIDTH, WIDTH]
     return tl.sum(tl.reshape(products, split), 3)
