@@ -1,0 +1,275 @@
+"""Decode attention at the shapes of the served models: right first, then TB/s of the KV bytes needed.
+
+Every shape is measured with the settings the engine would choose and with a sweep around them: tokens per
+tile, stages, warps, splits. `measure` is called by gpu_kernels.py; sizes are parameters so that it runs anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu.timing import Report, copies_beyond_l2
+from ridgeline.ops import reference
+from ridgeline.ops.cuda.decode_attention import DecodeConfig, decode_attention, decode_config, decode_splits
+from ridgeline.ops.cuda.decode_combine import DecodeScratch, decode_scratch
+
+BLOCK = 16
+MOST_SPLITS = 64
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    contexts: tuple[int, ...]
+
+    def bytes(self, model: Model) -> int:
+        """Keys and values that must be read."""
+        return sum(self.contexts) * model.kv_heads * 2 * model.dim * 2
+
+
+def _mixed(rows: int, least: int, most: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randint(least, most + 1, (rows,), generator=generator).tolist())
+
+
+MODELS = (Model("0.6B", 16, 8, 128), Model("8B", 32, 8, 128))
+SHAPES = (
+    Shape("1 x 640", (640,)),
+    Shape("64 x 1152", (1152,) * 64),
+    Shape("256 x 100..2000", _mixed(256, 100, 2000)),
+    Shape("8 x 33000", (33000,) * 8),
+    Shape("128 x 4256", (4256,) * 128),
+)
+CONFIGS = tuple(
+    (tokens, stages, warps)
+    for tokens, stages, warps in (
+        (32, 4, 4),
+        (32, 5, 4),
+        (64, 3, 4),
+        (64, 4, 4),
+        (64, 3, 8),
+        (128, 2, 4),
+        (128, 3, 8),
+    )
+)
+
+
+class Rows:
+    """One set of inputs: rows of the given contexts in a cache whose blocks are shuffled."""
+
+    def __init__(self, model: Model, contexts: Sequence[int], device: str, shared_tokens: int = 0) -> None:
+        rows, width = len(contexts), (model.heads + 2 * model.kv_heads) * model.dim
+        shared = shared_tokens // BLOCK
+        counts = [-(-context // BLOCK) for context in contexts]
+        total = shared + sum(count - shared for count in counts)
+        order = torch.randperm(total, dtype=torch.int32)
+        longest = -(-max(counts) // 16) * 16
+        tables = torch.zeros(rows, longest, dtype=torch.int32)
+        used = shared
+        for row, count in enumerate(counts):
+            tables[row, :shared] = order[:shared]
+            tables[row, shared:count] = order[used : used + count - shared]
+            used += count - shared
+        last = torch.tensor(contexts) - 1
+        slots = tables[torch.arange(rows), last // BLOCK] * BLOCK + last % BLOCK
+        self.model, self.contexts, self.device = model, contexts, device
+        self.kv = torch.randn(total, model.kv_heads, 2, BLOCK, model.dim, device=device, dtype=DTYPE)
+        self.tables = tables.to(device)
+        self.table_rows = torch.arange(rows, dtype=torch.int32, device=device)
+        self.positions = last.to(device, torch.int32)
+        self.slots = slots.to(device, torch.int32)
+        self.qkv = torch.randn(rows, width, device=device, dtype=DTYPE)
+        self.partials = torch.randn(4, rows, width, device=device) / 2
+        angles = torch.rand(max(contexts), model.dim // 2, device=device) * 6.28
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self.norm = torch.rand(model.dim, device=device) + 0.5
+        self.out = torch.full((rows, model.heads, model.dim), torch.nan, device=device, dtype=DTYPE)
+
+    def run(
+        self, scratch: DecodeScratch, splits: int, config: DecodeConfig | None = None, partials: bool = False
+    ) -> None:
+        decode_attention(
+            self.partials if partials else self.qkv,
+            self.kv,
+            self.tables,
+            self.table_rows,
+            self.positions,
+            self.slots,
+            self.cos,
+            self.sin,
+            self.out,
+            scratch,
+            scale=self.model.dim**-0.5,
+            num_heads=self.model.heads,
+            num_kv_heads=self.model.kv_heads,
+            splits=splits,
+            q_norm=self.norm,
+            k_norm=self.norm,
+            config=config,
+        )
+
+    def expected(self, rows: Sequence[int], partials: bool = False) -> Tensor:
+        """Attention of some rows in float32, from the cache as it is after a run."""
+        model = self.model
+        qkv = self.partials.sum(0).to(DTYPE) if partials else self.qkv
+        q = qkv[:, : model.heads * model.dim].unflatten(1, (model.heads, model.dim))
+        at = self.positions.long()
+        q = reference.apply_rope(reference.rms_norm(q, self.norm, 1e-6), self.cos[at], self.sin[at])
+        result = []
+        for row in rows:
+            count = self.contexts[row]
+            blocks = self.tables[row, : -(-count // BLOCK)].long()
+            keys, values = self.kv[blocks].permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :count].float()
+            group = model.heads // model.kv_heads
+            grouped = q[row].float().view(model.kv_heads, group, model.dim)
+            weights = (grouped @ keys.transpose(1, 2) * model.dim**-0.5).softmax(-1)
+            result.append((weights @ values).view(model.heads, model.dim))
+        return torch.stack(result)
+
+
+def _scratch(model: Model, rows: int, device: str) -> DecodeScratch:
+    return decode_scratch(rows, model.heads, model.kv_heads, model.dim, MOST_SPLITS + 16, device)
+
+
+def _sets(model: Model, shape: Shape, device: str, shared_tokens: int = 0) -> list[Rows]:
+    """Enough of them that the L2 cache holds none when its turn comes; one in the interpreter."""
+    count = copies_beyond_l2(shape.bytes(model)) if device == "cuda" else 1
+    return [Rows(model, shape.contexts, device, shared_tokens) for _ in range(count)]
+
+
+def _configs(splits_tokens: int, configs: Sequence[tuple[int, int, int]]) -> list[DecodeConfig]:
+    return [
+        DecodeConfig(block_tokens=tokens, split_tokens=splits_tokens, num_warps=warps, num_stages=stages)
+        for tokens, stages, warps in configs
+    ]
+
+
+def _split_counts(shape: Shape, chosen: int) -> list[int]:
+    """Around the engine's choice: with few rows from whole to very fine, else the small numbers."""
+    counts = {
+        1: [5, 10, 20, 40],
+        8: [8, 16, 33, 64],
+    }.get(len(shape.contexts), [1, 2, 3, 4, 8])
+    return sorted({*counts, chosen})
+
+
+def _compile(model: Model, device: str, configs: Sequence[tuple[int, int, int]]) -> None:
+    """All kernels of the sweep at once, in threads; what fails will say so when it is measured."""
+    rows = Rows(model, (40, 40), device)
+    scratch = _scratch(model, 2, device)
+
+    def build(config: DecodeConfig) -> None:
+        if device == "cuda":
+            torch.cuda.set_device(0)
+        try:
+            rows.run(scratch, 1, config)
+        except Exception as failure:
+            print(f"{config}: {type(failure).__name__}", flush=True)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(build, _configs(64, configs)))
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _check(report: Report, model: Model, shape: Shape, rows: Rows, scratch: DecodeScratch) -> None:
+    some = sorted({0, len(shape.contexts) // 2, len(shape.contexts) - 1})
+    for splits in (1, decode_splits(len(shape.contexts), model.kv_heads)):
+        for partials in (False, True):
+            rows.out.fill_(torch.nan)
+            rows.run(scratch, splits, partials=partials)
+            name = f"{model.name} {shape.name} splits {splits}{' partial sums' if partials else ''}"
+            report.check(name, rows.out[some], rows.expected(some, partials))
+
+
+def _launches(
+    sets: Sequence[Rows], scratch: DecodeScratch, splits: int, config: DecodeConfig | None
+) -> list[Callable[[], None]]:
+    return [lambda rows=rows: rows.run(scratch, splits, config) for rows in sets]  # type: ignore[misc]
+
+
+def _sweep(
+    report: Report, model: Model, shape: Shape, device: str, configs: Sequence[tuple[int, int, int]]
+) -> None:
+    count = len(shape.contexts)
+    scratch = _scratch(model, count, device)
+    sets = _sets(model, shape, device)
+    _check(report, model, shape, sets[0], scratch)
+    chosen, splits = decode_config(count, model.kv_heads), decode_splits(count, model.kv_heads)
+    needed = shape.bytes(model)
+    name = f"{model.name} {shape.name}"
+    report.attempt(f"{name} default", _launches(sets, scratch, splits, None), bytes=needed)
+    report.attempt(
+        f"{name} default, 4 partial sums",
+        [lambda rows=rows: rows.run(scratch, splits, partials=True) for rows in sets],  # type: ignore[misc]
+        bytes=needed,
+    )
+    timed = []
+    for config in _configs(chosen.split_tokens, configs):
+        label = f"{name} {config.block_tokens}t {config.num_stages}s {config.num_warps}w x{splits}"
+        seconds = report.attempt(label, _launches(sets, scratch, splits, config), bytes=needed)
+        if seconds is not None:
+            timed.append((seconds, config))
+    for config in [config for _, config in sorted(timed, key=lambda pair: pair[0])[:1]]:
+        for other in _split_counts(shape, splits):
+            for least in (64, 256):
+                cut = DecodeConfig(config.block_tokens, least, config.num_warps, config.num_stages)
+                label = (
+                    f"{name} {cut.block_tokens}t {cut.num_stages}s {cut.num_warps}w x{other} of >= {least}"
+                )
+                report.attempt(label, _launches(sets, scratch, other, cut), bytes=needed)
+    _peer(report, model, shape, sets)
+
+
+def _peer(report: Report, model: Model, shape: Shape, sets: Sequence[Rows]) -> None:
+    """torch's attention over contiguous keys and values of one length: no paging, no writing, no rope."""
+    if len(set(shape.contexts)) > 1:
+        return
+
+    def contiguous(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        count, context = len(shape.contexts), shape.contexts[0]
+        size = (count, model.kv_heads, context, model.dim)
+        q = rows.qkv[:, : model.heads * model.dim].view(count, model.heads, 1, model.dim)
+        keys = torch.randn(size, device=q.device, dtype=DTYPE)
+        return q.contiguous(), keys, torch.randn_like(keys)
+
+    parts = [contiguous(rows) for rows in sets]
+    report.attempt(
+        f"{model.name} {shape.name} torch SDPA, contiguous",
+        [
+            lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)  # type: ignore[misc]
+            for q, k, v in parts
+        ],
+        bytes=shape.bytes(model),
+    )
+
+
+def measure(
+    report: Report,
+    models: Sequence[Model] = MODELS,
+    shapes: Sequence[Shape] = SHAPES,
+    configs: Sequence[tuple[int, int, int]] = CONFIGS,
+) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for model in models:
+        report.heading(f"decode attention, {model.name}: {model.heads} heads over {model.kv_heads}")
+        _compile(model, device, configs)
+        for shape in shapes:
+            _sweep(report, model, shape, device, configs)
+            if device == "cuda":
+                torch.cuda.empty_cache()
