@@ -11,7 +11,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING
 
-.PHONY: serve native test test-native test-slow lint format bench clean help
+.PHONY: serve native test test-native test-slow test-gpu lint format bench clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,11 @@ test-native: $(VENV)/.runtime ## the kernels' tests, per instruction set: plain,
 
 test-slow: $(VENV)/.dev native ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu: $(VENV)/.dev native ## the tests that need a CUDA device, and the kernels' tests, compiled for it
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make: torch sees no CUDA device" >&2; exit 1; }
+	$(BIN)/python -m pytest -rs tests/ops/cuda $(ARGS)
+	$(BIN)/python -m pytest -rs -m gpu $(ARGS)
 
 lint: $(VENV)/.dev          ## formatting, lint, layers, types
 	$(BIN)/ruff format --check ridgeline tests benchmarks

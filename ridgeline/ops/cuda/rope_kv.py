@@ -93,12 +93,19 @@ def _load_part(
 
 
 @triton.jit
-def _scaled(x, scale, q_norm, k_norm, head, column, inside, dtype, H: tl.constexpr, K: tl.constexpr):
+def _scaled(
+    x, scale, q_norm, k_norm, head, column, inside, dtype,
+    H: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
     """The norm of queries and keys, each with its own weight, rounded; values are left alone."""
-    of_q = tl.load(q_norm + column[None, :], mask=inside[None, :], other=0.0)
-    of_k = tl.load(k_norm + column[None, :], mask=inside[None, :], other=0.0)
-    normed = x * scale * tl.where((head < H)[:, None], of_q, of_k)
-    return tl.where((head < H + K)[:, None], normed.to(dtype).to(tl.float32), x)
+    if H % HEADS == 0:  # no program has both: one weight to read
+        own = tl.where(tl.program_id(1) * HEADS < H, q_norm, k_norm)
+        weight = tl.load(own + column[None, :], mask=inside[None, :], other=0.0)
+    else:
+        of_q = tl.load(q_norm + column[None, :], mask=inside[None, :], other=0.0)
+        of_k = tl.load(k_norm + column[None, :], mask=inside[None, :], other=0.0)
+        weight = tl.where((head < H)[:, None], of_q, of_k)
+    return tl.where((head < H + K)[:, None], (x * scale * weight).to(dtype).to(tl.float32), x)
 
 
 @triton.jit
@@ -150,10 +157,10 @@ def _rope_write_kernel(
         if REST_BLOCK > 0:
             squares += tl.sum(rest * rest, axis=1)
         scale = tl.rsqrt(squares / D + eps)[:, None]
-        first = _scaled(first, scale, q_norm, k_norm, head, column, inside, dtype, H, K)
-        second = _scaled(second, scale, q_norm, k_norm, head, HALF + column, inside, dtype, H, K)
+        first = _scaled(first, scale, q_norm, k_norm, head, column, inside, dtype, H, K, HEADS)
+        second = _scaled(second, scale, q_norm, k_norm, head, HALF + column, inside, dtype, H, K, HEADS)
         if REST_BLOCK > 0:
-            rest = _scaled(rest, scale, q_norm, k_norm, head, 2 * HALF + beyond, left, dtype, H, K)
+            rest = _scaled(rest, scale, q_norm, k_norm, head, 2 * HALF + beyond, left, dtype, H, K, HEADS)
     rotates = (head < H + K)[:, None]
     turned_first = tl.where(rotates, first * cosine - second * sine, first).to(dtype)
     turned_second = tl.where(rotates, second * cosine + first * sine, second).to(dtype)
