@@ -111,8 +111,12 @@ def examine(*, quick: bool = False, online: bool = False) -> Iterator[Finding]:
     serves = "native_isa" in native.values
     torch = measure.in_child("torch", *(() if quick or serves else ("bandwidth", "float32")))
     yield from check_torch(torch, needed=not serves)
+    gpu = measure.in_child("gpu")
+    yield from check_gpu(gpu)
     if quick:
         return
+    if gpu.values.get("gpu") and not gpu.failure and gpu.values.get("refusal") is None:
+        yield check_gpu_rates(measure.in_child("gpu-rates"))
     if serves:
         yield from check_native_rates(native)
     elif "torch" in torch.values:
@@ -263,7 +267,39 @@ def check_torch(measured: measure.Measured, *, needed: bool) -> Iterator[Finding
         yield Finding("missing", "torch", measured.failure or "not found", advice, fatal=needed)
         return
     yield Finding("ok", "torch", f"{found['torch']}, {found['threads']} threads")
-    yield Finding("ok", "cuda", ", ".join(found["cuda"]) or "no device; models run on the CPU")
+
+
+def check_gpu(measured: measure.Measured) -> Iterator[Finding]:
+    found = measured.values
+    gpu = found.get("gpu")
+    if gpu is None:
+        yield Finding("ok", "gpu", "none is visible; models run on the CPU")
+        return
+    free = f", {found['free_bytes'] / GIB:.1f} free" if "free_bytes" in found else ""
+    versions = [f"{name} {found[name]}" for name in ("torch", "triton") if name in found]
+    driver = machine.gpu_driver()
+    value = ", ".join(
+        [
+            f"{gpu['name']}, {gpu['total_bytes'] / GIB:.1f} GiB{free}",
+            f"compute capability {'.'.join(map(str, gpu['capability']))}",
+            f"driver {driver or 'of unknown version'} (CUDA {'.'.join(map(str, gpu['driver_cuda']))})",
+            *versions,
+        ]
+    )
+    refusal = measured.failure or found.get("refusal")
+    if refusal:
+        yield Finding("missing", "gpu", value, f"models do not run on it: {refusal}")
+        return
+    yield Finding("ok", "gpu", value)
+
+
+def check_gpu_rates(measured: measure.Measured) -> Finding:
+    found = measured.values
+    if measured.failure:
+        advice = "the GPU does not compute: end other programs that use it, and look at nvidia-smi"
+        return Finding("missing", "gpu rates", measured.failure, advice)
+    read, rate = found["gpu_read_bytes_per_s"] / 1e12, found["gpu_flops_per_s"] / 1e12
+    return Finding("ok", "gpu rates", f"reads {read:.2f} TB/s, {rate:.0f} TFLOP/s in bfloat16")
 
 
 def check_torch_rates(measured: measure.Measured, bfloat16: measure.Measured) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +104,12 @@ def memory(root: Path = ROOT) -> Memory:
     available = kib.get("MemAvailable", 0) * 1024 or total // 2
     group = root / "sys/fs/cgroup"
     return Memory(total, available, _number(group / "memory.max"), _number(group / "memory.current"))
+
+
+def gpu_driver(root: Path = ROOT) -> str:
+    """The version of NVIDIA's kernel module; empty where there is none."""
+    found = re.search(r"\bKernel Module\b.*?(\d+\.[\d.]+)", _read(root / "proc/driver/nvidia/version"))
+    return found[1] if found else ""
 
 
 def _read(path: Path) -> str:

@@ -6,6 +6,7 @@ so that what was found before a crash is not lost.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
@@ -90,7 +91,38 @@ def _torch_facts() -> Iterator[tuple[str, Any]]:
     torch.set_num_threads(usable_cpus())
     yield "torch", torch.__version__
     yield "threads", torch.get_num_threads()
-    yield "cuda", [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _gpu_facts() -> Iterator[tuple[str, Any]]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from ridgeline.engine.gpu_probe import find_gpu, why_not_usable
+
+    gpu = find_gpu()
+    yield "gpu", None if gpu is None else asdict(gpu)
+    if gpu is None:
+        return
+    for package in ("torch", "triton"):
+        with contextlib.suppress(PackageNotFoundError):
+            yield package, version(package)
+    refusal = why_not_usable(gpu)
+    if refusal is None:  # what files say is good: now try
+        import torch
+        import triton  # noqa: F401
+
+        if torch.cuda.is_available():
+            yield "free_bytes", torch.cuda.mem_get_info()[0]
+        else:
+            refusal = "torch finds no GPU that it can use: see what torch.cuda.init() says"
+    yield "refusal", refusal
+
+
+def _gpu_rates() -> Iterator[tuple[str, Any]]:
+    from ridgeline.engine.cuda_limits import measure_ceilings
+
+    found = measure_ceilings("bfloat16")
+    yield "gpu_read_bytes_per_s", found.read_bytes_per_s
+    yield "gpu_flops_per_s", found.flops_per_s
 
 
 def _bandwidth() -> Iterator[tuple[str, Any]]:
@@ -127,6 +159,8 @@ _MEASUREMENTS: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
     "native": _native_facts,
     "native-rates": _native_rates,
     "torch": _torch_facts,
+    "gpu": _gpu_facts,
+    "gpu-rates": _gpu_rates,
     "bandwidth": _bandwidth,
     "float32": _float32,
     "bfloat16": _bfloat16,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.limits import MeasuredLimits, limits_of
-from ridgeline.engine.loading import Loaded, Progress, StepSizes
+from ridgeline.engine.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import GIB, DeviceRoom, Footprint, MemoryPlan, planned_context
 from ridgeline.engine.memory_receipt import MemoryReceipt
 from ridgeline.models.cuda_workspace import workspace
@@ -128,7 +128,7 @@ class CudaBuild:
     def limits(self) -> MeasuredLimits:
         from ridgeline.engine.cuda_limits import device_ceilings
 
-        return limits_of(self._spec, self._step_bytes, device_ceilings(self._dtype))
+        return limits_of(self._spec, self._step_bytes, device_ceilings(self._device.name, self._dtype))
 
     @property
     def _graph_bytes(self) -> int:
@@ -171,7 +171,7 @@ class CudaBuild:
         notes = []
         stored = self._spec.weight_format
         if self._config.load_format == "dummy":
-            notes.append("weights are random (--load-format dummy): for measuring, not for answers")
+            notes.append(DUMMY_NOTE)
         elif self._config.dtype == "auto" and stored != self._dtype:
             notes.append(f"weights are {stored} in the file and {self._dtype} here (--dtype)")
         return tuple(notes)

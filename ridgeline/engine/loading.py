@@ -12,6 +12,7 @@ from ridgeline.engine.memory_receipt import MemoryReceipt
 from ridgeline.engine.runner import Runner
 
 Progress = Callable[[int, int], None]
+DUMMY_NOTE = "weights are random (--load-format dummy): for measuring, not for answers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.limits import Ceilings, MeasuredLimits, limits_of
-from ridgeline.engine.loading import Loaded, Progress, StepSizes
+from ridgeline.engine.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import Footprint, MemoryPlan
 from ridgeline.models.spec import ModelSpec
 
@@ -53,11 +53,13 @@ class TorchBuild:
         from ridgeline.engine.sampler import Sampler
         from ridgeline.engine.torch_runner import TorchRunner
         from ridgeline.models.decoder import Decoder, allocate_kv
-        from ridgeline.models.weights import load_weights
+        from ridgeline.models.weights import load_weights, random_weights
         from ridgeline.ops.backend import select_backend
 
         spec, block_size = self._spec, self._config.block_size
-        weights = load_weights(self._path, spec, getattr(torch, self._dtype), progress)
+        dtype = getattr(torch, self._dtype)
+        is_dummy = self._config.load_format == "dummy"
+        weights = random_weights(spec, dtype) if is_dummy else load_weights(self._path, spec, dtype, progress)
         decoder = Decoder(spec, weights, select_backend("torch"), plan.max_context)
         kv_cache = allocate_kv(spec, plan.num_blocks, block_size, getattr(torch, self._kv_dtype), "cpu")
         return Loaded(
@@ -66,6 +68,7 @@ class TorchBuild:
             weights=self._dtype,
             kv=self._kv_dtype,
             weights_bytes=self.weights_bytes,
+            notes=(DUMMY_NOTE,) if is_dummy else (),
         )
 
     def limits(self) -> MeasuredLimits:

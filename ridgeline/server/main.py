@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline import __version__
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineError
+from ridgeline.engine.memory_receipt import receipt_of
 from ridgeline.models.pull import ensure
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.supervisor import Supervisor
@@ -180,14 +181,28 @@ def startup_lines(client: AsyncClient, engine: EngineConfig, address: tuple[Any,
         f"  backend  {hello.backend}",
         *(f"           {note}" for note in hello.notes),
         f"  start    {seconds} · ready {_since_process_start():.2f} s",
-        f"  memory   weights {hello.bytes['weights'] / GIB:.2f} · KV cache {hello.bytes['kv'] / GIB:.2f} "
-        f"({hello.kv_tokens:,} tokens) · rest {hello.bytes['rest'] / GIB:.2f} GiB",
+        *_memory_lines(hello.bytes, hello.kv_tokens),
         f"  limits   decode {limits['decode_tokens_per_s']:.0f} tok/s for one stream "
-        f"({limits['read_bytes_per_s'] / 1e9:.1f} GB/s read) · prefill "
-        f"{limits['prefill_tokens_per_s']:.0f} tok/s ({limits['flops_per_s'] / 1e9:.0f} GFLOP/s)",
+        f"({_rate(limits['read_bytes_per_s'], 'B/s', 1)} read) · prefill "
+        f"{limits['prefill_tokens_per_s']:.0f} tok/s ({_rate(limits['flops_per_s'], 'FLOP/s', 0)})",
         f"  serving  http://{host}:{address[1]}/v1 · Ctrl-C drains and stops",
     ]
     return "\n".join(lines)
+
+
+def _memory_lines(sizes: dict[str, int], kv_tokens: int) -> list[str]:
+    receipt = receipt_of(sizes)
+    if receipt is not None:
+        parts, whole = receipt.lines()
+        return [f"  memory   {parts}", f"           KV cache of {kv_tokens:,} tokens · {whole}"]
+    return [
+        f"  memory   weights {sizes['weights'] / GIB:.2f} · KV cache {sizes['kv'] / GIB:.2f} "
+        f"({kv_tokens:,} tokens) · rest {sizes['rest'] / GIB:.2f} GiB"
+    ]
+
+
+def _rate(per_s: float, unit: str, digits: int) -> str:
+    return f"{per_s / 1e12:.2f} T{unit}" if per_s >= 1e12 else f"{per_s / 1e9:.{digits}f} G{unit}"
 
 
 def _since_process_start() -> float:

@@ -125,6 +125,55 @@ def test_a_child_that_dies_by_a_signal_is_a_finding_and_keeps_what_it_found(
     assert measured.failure == f"died with {signal.SIGILL.name}"
 
 
+GPU = {
+    "gpu": {
+        "name": "NVIDIA H200",
+        "total_bytes": 140 * GIB,
+        "capability": [9, 0],
+        "driver_cuda": [13, 0],
+    },
+    "torch": "2.11.0+cu130",
+    "triton": "3.6.0",
+    "free_bytes": 138 * GIB,
+    "refusal": None,
+}
+
+
+def test_a_gpu_is_shown_with_its_memory_and_versions() -> None:
+    (finding,) = doctor.check_gpu(measure.Measured(GPU))
+    assert finding.status == "ok"
+    for part in ("NVIDIA H200, 140.0 GiB, 138.0 free", "capability 9.0", "CUDA 13.0", "torch 2.11.0+cu130"):
+        assert part in finding.value
+
+
+def test_a_gpu_that_cannot_be_used_says_why_and_stops_nobody() -> None:
+    for measured in (
+        measure.Measured(GPU | {"refusal": "triton is not installed: pip install triton"}),
+        measure.Measured(GPU, "ImportError: triton is not installed: pip install triton"),
+    ):
+        (finding,) = doctor.check_gpu(measured)
+        assert (finding.status, finding.fatal) == ("missing", False)
+        assert "pip install triton" in finding.advice
+
+
+def test_without_a_gpu_nothing_is_missing() -> None:
+    (finding,) = doctor.check_gpu(measure.Measured({"gpu": None}))
+    assert (finding.status, finding.value) == ("ok", "none is visible; models run on the CPU")
+
+
+def test_the_gpus_rates_are_in_its_own_units() -> None:
+    rates = {"gpu_read_bytes_per_s": 4.27e12, "gpu_flops_per_s": 791e12}
+    finding = doctor.check_gpu_rates(measure.Measured(rates))
+    assert finding.value == "reads 4.27 TB/s, 791 TFLOP/s in bfloat16"
+    assert doctor.check_gpu_rates(measure.Measured(failure="CUDA error")).status == "missing"
+
+
+def test_the_gpus_driver_is_read_from_the_kernels_file(tmp_path: Path) -> None:
+    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\nGCC version: 12.2\n"
+    assert machine.gpu_driver(fake_root(tmp_path, proc__driver__nvidia__version=text)) == "580.65.06"
+    assert machine.gpu_driver(tmp_path / "absent") == ""
+
+
 def test_the_decode_limit_is_bandwidth_over_the_models_bytes(smollm2_path: Path) -> None:
     value = doctor.decode_limit(98_362_432 * 50.0).value
     assert "50 tok/s as stored (98 MB per token)" in value
@@ -146,7 +195,7 @@ def test_this_machine_is_usable(smollm2_path: Path, capsys: pytest.CaptureFixtur
     report = json.loads(capsys.readouterr().out)
     assert report["usable"] is True
     found = {finding["subject"]: finding for finding in report["findings"]}
-    expected = {"python", "cores", "memory", "disk", "native", "torch", "memory read", "float32"}
+    expected = {"python", "cores", "memory", "disk", "native", "torch", "gpu", "memory read", "float32"}
     assert expected | {"decode limit"} <= set(found)
     assert found["native"]["status"] in ("ok", "slow")
     assert float(found["memory read"]["value"].split()[0]) > 0.1

@@ -49,11 +49,31 @@ def test_every_number_is_bounded():
         ({"backend": "torch", "kv_dtype": "int8"}, "--kv-dtype int8"),
         ({"backend": "torch", "deterministic": True}, "--deterministic"),
         ({"dtype": "float16", "weights": "int4"}, "--weights int4 is for the native backend and --dtype"),
+        ({"backend": "cuda", "weights": "int8"}, "--weights int8 is for the native backend"),
+        ({"backend": "cuda", "kv_dtype": "int8"}, "--kv-dtype int8 is for the native backend"),
+        ({"backend": "cuda", "block_size": 32}, "--block-size 32 .* blocks of 16 tokens"),
+        ({"backend": "native", "load_format": "dummy"}, "--load-format dummy is for the torch and cuda"),
+        ({"backend": "native", "overlap": False}, "--no-overlap is for the cuda backend"),
+        ({"backend": "torch", "cuda_graphs": False}, "--no-cuda-graphs is for the cuda backend"),
+        ({"cuda_graphs": False, "block_size": 8}, "--block-size 8 is for the torch backend and --no-cuda"),
     ],
 )
 def test_settings_of_one_backend_are_refused_with_the_other(settings, flag):
     with pytest.raises(InvalidConfig, match=flag):
         EngineConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backend": "cuda", "dtype": "float16", "deterministic": True, "load_format": "dummy"},
+        {"backend": "cuda", "overlap": False, "cuda_graphs": False},
+        {"backend": "torch", "load_format": "dummy", "dtype": "bfloat16"},
+        {"backend": "native", "deterministic": True, "kv_dtype": "int8"},
+    ],
+)
+def test_what_a_backend_knows_it_takes(settings):
+    assert EngineConfig(**settings).unknown_to(settings["backend"]) is None
 
 
 def test_the_smallest_context_starts_and_answers(smollm2_path):
