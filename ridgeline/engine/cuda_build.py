@@ -6,6 +6,7 @@ device's free memory, never by trial runs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -18,9 +19,18 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.limits import MeasuredLimits, limits_of
 from ridgeline.engine.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
-from ridgeline.engine.memory import GIB, DeviceRoom, Footprint, MemoryPlan, planned_context
+from ridgeline.engine.memory import (
+    GIB,
+    DeviceRoom,
+    Footprint,
+    MemoryPlan,
+    available_memory,
+    planned_context,
+)
 from ridgeline.engine.memory_receipt import MemoryReceipt
+from ridgeline.models.checkpoint_files import shard_paths, weights_file
 from ridgeline.models.cuda_workspace import workspace
+from ridgeline.models.errors import ModelError
 from ridgeline.models.registry import cache_dir
 from ridgeline.models.spec import ModelSpec
 from ridgeline.models.weights_layout import pieces
@@ -65,6 +75,8 @@ class CudaBuild:
     def prepare(self) -> None:
         """Torch, the runner with its kernels' sources, and the device's context."""
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
+        if self._config.load_format != "dummy":
+            threading.Thread(target=read_ahead, args=(self._path,), daemon=True).start()
         import torch
 
         if not torch.cuda.is_available():
@@ -238,6 +250,17 @@ def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float16" if spec.weight_format == "float16" else "bfloat16"
+
+
+def read_ahead(path: Path) -> None:
+    """Have the system read the weights' files while torch is imported, where memory can keep them."""
+    with contextlib.suppress(OSError, ModelError):  # whoever loads them says what is wrong
+        files = shard_paths(weights_file(path))
+        if sum(file.stat().st_size for file in files) > available_memory() // 2:
+            return
+        for file in files:
+            with file.open("rb") as handle:
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def what_to_lower(weights_bytes: int, buffers: dict[str, int]) -> str:

@@ -6,7 +6,15 @@ from ridgeline.engine import memory
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import OutOfMemoryPlan
 from ridgeline.engine.loading import StepSizes
-from ridgeline.engine.memory import DEFAULT_KV_TOKENS, GIB, available_memory, plan_memory, resident_bytes
+from ridgeline.engine.memory import (
+    DEFAULT_KV_TOKENS,
+    GIB,
+    DeviceRoom,
+    Footprint,
+    available_memory,
+    plan_memory,
+    resident_bytes,
+)
 from ridgeline.engine.torch_build import TorchBuild
 from ridgeline.models.read_spec import read_spec
 
@@ -66,6 +74,48 @@ def test_a_context_beyond_the_models_own_is_refused(plan):
     with pytest.raises(OutOfMemoryPlan, match="--max-context 9000"):
         plan(EngineConfig(max_context=9000), 8 * GIB)
     assert plan(EngineConfig(max_context=512), 8 * GIB).max_context == 512
+
+
+@pytest.fixture(scope="module")
+def on_device(spec, smollm2_path):
+    """on_device(config, free bytes, most useful tokens): in bfloat16, on a GPU with so much free."""
+
+    def make(config, free_bytes, most_kv_tokens=10**9):
+        footprint = Footprint(
+            weights_bytes=2 * spec.parameters,
+            kv_bytes_per_token=spec.kv_bytes_per_token(2),
+            activation_bytes=GIB // 8,
+            reserve_bytes=GIB // 4,
+            device=DeviceRoom(free_bytes, most_kv_tokens, "lower --step-tokens"),
+        )
+        return plan_memory(spec, config, footprint, available_bytes=0)
+
+    return make
+
+
+def test_on_a_gpu_the_cache_takes_all_that_fits_in_the_fraction(spec, on_device):
+    made = on_device(EngineConfig(), 8 * GIB)
+    taken = made.weights_bytes + made.activation_bytes + made.reserve_bytes + made.kv_bytes
+    assert 0 <= int(0.9 * 8 * GIB) - taken < 16 * spec.kv_bytes_per_token(2)
+    assert (made.available_bytes, made.reserve_bytes) == (8 * GIB, GIB // 4)
+    half = on_device(EngineConfig(memory_fraction=0.5), 8 * GIB)
+    assert half.kv_bytes == pytest.approx(made.kv_bytes - 0.4 * 8 * GIB, rel=0.01)
+
+
+def test_on_a_gpu_the_cache_is_no_larger_than_it_can_be_of_use(spec, on_device):
+    assert on_device(EngineConfig(), 80 * GIB, most_kv_tokens=64_000).kv_tokens == 64_000
+    assert on_device(EngineConfig(), 80 * GIB, most_kv_tokens=64).kv_tokens == spec.max_context
+
+
+def test_on_a_gpu_wishes_are_kept_or_refused_as_elsewhere(on_device):
+    assert on_device(EngineConfig(kv_tokens=1000), 8 * GIB).kv_tokens == 992
+    with pytest.raises(OutOfMemoryPlan, match="--kv-tokens or --kv-memory-gib"):
+        on_device(EngineConfig(kv_tokens=10**7), 8 * GIB)
+
+
+def test_what_does_not_fit_a_gpu_names_the_limit_to_lower(on_device):
+    with pytest.raises(OutOfMemoryPlan, match="free on the GPU: lower --step-tokens, or raise --memory-fr"):
+        on_device(EngineConfig(), GIB // 2)
 
 
 def test_a_cgroups_limit_counts_without_the_file_cache_it_would_give_up(tmp_path, monkeypatch):

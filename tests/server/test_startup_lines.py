@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
+
 from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.memory_receipt import PARTS, MemoryReceipt
 from ridgeline.engine.messages import Hello
 from ridgeline.server.main import startup_lines
 
@@ -39,3 +42,22 @@ def test_the_lines_say_what_computes_why_and_at_what_limits():
     assert "weights 0.25 · KV cache 1.00 (65,536 tokens)" in memory
     assert "decode 410 tok/s for one stream (40.0 GB/s read) · prefill 3900 tok/s" in limits
     assert "http://127.0.0.1:8000/v1" in serving
+
+
+def test_the_lines_of_a_gpu_show_its_receipt_and_its_limits_in_their_units():
+    receipt = MemoryReceipt(
+        planned=dict.fromkeys(PARTS, 1 << 30),
+        observed=dict.fromkeys(PARTS, 3 << 29),
+        peak_tensor_bytes=7 << 30,
+        peak_reserved_bytes=8 << 30,
+        device_free_bytes=9 << 30,
+        device_total_bytes=140 << 30,
+    )
+    limits = HELLO.limits | {"read_bytes_per_s": 4.27e12, "flops_per_s": 791e12}
+    hello = msgspec.structs.replace(HELLO, bytes={**receipt.as_bytes(), "rest": 1 << 20}, limits=limits)
+    lines = startup_lines(SimpleNamespace(hello=hello), EngineConfig(), ("127.0.0.1", 8000)).splitlines()
+    memory, whole, rates = lines[5:8]
+    assert "memory   weights 1.50 (planned 1.00) · KV cache 1.50 (planned 1.00)" in memory
+    assert "KV cache of 65,536 tokens · peak 7.00 of 8.00 GiB held · device 9.00 of 140.00" in whole
+    assert "(4.27 TB/s read)" in rates
+    assert "(791.00 TFLOP/s)" in rates

@@ -1,0 +1,218 @@
+"""What the GPU backend plans, refuses and prints: all that is decided before a device is touched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.engine.backend_choice import BackendChoice
+from ridgeline.engine.build import build_engine, step_sizes
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.cuda_build import CudaBuild, what_to_lower
+from ridgeline.engine.cuda_limits import ceilings_path, device_ceilings
+from ridgeline.engine.errors import InvalidConfig, OutOfMemoryPlan
+from ridgeline.engine.limits import Ceilings
+from ridgeline.engine.loading import StepSizes
+from ridgeline.engine.memory import GIB, plan_memory
+from ridgeline.engine.memory_receipt import PARTS, MemoryReceipt, receipt_of
+from ridgeline.engine.request import Request, SamplingParams
+from ridgeline.models.cuda_workspace import workspace, workspace_bytes
+from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec import ModelSpec
+from ridgeline.models.weights import random_weights
+from tests.models.tiny_checkpoints import tiny_model
+
+SIZES = StepSizes(step_tokens=8192, prefill_chunk=8192, max_running=256)
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 151645,
+    "bos_token_id": 151643,
+}
+
+
+@pytest.fixture
+def qwen3_8b(tmp_path: Path) -> Path:
+    """A directory with a config.json and no weights."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    return tmp_path
+
+
+def build_at(path: Path, free_bytes: int = 138 * GIB, **settings: object) -> CudaBuild:
+    """A build that has seen a device with so much free memory."""
+    build = CudaBuild(EngineConfig(**settings), path, read_spec(path), 1)  # type: ignore[arg-type]
+    build._device.free_at_start = free_bytes
+    return build
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_weights_take_just_what_is_planned(tmp_path: Path, family: str, dtype: str) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    made = random_weights(read_spec(tmp_path), getattr(torch, dtype))
+    assert build_at(tmp_path, dtype=dtype).weights_bytes == made.nbytes
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "dtype"),
+    [
+        ("bfloat16", "auto", "bfloat16"),
+        ("float32", "auto", "bfloat16"),
+        ("float16", "auto", "float16"),
+        ("gguf:Q4_1", "auto", "bfloat16"),
+        ("float16", "float32", "float32"),
+    ],
+)
+def test_the_dtype_is_as_asked_or_16_bits_that_keep_the_files_range(
+    qwen3_8b: Path, stored: str, asked: str, dtype: str
+) -> None:
+    spec = replace(read_spec(qwen3_8b), weight_format=stored)
+    build = CudaBuild(EngineConfig(dtype=asked), qwen3_8b, spec, 1)  # type: ignore[arg-type]
+    assert build.weights_bytes == pytest.approx(spec.weight_bytes(dtype), rel=1e-3)
+    changed = [f"weights are {stored} in the file and {dtype} here (--dtype)"]
+    assert list(build._notes()) == (changed if asked == "auto" and stored != dtype else [])
+
+
+def test_keys_of_another_type_than_the_weights_are_refused(qwen3_8b: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"--kv-dtype float32: on a GPU .* in bfloat16"):
+        build_at(qwen3_8b, kv_dtype="float32")
+    build_at(qwen3_8b, kv_dtype="float32", dtype="float32")
+
+
+def test_the_sizes_of_a_step_are_the_gpus_unless_asked_otherwise(qwen3_8b: Path) -> None:
+    spec, choice = read_spec(qwen3_8b), BackendChoice("cuda")
+    assert step_sizes(EngineConfig(), choice, spec, 1) == SIZES
+    asked = EngineConfig(step_tokens=512, max_running=8, prefill_chunk=128)
+    assert step_sizes(asked, choice, spec, 1) == StepSizes(512, 128, 8)
+
+
+def test_a_plan_of_an_8b_model_adds_up_to_the_fraction(qwen3_8b: Path) -> None:
+    build, config = build_at(qwen3_8b), EngineConfig()
+    spec = read_spec(qwen3_8b)
+    plan = plan_memory(spec, config, build.footprint(SIZES), 0)
+    taken = plan.weights_bytes + plan.activation_bytes + plan.reserve_bytes + plan.kv_bytes
+    assert int(0.9 * 138 * GIB) - 16 * 147_456 < taken <= 0.9 * 138 * GIB
+    assert plan.weights_bytes == pytest.approx(2 * 8_190_735_360, rel=1e-4)
+    assert plan.kv_bytes == plan.kv_tokens * 147_456
+    assert plan.max_context == 40960
+
+
+def test_a_small_model_is_given_no_more_cache_than_all_its_contexts(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    plan = plan_memory(spec, EngineConfig(), build_at(tmp_path).footprint(SIZES), 0)
+    assert plan.kv_tokens == 256 * spec.max_context
+
+
+def test_a_model_too_large_for_the_device_says_so_before_it_is_loaded(qwen3_8b: Path) -> None:
+    build = build_at(qwen3_8b, free_bytes=12 * GIB)
+    with pytest.raises(OutOfMemoryPlan, match=r"15\.26 GiB .* choose a smaller model"):
+        plan_memory(read_spec(qwen3_8b), EngineConfig(), build.footprint(SIZES), 0)
+
+
+def widened(spec: ModelSpec, **sizes: int) -> str:
+    wanted = {"step_tokens": 256, "max_running": 8, "max_context": 1024, **sizes}
+    return what_to_lower(0, workspace(spec, 2, **wanted))
+
+
+def test_the_limit_to_lower_is_the_one_behind_most_of_the_bytes(qwen3_8b: Path) -> None:
+    spec = read_spec(qwen3_8b)
+    assert "--step-tokens" in widened(spec, step_tokens=65_536)
+    assert "--max-running" in widened(spec, max_running=2048, step_tokens=1)
+    assert "--max-context" in widened(spec, max_context=40_960)
+
+
+@pytest.mark.parametrize("size", ["step_tokens", "max_running", "max_context"])
+def test_the_workspace_grows_with_each_of_its_limits(qwen3_8b: Path, size: str) -> None:
+    spec = read_spec(qwen3_8b)
+    sizes = {"step_tokens": 4096, "max_running": 64, "max_context": 8192}
+    larger = {**sizes, size: 2 * sizes[size]}
+    assert workspace_bytes(spec, 2, **larger) > workspace_bytes(spec, 2, **sizes)
+    assert workspace_bytes(spec, 4, **sizes) > workspace_bytes(spec, 2, **sizes)
+
+
+def test_without_graphs_no_memory_is_kept_for_them(qwen3_8b: Path) -> None:
+    with_graphs, without = build_at(qwen3_8b), build_at(qwen3_8b, cuda_graphs=False)
+    assert with_graphs.footprint(SIZES).reserve_bytes > without.footprint(SIZES).reserve_bytes
+
+
+RECEIPT = MemoryReceipt(
+    planned={part: (place + 1) * GIB for place, part in enumerate(PARTS)},
+    observed={part: (place + 1) * GIB + GIB // 2 for place, part in enumerate(PARTS)},
+    peak_tensor_bytes=7 * GIB,
+    peak_reserved_bytes=8 * GIB,
+    device_free_bytes=9 * GIB,
+    device_total_bytes=140 * GIB,
+)
+
+
+def test_a_receipt_shows_planned_beside_taken_and_survives_the_socket() -> None:
+    assert receipt_of({**RECEIPT.as_bytes(), "rest": 1}) == RECEIPT
+    assert receipt_of({"weights": 1, "kv": 1, "rest": 1}) is None
+    parts, whole = RECEIPT.lines()
+    assert parts.startswith("weights 1.50 (planned 1.00) · KV cache 2.50 (planned 2.00) · activations 3.50")
+    assert whole == "peak 7.00 of 8.00 GiB held · device 9.00 of 140.00 GiB free"
+
+
+def test_a_devices_ceilings_are_measured_once_and_kept_by_name_and_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    measured: list[str] = []
+
+    def measure(dtype: str) -> Ceilings:
+        measured.append(dtype)
+        return Ceilings(4.27e12, 791e12)
+
+    for _ in range(2):
+        assert device_ceilings("NVIDIA H200", "bfloat16", measure) == Ceilings(4.27e12, 791e12)
+    assert measured == ["bfloat16"]
+    device_ceilings("NVIDIA H200", "float32", measure)
+    device_ceilings("NVIDIA H100 80GB HBM3", "bfloat16", measure)
+    assert len(measured) == 3
+    for damage in ("", "{}", '{"read_bytes_per_s": 0, "flops_per_s": 1}', "[1]"):
+        ceilings_path("NVIDIA H200", "bfloat16").write_text(damage)
+        assert device_ceilings("NVIDIA H200", "bfloat16", measure).flops_per_s == 791e12
+    assert len(measured) == 7
+
+
+def test_a_cache_that_cannot_be_written_costs_only_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu-limits").write_text("in the way")
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    assert device_ceilings("any", "bfloat16", lambda dtype: Ceilings(1.0, 2.0)) == Ceilings(1.0, 2.0)
+
+
+def test_random_weights_need_a_configuration_and_no_files(tmp_path: Path) -> None:
+    """By torch, which runs everywhere; on a GPU the same weights are made there."""
+    tiny_model("qwen3").config.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+    config = EngineConfig(backend="torch", load_format="dummy", kv_tokens=256, max_context=64)
+    built = build_engine(config, tmp_path)
+    assert any("random" in note for note in built.notes)
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    built.core.add(Request("one", [1, 2, 3], params))
+    tokens = []
+    while built.core.has_work:
+        for delta in built.core.step():
+            assert delta.error is None
+            tokens += delta.tokens
+    assert len(tokens) == 3
