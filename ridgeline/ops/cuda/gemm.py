@@ -1,7 +1,7 @@
 """Linears of some tens to some hundreds of tokens, on the tensor cores, at the pace of reading the weights.
 
-The weight is the left operand (outᵀ = weight · xᵀ): a tile is many weight rows by all the tokens there are, so
-a small batch wastes nothing. K is split over programs where a weight has too few rows for every SM; the
+The weight is the left operand (outᵀ = weight · xᵀ): a tile is many weight rows by all the tokens there are,
+so a small batch wastes nothing. K is split over programs where a weight has too few rows for every SM; the
 partial sums then go to their consumer as float32. `fixed_linear` is the deterministic mode's: one tile shape
 and one order of K for every number of tokens.
 """
@@ -45,7 +45,7 @@ _FLOAT32 = TileConfig(
 
 def token_bucket(tokens: int) -> int:
     """The number of tokens a tile is made for: a power of two from 16 to 256."""
-    return max(16, min(256, triton.next_power_of_2(tokens)))
+    return max(16, min(256, 1 << (tokens - 1).bit_length()))
 
 
 def tile_config(tokens: int, n: int, k: int, *, gated: bool = False) -> TileConfig:
@@ -69,11 +69,11 @@ def splits_for(tokens: int, n: int, k: int, config: TileConfig | None = None) ->
     Depends on the shape and the bucket of tokens alone, so buffers can be planned ahead.
     """
     config = config or tile_config(tokens, n, k)
-    tiles = triton.cdiv(n, config.block_n) * triton.cdiv(tokens, config.block_t)
+    tiles = -(-n // config.block_n) * -(-tokens // config.block_t)
     splits = max(1, round(SMS / tiles))
-    steps = triton.cdiv(k, config.block_k)
+    steps = -(-k // config.block_k)
     splits = min(splits, 16, max(1, steps // 2))
-    return triton.cdiv(steps, triton.cdiv(steps, splits))  # none of them empty
+    return -(-steps // -(-steps // splits))  # none of them empty
 
 
 def split_linear(x: Tensor, weight: Tensor, partials: Tensor, config: TileConfig | None = None) -> None:
@@ -188,7 +188,8 @@ def _options(config: TileConfig) -> dict[str, Any]:
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **pdl_options()}
 
 
-@triton.jit
+# Numbers that change from step to step are not specialised on: a kernel compiled in mid-service is a stall.
+@triton.jit(do_not_specialize=["tokens"])
 def _linear_kernel(
     x,
     weight,
@@ -234,7 +235,7 @@ def _linear_kernel(
     tl.store(out + line[:, None] + rows[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _gated_kernel(
     x,
     weight,

@@ -18,6 +18,7 @@ from ridgeline.ops.cuda.gemm import (
     splits_for,
     tile_config,
 )
+from ridgeline.ops.cuda.linear import branch_splits, gate_up, linear, needs_scratch
 from tests.ops.cuda.conftest import assert_close
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -121,3 +122,30 @@ def test_the_splits_fill_the_machine_and_leave_no_part_empty(tokens: int, n: int
     assert splits == 1 or -(-n // config.block_n) * splits <= 264
     if n * k > 1 << 20:
         assert -(-n // config.block_n) * splits >= 96
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 8, 9, 140])
+def test_whichever_kernel_the_number_of_tokens_chooses_is_right(
+    tokens: int, dtype: torch.dtype, deterministic: bool, device: str
+) -> None:
+    n, k = 34, 48
+    x, weight = _random(tokens, k, dtype=dtype, device=device), _random(n, k, dtype=dtype, device=device)
+    bias = _random(n, dtype=dtype, device=device)
+    out = _poisoned(tokens, n, dtype=dtype, device=device)
+    linear(x, weight, out, bias, deterministic=deterministic)
+    assert_close(out, _exact(x, weight, bias), dtype)
+
+    splits = branch_splits(tokens, n, k, dtype=dtype, deterministic=deterministic)
+    if splits:
+        partials = _poisoned(splits, tokens, n, dtype=torch.float32, device=device)
+        linear(x, weight, partials)
+        assert_close(partials.sum(0), _exact(x, weight), torch.float32)
+
+    gated, scratch = _poisoned(tokens, n // 2, dtype=dtype, device=device), None
+    if needs_scratch(tokens, dtype=dtype, deterministic=deterministic):
+        scratch = _poisoned(tokens, n, dtype=dtype, device=device)
+    gate_up(x, weight, gated, "silu", bias, scratch=scratch, deterministic=deterministic)
+    gate, up = _exact(x, weight, bias).to(dtype).chunk(2, dim=-1)
+    assert_close(gated, F.silu(gate) * up, dtype, tolerance=3e-2 if dtype == torch.bfloat16 else None)
