@@ -39,12 +39,11 @@ class PrefillConfig:
 
 def prefill_config(head_dim: int, dtype: torch.dtype, gathered: bool = False) -> PrefillConfig:
     """What fits and runs best on Hopper; the shape of tiles is the same whether gathered or not."""
-    wide = dtype == torch.float32
+    if dtype == torch.float32:  # multiplied without tensor cores: small tiles, or registers spill
+        return PrefillConfig(16, 32, 8, 1, gathered)
     if head_dim > 128:
-        return PrefillConfig(64, 32, 4, 1, gathered) if wide else PrefillConfig(128, 64, 8, 2, gathered)
-    if wide:
-        return PrefillConfig(64, 32, 4, 2, gathered)
-    return PrefillConfig(128, 64, 4, 2, gathered)
+        return PrefillConfig(128, 64, 8, 2, gathered)
+    return PrefillConfig(128, 128, 8, 2, gathered)
 
 
 def tile_tokens_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
