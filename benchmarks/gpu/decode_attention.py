@@ -1,7 +1,7 @@
 """Decode attention at the shapes of the served models: right first, then TB/s of the KV bytes needed.
 
 Every shape is measured with the settings the engine would choose and with a sweep around them: tokens per
-tile, stages, warps, splits. `measure` is called by gpu_kernels.py; sizes are parameters so that it runs anywhere.
+tile, stages, warps, splits. gpu_kernels.py calls `measure`.
 """
 
 from __future__ import annotations

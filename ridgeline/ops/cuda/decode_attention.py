@@ -15,10 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.decode_combine import DecodeScratch, join_parts
+from ridgeline.ops.cuda.decode_heads import capped, rotated, summed
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.shared_prefix import SharedPrefix
 
 _ALL = 1 << 30  # no window
-_LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,17 @@ def decode_splits(
     return int(max(1, min(splits, most)))
 
 
-def decode_config(rows: int, kv_heads: int, sms: int = 132) -> DecodeConfig:
-    """Few rows: short parts, for the sake of latency. Many: long ones, whose joining costs nothing."""
-    return DecodeConfig(split_tokens=64 if rows * kv_heads < sms else 256)
+def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 512) -> DecodeConfig:
+    """Few rows: short parts, for the sake of latency. Many: long ones, whose joining costs nothing.
+
+    token_bytes: key and value of one KV head. Wide ones get smaller tiles, to fit in shared memory.
+    """
+    split_tokens = 64 if rows * kv_heads < sms else 256
+    if token_bytes <= 512:
+        return DecodeConfig(split_tokens=split_tokens)
+    return DecodeConfig(
+        block_tokens=32, split_tokens=split_tokens, num_stages=4 if token_bytes <= 1024 else 2
+    )
 
 
 def decode_attention(
@@ -77,6 +86,7 @@ def decode_attention(
     bias: Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    prefix: SharedPrefix | None = None,
     config: DecodeConfig | None = None,
 ) -> None:
     """out [R, H, D] = attention of R new tokens over positions[r] + 1 tokens each, their own included.
@@ -85,17 +95,20 @@ def decode_attention(
     added; the new keys and values are stored at slots [R]. Or qkv None and q [R, H, D]: queries already
     rotated, keys and values already in the cache. A row whose slot is -1 is padding: zeros, nothing stored.
     kv [num_blocks, K, 2, block_size, D] is contiguous; row r's blocks are tables[table_rows[r]].
+    prefix: `shared_prefix_attention` has just been called with the same scratch and `splits`.
     """
     rows, _, head_dim = out.shape
-    block_size = kv.shape[3]
-    config = config or decode_config(rows, num_kv_heads)
+    padded = max(16, triton.next_power_of_2(head_dim))
+    config = config or decode_config(rows, num_kv_heads, token_bytes=2 * padded * kv.element_size())
     group = num_heads // num_kv_heads
-    scratch.require(rows, num_heads, num_kv_heads, head_dim, splits)
+    prefix_parts = prefix.parts if prefix is not None else 0
+    scratch.require(rows, num_heads, num_kv_heads, head_dim, prefix_parts + splits)
+    if prefix is not None and window is not None:
+        raise ValueError("a layer with a window cannot take part in shared prefixes")
     source = q if qkv is None else qkv
     if source is None:
         raise ValueError("decode_attention needs qkv or q")
     parts = qkv.shape[0] if qkv is not None and qkv.dim() == 3 else 1
-    padded = max(16, triton.next_power_of_2(head_dim))
     _attend[(num_kv_heads * splits * rows,)](
         source,
         bias,
@@ -112,10 +125,12 @@ def decode_attention(
         scratch.acc,
         scratch.tops,
         scratch.counters,
+        prefix.tokens if prefix is not None else None,
         source.stride(0) if parts > 1 else 0,
         source.stride(-2) if qkv is not None else source.stride(0),
         tables.stride(0),
         splits,
+        prefix_parts,
         triton.cdiv(config.split_tokens, config.block_tokens),
         _ALL if window is None else window,
         scale,
@@ -131,7 +146,7 @@ def decode_attention(
         D=head_dim,
         D_PAD=padded,
         HALF=cos.shape[-1],
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=kv.shape[3],
         BLOCK_N=config.block_tokens,
         CHUNK=max(1, min(16, 4096 // (triton.next_power_of_2(group) * padded))),
         PDL=PDL,
@@ -141,66 +156,7 @@ def decode_attention(
     )
 
 
-@triton.jit
-def _summed(x, bias, at, bias_at, part_stride, mask, PARTS: tl.constexpr, DTYPE: tl.constexpr):
-    """Partial sums added up in order, plus bias, rounded once to the model's dtype; as float32."""
-    total = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(x + part * part_stride + at, mask=mask, other=0.0).to(tl.float32)
-    if bias is not None:
-        total += tl.load(bias + bias_at, mask=mask, other=0.0).to(tl.float32)
-    return total.to(DTYPE).to(tl.float32)
-
-
-@triton.jit
-def _rotated(
-    x,
-    bias,
-    norm,
-    cos_at,
-    sin_at,
-    row_at,  # where the token's row of x begins
-    heads,  # [N, 1] heads of that row
-    real,  # [N, 1] which of them exist
-    part_stride,
-    eps,
-    PARTS: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    HALF: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """[N, D_PAD] heads, normed and rotated, rounded after each as ops/reference does."""
-    d = tl.arange(0, D_PAD)[None, :]
-    mask = real & (d < D)
-    # Element d is rotated with its partner; a second load is simpler than a shuffle and hits the L1.
-    partner = tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))
-    mine = _summed(x, bias, row_at + heads * D + d, heads * D + d, part_stride, mask, PARTS, DTYPE)
-    other = _summed(
-        x, bias, row_at + heads * D + partner, heads * D + partner, part_stride, mask, PARTS, DTYPE
-    )
-    if norm is not None:
-        factor = tl.rsqrt(tl.sum(mine * mine, axis=1) / D + eps)[:, None]
-        mine = mine * factor * tl.load(norm + d, mask=d < D, other=0.0)
-        other = other * factor * tl.load(norm + partner, mask=d < D, other=0.0)
-        mine = mine.to(DTYPE).to(tl.float32)
-        other = other.to(DTYPE).to(tl.float32)
-    angle = tl.where(d < HALF, d, d - HALF)
-    cos = tl.load(cos_at + angle, mask=d < 2 * HALF, other=1.0)
-    sin = tl.load(sin_at + angle, mask=d < 2 * HALF, other=0.0)
-    return (mine * cos + tl.where(d < HALF, -other, other) * sin).to(DTYPE)
-
-
-@triton.jit
-def _capped(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scores as exponents of two: scaled, and soft-capped with tanh(x) = 1 - 2 / (e^2x + 1)."""
-    if SOFTCAP:
-        doubled = scores * (scale * 2 * 1.4426950408889634 / softcap)
-        return (softcap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(doubled) + 1.0))
-    return scores * (scale * 1.4426950408889634)
-
-
-@triton.jit(do_not_specialize=["splits", "least_tiles", "window"])
+@triton.jit(do_not_specialize=["table_stride", "splits", "prefix_parts", "least_tiles", "window"])
 def _attend(
     x,  # qkv, or rotated queries
     bias,
@@ -217,10 +173,12 @@ def _attend(
     acc_parts,
     top_parts,
     counters,
+    prefix_tokens,
     part_stride,
     row_stride,
     table_stride,
     splits,
+    prefix_parts,
     least_tiles,
     window,
     scale,
@@ -263,6 +221,10 @@ def _attend(
     position = tl.load(positions + row)
     begin = tl.maximum(position + 1 - window, 0)
     end = position if FUSED else position + 1  # of the tokens read from the cache
+    before = 0  # parts of this row that an earlier kernel has left
+    if prefix_tokens is not None:
+        begin = tl.load(prefix_tokens + row)
+        before = tl.where(begin > 0, prefix_parts, 0)
     tiles = tl.cdiv(end - begin, BLOCK_N)
     parts = tl.minimum(splits, tl.maximum(tl.cdiv(tiles, least_tiles), 1))
     if split >= parts:
@@ -274,7 +236,7 @@ def _attend(
         cos_at = cos + position.to(tl.int64) * HALF
         sin_at = sin + position.to(tl.int64) * HALF
         heads = head * G + g[:, None]
-        q = _rotated(
+        q = rotated(
             x,
             bias,
             q_norm,
@@ -298,7 +260,7 @@ def _attend(
     top = tl.full((G_PAD,), float("-inf"), tl.float32)
     total = tl.zeros((G_PAD,), tl.float32)
     acc = tl.zeros((G_PAD, D_PAD), tl.float32)
-    if FUSED:  # noqa: SIM102 - the compiler must not see the inner one otherwise
+    if FUSED:  # noqa: SIM102 - the outer one is the compiler's, the inner one the program's
         if split == parts - 1:
             # This program owns the newest token: stores its key and value, and begins its sums with them.
             one = tl.arange(0, 1)[:, None]
@@ -308,7 +270,7 @@ def _attend(
                 + (slot % BLOCK_SIZE) * D
                 + d[None, :]
             )
-            key = _rotated(
+            key = rotated(
                 x,
                 bias,
                 k_norm,
@@ -326,11 +288,11 @@ def _attend(
                 DTYPE,
             )
             value_at = (K * G + K + head + one) * D + d[None, :]
-            value = _summed(x, bias, row_at + value_at, value_at, part_stride, d[None, :] < D, PARTS, DTYPE)
+            value = summed(x, bias, row_at + value_at, value_at, part_stride, d[None, :] < D, PARTS, DTYPE)
             tl.store(new_at, key, mask=d[None, :] < D)
             tl.store(new_at + BLOCK_SIZE * D, value.to(DTYPE), mask=d[None, :] < D)
             score = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1)
-            top = _capped(score, scale, softcap, SOFTCAP)
+            top = capped(score, scale, softcap, SOFTCAP)
             total += 1.0
             acc += value
 
@@ -353,7 +315,7 @@ def _attend(
             loaded = seen[:, None] & (d[None, :] < D)
         keys = tl.load(head_at + at[:, None] + d[None, :], mask=loaded, other=0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
-        scores = tl.where(seen[None, :], _capped(scores, scale, softcap, SOFTCAP), float("-inf"))
+        scores = tl.where(seen[None, :], capped(scores, scale, softcap, SOFTCAP), float("-inf"))
         highest = tl.maximum(top, tl.max(scores, axis=1))
         weights = tl.exp2(scores - highest[:, None])
         kept = tl.exp2(top - highest)
@@ -362,12 +324,12 @@ def _attend(
         acc = tl.dot(weights.to(DTYPE), values, acc * kept[:, None], input_precision="ieee")
         top = highest
 
-    if parts == 1:
+    if parts + before == 1:
         result = acc / total[:, None]
         tl.store(out_at + g[:, None] * D + d[None, :], result.to(DTYPE), mask=inside)
         return
     pair = row * K + head
-    first = pair.to(tl.int64) * splits
+    first = pair.to(tl.int64) * (prefix_parts + splits) + prefix_parts
     mine = (first + split) * G
     tl.store(acc_parts + mine * D + g[:, None] * D + d[None, :], acc, mask=inside)
     tl.store(top_parts + mine * 2 + g * 2, top, mask=g < G)
@@ -375,10 +337,11 @@ def _attend(
     tl.debug_barrier()  # all threads' stores before the one thread's release
     if tl.atomic_add(counters + pair, 1, sem="acq_rel") == parts - 1:
         tl.store(counters + pair, 0)
+        first -= before
         join_parts(
             acc_parts + first * (G * D),
             top_parts + first * (2 * G),
-            parts,
+            before + parts,
             out_at,
             G,
             G_JOIN,

@@ -1,4 +1,4 @@
-"""Decode attention against ops/reference: fused inputs, splits, windows, soft-cap, padding."""
+"""Decode attention against ops/reference: fused inputs, splits, windows, soft-cap, padding, prefixes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import reference
+from ridgeline.ops.cuda.prefix_groups import find_shared_prefixes, prefix_tiles
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.ops.cuda.conftest import assert_close, relative_error
 
+prefixes = pytest.importorskip("ridgeline.ops.cuda.shared_prefix")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 tl = pytest.importorskip("triton.language")
 decode = pytest.importorskip("ridgeline.ops.cuda.decode_attention")
@@ -26,10 +28,11 @@ CONFIG = decode.DecodeConfig(block_tokens=32, split_tokens=32, num_warps=4, num_
 @pytest.fixture(autouse=True)
 def _interpreter_without_its_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton 3.6's interpreter keeps scalars as arrays of one element, which numpy 2.4 no longer makes ints,
-    and multiplies the bits of bfloat16 matrices as if they were integers.
+    multiplies the bits of bfloat16 matrices as if they were integers, and cuts where it should round.
     """
     patch = interpreter._patch_lang_tensor
     dot = interpreter.InterpreterBuilder.create_dot
+    convert = interpreter._convert_float
 
     def patched(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
@@ -40,7 +43,13 @@ def _interpreter_without_its_faults(monkeypatch: pytest.MonkeyPatch) -> None:
             return x
         return interpreter.TensorHandle((x.data.astype("uint32") << 16).view("float32"), tl.float32)
 
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if source != tl.float32 or target != tl.bfloat16:
+            return convert(data, source, target, mode)
+        return torch.tensor(data).to(torch.bfloat16).view(torch.int16).numpy().view("uint16")
+
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
     monkeypatch.setattr(
         interpreter.InterpreterBuilder,
         "create_dot",
@@ -107,13 +116,13 @@ class Case:
         self.out = torch.full((rows, self.heads, self.dim), torch.nan, dtype=self.dtype, device=device)
         self.scale = self.dim**-0.5
 
-    def run(self, splits: int, parts: int | None = None, **options: object) -> Tensor:
-        parts = parts or splits
-        scratch = combine.decode_scratch(
-            len(self.contexts), self.heads, self.kv_heads, self.dim, parts, self.device
-        )
-        scratch.acc.fill_(torch.nan)
-        scratch.tops.fill_(torch.nan)
+    def run(self, splits: int, parts: int | None = None, **options: Any) -> Tensor:
+        scratch = options.pop("scratch", None)
+        if scratch is None:
+            rows, parts = len(self.contexts), parts or splits
+            scratch = combine.decode_scratch(rows, self.heads, self.kv_heads, self.dim, parts, self.device)
+            scratch.acc.fill_(torch.nan)
+            scratch.tops.fill_(torch.nan)
         arguments = {
             "qkv": self.qkv,
             "q_norm": self.q_norm,
@@ -197,7 +206,7 @@ def test_odd_head_counts_and_sizes(heads: int, kv_heads: int, dim: int, device: 
 
 @pytest.mark.parametrize("partials", [1, 3])
 def test_partial_sums_and_bias_are_added_before_the_one_rounding(partials: int, device: str) -> None:
-    case = Case([20, 50], 4, 2, 16, torch.float16, device, norm=False, bias=True, partials=partials)
+    case = Case([20, 50], 4, 2, 16, torch.bfloat16, device, norm=False, bias=True, partials=partials)
     case.check(splits=2)
 
 
@@ -259,3 +268,96 @@ def test_a_scratch_that_is_too_small_is_refused(device: str) -> None:
 )
 def test_few_rows_are_split_more(rows: int, longest: int | None, expected: int) -> None:
     assert decode.decode_splits(rows, 8, sms=132, longest=longest) == expected
+
+
+def share(case: Case, splits: int, parts: int, config: Any, **options: Any) -> Any:
+    """The prefix of all rows of the case that have it, its attention computed into a scratch."""
+    order, groups = find_shared_prefixes(case.blocks, BLOCK, least_rows=2, least_tokens=BLOCK)
+    assert order == sorted(order), "the cases have their groups contiguous"
+    per_tile = prefixes.rows_per_tile(case.heads, case.kv_heads, config)
+    tiles = prefix_tiles(groups, len(case.contexts), 4, per_tile, BLOCK)
+    on_device = [
+        torch.tensor(numbers, dtype=torch.int32, device=case.device)
+        for numbers in (tiles.first_rows, tiles.row_counts, tiles.tile_tokens, tiles.tokens)
+    ]
+    prefix = prefixes.SharedPrefix(*on_device, parts=parts)
+    scratch = combine.decode_scratch(
+        len(case.contexts), case.heads, case.kv_heads, case.dim, parts + splits, case.device
+    )
+    scratch.acc.fill_(torch.nan)
+    scratch.tops.fill_(torch.nan)
+    inputs = {"qkv": case.qkv, "q_norm": case.q_norm, "bias": case.qkv_bias, "eps": EPS} | options
+    prefixes.shared_prefix_attention(
+        kv=case.kv,
+        tables=case.tables,
+        table_rows=case.table_rows,
+        positions=case.positions,
+        cos=case.cos,
+        sin=case.sin,
+        scratch=scratch,
+        prefix=prefix,
+        scale=case.scale,
+        num_heads=case.heads,
+        num_kv_heads=case.kv_heads,
+        splits=splits,
+        config=config,
+        **inputs,
+    )
+    return scratch, prefix
+
+
+SMALL_TILES = prefixes.PrefixConfig(tile_heads=16, block_tokens=32, num_warps=4, num_stages=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("splits", "parts"), [(1, 1), (3, 2), (2, 5)])
+def test_a_shared_prefix_and_the_rest_make_the_whole(
+    dtype: torch.dtype, splits: int, parts: int, device: str
+) -> None:
+    contexts = [81, 99, 150, 97, 200, 90]  # 80 tokens shared: the first row adds its newest token alone
+    case = Case(contexts, 6, 2, 32, dtype, device, shared_blocks=5)
+    ref = case.expected()[0]
+    scratch, prefix = share(case, splits, parts, SMALL_TILES)
+    assert prefix.tokens.tolist() == [80] * 6
+    out = case.run(splits, scratch=scratch, prefix=prefix)
+    assert_close(out, ref, dtype)
+
+
+def test_rows_that_share_nothing_stand_beside_a_group(device: str) -> None:
+    case = Case([70, 90, 30, 0], 4, 2, 16, torch.float32, device, partials=2, shared_blocks=4)
+    own = Case([70, 90, 30, 0], 4, 2, 16, torch.float32, device, partials=2)
+    case.blocks[2] = [case.kv.shape[0] + block for block in own.blocks[2]]
+    case.kv = torch.cat([case.kv, own.kv])
+    case.tables[case.table_rows[2], :2] = torch.tensor(case.blocks[2], dtype=torch.int32)
+    case.slots[2] = case.blocks[2][1] * BLOCK + 29 % BLOCK
+    scratch, prefix = share(case, 2, 2, SMALL_TILES)
+    assert prefix.tokens.tolist() == [64, 64, 0, 0]
+    ref, real, _ = case.expected()
+    out = case.run(2, scratch=scratch, prefix=prefix)
+    assert_close(out[real], ref, torch.float32)
+    assert out[3].eq(0).all()
+
+
+def test_the_rows_of_a_group_do_not_read_their_prefix_again(device: str) -> None:
+    case = Case([100, 100, 100], 4, 2, 16, torch.float32, device, shared_blocks=4)
+    ref = case.expected()[0]
+    scratch, prefix = share(case, 1, 2, SMALL_TILES)
+    case.kv[case.blocks[0][:4]] = torch.nan
+    assert_close(case.run(1, scratch=scratch, prefix=prefix), ref, torch.float32)
+
+
+def test_rotated_queries_may_be_given_with_a_prefix(device: str) -> None:
+    case = Case([70, 90], 4, 2, 16, torch.float32, device, shared_blocks=4)
+    ref = case.expected()[0]
+    case.run(splits=1)  # writes keys and values
+    q = case.heads_of_tokens()[0].to(device)
+    scratch, prefix = share(case, 2, 1, SMALL_TILES, qkv=None, q=q)
+    case.out.fill_(torch.nan)
+    assert_close(case.run(2, qkv=None, q=q, scratch=scratch, prefix=prefix), ref, torch.float32)
+
+
+def test_a_window_and_a_shared_prefix_exclude_each_other(device: str) -> None:
+    case = Case([70, 90], 4, 2, 16, torch.float32, device, shared_blocks=4)
+    scratch, prefix = share(case, 1, 1, SMALL_TILES)
+    with pytest.raises(ValueError, match="window"):
+        case.run(1, scratch=scratch, prefix=prefix, window=8)
