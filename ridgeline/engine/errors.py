@@ -41,5 +41,9 @@ class BackendUnavailable(EngineError):
     """No backend can compute this model here; the message says what to install or change."""
 
 
+class DeviceOutOfMemory(EngineError):
+    """A step needs more memory than the device has left. The engine does less at a time and goes on."""
+
+
 class OutOfMemoryPlan(EngineError):
     """The memory plan does not fit; the message says which limit to lower."""

@@ -74,6 +74,11 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
+    def needs_host(self) -> bool:
+        """Its next step cannot be planned before the host has read the last one."""
+        return self.prompt_logprobs is not None
+
+    @property
     def wants_best_token_alone(self) -> bool:
         return self.greedy and self.logprobs is None and not self.logit_bias and not self.needs_penalties
 
@@ -119,7 +124,10 @@ class Sequence:
     """One growing list of tokens and the KV blocks behind it. Only the scheduler changes it.
 
     tokens:       prompt followed by output
-    num_computed: how many of `tokens` have their KV in the cache; the next step starts there
+    num_computed: how many of `tokens` have their KV in the cache, by steps that were applied
+    in_flight:    tokens that steps in flight compute after those; the next step starts behind them
+    pending:      samples that steps in flight take: tokens that will exist, but are not known yet
+    steps_in_flight: how many steps compute or sample it; until they land its blocks are theirs
     block_table:  pool block ids; block i holds the KV of tokens [i*block_size, (i+1)*block_size)
     block_hashes: chained hashes of the full blocks of `tokens` known so far
     order:        place among all sequences: (priority, arrival, serial number, sample)
@@ -127,7 +135,9 @@ class Sequence:
     prompt_logprobs_sent: prompt tokens whose log-probabilities the owner already has
     timing_sent:  the owner knows all of the timing record but the times of the newest tokens
     end_ids:      tokens that end it, once it has min_tokens
+    has_row:      a runner may keep something for it, and must be told when it is over
     argmax_from:  the length from which its parameters ask for the best token and nothing else
+    forks_at:     the length at which siblings part from it, which is done when the step is applied; -1: never
     """
 
     request: Request
@@ -138,6 +148,9 @@ class Sequence:
     seed: int  # stream of random numbers: (seed, output position) decides every draw
     state: SeqState = SeqState.WAITING
     num_computed: int = 0
+    in_flight: int = 0
+    pending: int = 0
+    steps_in_flight: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     order: tuple[int, float, int, int] = (0, 0.0, 0, 0)
@@ -145,26 +158,30 @@ class Sequence:
     furthest: int = 0
     prompt_logprobs_sent: int = 0
     timing_sent: bool = False
+    has_row: bool = False
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: TimingRecord = field(default_factory=TimingRecord)
     # Asked for at every step and always the same, so found out once.
     params: SamplingParams = field(init=False)
     argmax_from: int = field(init=False)
+    needs_host: bool = field(init=False)
+    forks_at: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.params = self.request.params
         plain = self.params.wants_best_token_alone
         self.argmax_from = self.prompt_len + self.params.min_tokens if plain else sys.maxsize
+        self.needs_host = self.params.needs_host
+        self.forks_at = self.prompt_len + 1 if self.params.n > 1 else -1
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def is_prefilling(self) -> bool:
-        """More than the newest token is still to be computed (a prompt, or a recompute after preemption)."""
-        return len(self.tokens) - self.num_computed > 1
+    def owes_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None and self.prompt_logprobs_sent < self.prompt_len - 1
 
     @property
     def name(self) -> str:

@@ -3,17 +3,23 @@
 The engine's loop calls add() and abort() as messages come, then schedule(), lets a runner execute the plan,
 and gives its result to apply(). It owns every sequence and, through the pool, every KV block. It has no
 tensors, no clock and no I/O, so tests and the simulator drive it as it is.
+
+With `lookahead`, a step is planned while the one before it is in flight: from tokens that will exist,
+whatever they are. What is found out late (a stop, an abort, an error) ends a sequence at once; what steps in
+flight still compute of it is nobody's, and its blocks stay its own until they have landed.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
+from operator import attrgetter
 
+from ridgeline.engine.admission import Admission
 from ridgeline.engine.block_pool import BlockPool, PoolCorrupted
 from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.forecast import Claim, OutputLengths, peak_blocks
+from ridgeline.engine.forecast import OutputLengths
 from ridgeline.engine.intake import SchedulerLimits, refuse_unservable, sequences_of
 from ridgeline.engine.prefix_index import PrefixIndex
 from ridgeline.engine.queue import ServiceOrder
@@ -25,6 +31,9 @@ from ridgeline.telemetry.stats import EngineStats
 __all__ = ["Scheduler", "SchedulerLimits"]
 
 RETRY_AFTER_RANGE_S = (1.0, 60.0)
+_order = attrgetter("order")
+
+LEAST_STEP_TOKENS = 256  # below this a smaller step saves no memory worth naming
 
 
 @dataclass(slots=True)
@@ -48,8 +57,12 @@ class Scheduler:
         *,
         rng: random.Random | None = None,
         output_lengths: OutputLengths | None = None,
+        lookahead: int = 0,
     ) -> None:
+        """lookahead: for how many steps in flight a sequence may be planned once more."""
         self.limits = limits
+        self.lookahead = lookahead
+        self.step_tokens = limits.step_tokens  # the budget; less once the device ran out of memory
         self.index = PrefixIndex(limits.block_size, limits.model_salt)
         self.pool = BlockPool(limits.num_blocks, limits.block_size, self.index)
         self.blocks = SequenceBlocks(self.pool, limits.prefix_cache)
@@ -60,7 +73,10 @@ class Scheduler:
         self._rng = rng or random.Random()
         self._samples: dict[str, list[Sequence]] = {}  # request id → its n sequences, until all have ended
         self._in_flight: deque[StepPlan] = deque()  # scheduled, not yet applied
-        self._busy: set[Sequence] = set()  # a step in flight writes their blocks: no freeing, no planning
+        self._leaving: set[Sequence] = set()  # ended, with blocks that a step in flight still writes
+        self._retired: list[Sequence] = []  # for the next plan, so that the runner hears of it
+        self._giving_way: Sequence | None = None  # in flight, and to be preempted when it has landed
+        self._shedding = False  # nobody is admitted until a step has succeeded again
         self._request_ends: deque[float] = deque(maxlen=64)
         self._num_added = 0
         self._num_scheduled = 0
@@ -92,25 +108,15 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Choose what the next step computes. Decodes first: they hold KV and a waiting user."""
-        plan = StepPlan(step_id=self._num_scheduled, budget=self.limits.step_tokens)
-        room = plan.budget
-        decodes, prefills = self._ready()
-        for seq in decodes:
-            if room and seq.state is SeqState.RUNNING and self._reserve(seq, plan):
-                room -= self._compute(seq, room, plan, now)
-        for seq in prefills:
-            if seq.state is SeqState.RUNNING:  # and was not preempted for a decode
-                room -= self._compute(seq, room, plan, now)
+        plan = StepPlan(step_id=self._num_scheduled, budget=self.step_tokens)
+        room = self._plan_running(plan, now)
         # Who was preempted a moment ago would be the first to be admitted again: not in the same step.
-        while room and self.waiting and not plan.preempted:
-            seq = self.waiting.first
-            if not self._admit(seq, now):
-                break
-            room -= self._compute(seq, room, plan, now)
+        if room and self.waiting and not plan.preempted and not (self._shedding and self.running):
+            self._plan_waiting(room, plan, now)
         if plan:
             self._num_scheduled += 1
             self._in_flight.append(plan)
-            self._busy.update(row.seq for row in plan.rows)
+            plan.retired, self._retired = self._retired, []
         return plan
 
     def apply(self, result: StepResult, now: float) -> list[SeqDelta]:
@@ -120,34 +126,113 @@ class Scheduler:
         plan = self._in_flight.popleft()
         deltas: list[SeqDelta] = []
         for row, outcome in zip(plan.rows, result.rows, strict=True):
-            self._busy.discard(row.seq)
-            self._apply_row(row, outcome, now, deltas)
+            self._land(row)
+            if row.seq.state is not SeqState.FINISHED:  # else it ended in flight, and the token is nobody's
+                self._apply_row(row, outcome, now, deltas)
         self.counters.steps += 1
         self.counters.last_step_end = now
+        self._shedding = False
         return deltas
+
+    def abandon(self, reason: str, now: float) -> list[SeqDelta]:
+        """No step in flight will have a result: everything they compute ends with this error."""
+        deltas: list[SeqDelta] = []
+        while self._in_flight:
+            rows = [RowResult(error=reason)] * len(self._in_flight[0].rows)
+            deltas += self.apply(StepResult(rows), now)
+        return deltas
+
+    def shed(self, now: float) -> list[SeqDelta]:
+        """The device has no memory for the one step in flight: withdraw it, and do less from now on.
+
+        The newest half of its sequences is preempted. Nobody is admitted before a step has succeeded, so the
+        next one is smaller, and so on down to a single sequence; if even that is too much, it ends.
+        """
+        (plan,) = self._in_flight
+        self._in_flight.clear()
+        self._shedding = True
+        self.step_tokens = max(self.step_tokens // 2, min(self.step_tokens, LEAST_STEP_TOKENS))
+        for row in plan.rows:
+            self._land(row)
+            if not row.seq.furthest:
+                row.seq.timing.first_prefill = None
+        alive = sorted((row.seq for row in plan.rows if row.seq.state is SeqState.RUNNING), key=_order)
+        if len(plan.rows) == len(alive) == 1 and plan.num_tokens <= LEAST_STEP_TOKENS:
+            error = "out of memory: the device cannot compute this sequence even alone"
+            return [self._fail(seq, FinishReason.ERROR, now, error) for seq in self._dependents(alive[0])]
+        # Whoever was to get a copy of a block has the copy in its table, and it was never made.
+        targets = {copy.target for copy in plan.copies}
+        for place, seq in enumerate(alive):
+            if place >= len(alive) // 2 or not targets.isdisjoint(seq.block_table):
+                self._preempt(seq, plan)
+        return []
 
     # ── planning ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Who runs and is in no step in flight: those who decode, and those with more to compute."""
-        decodes: list[Sequence] = []
+    def _plan_running(self, plan: StepPlan, now: float) -> int:
+        """Those who decode, then those with more to compute. Returns the room that is left."""
+        room, self._giving_way = plan.budget, None
         prefills: list[Sequence] = []
-        for seq in self.running:
-            if seq not in self._busy:
-                (prefills if seq.is_prefilling else decodes).append(seq)
-        return decodes, prefills
+        for seq in self.running:  # whoever is preempted meanwhile stands behind `seq`, or is `seq`
+            length = len(seq.tokens) + seq.pending
+            if seq.steps_in_flight and not self._may_go_ahead(seq, length):
+                continue
+            start = seq.num_computed + seq.in_flight
+            if length - start > 1:
+                prefills.append(seq)
+            elif not room:
+                break
+            elif self._reserve(seq, start, plan):
+                room -= self._compute(seq, room, plan, now)
+        for seq in prefills:
+            if room:
+                room -= self._compute(seq, room, plan, now)
+        return room
+
+    def _plan_waiting(self, room: int, plan: StepPlan, now: float) -> None:
+        leaving_blocks = sum(len(seq.block_table) for seq in self._leaving)
+        admission = Admission(self.limits, self.blocks, self.output_lengths, self.running, leaving_blocks)
+        while room and self.waiting:
+            seq = self.waiting.first
+            hits = admission.hits(seq)
+            if hits is None:
+                break
+            admission.joined(seq)
+            self._admit(seq, hits, now)
+            room -= self._compute(seq, room, plan, now)
+
+    def _may_go_ahead(self, seq: Sequence, length: int) -> bool:
+        """It is in flight; may it be planned again before the result is known?
+
+        length: with the tokens that are being sampled. At max_len it will have ended.
+        """
+        return (
+            seq.steps_in_flight <= self.lookahead
+            and length < seq.max_len
+            and length != seq.forks_at
+            and not seq.needs_host
+            and seq is not self._giving_way
+        )
 
     def _compute(self, seq: Sequence, room: int, plan: StepPlan, now: float) -> int:
         """Put as much of `seq` into the plan as its chunk and the room allow."""
-        start, length = seq.num_computed, len(seq.tokens)
-        if start >= seq.prompt_len and start + 1 == length and room:  # nearly every row of nearly every step
+        start, length = seq.num_computed + seq.in_flight, len(seq.tokens) + seq.pending
+        seq.steps_in_flight += 1
+        if start >= seq.prompt_len and start + 1 == length:  # nearly every row of nearly every step
             plan.rows.append(StepRow(seq, start, 1, (seq,)))
+            seq.in_flight += 1
+            seq.pending += 1
             return 1
         count = min(length - start, self.limits.prefill_chunk, room)
-        if count == 0:
-            return 0
-        samplers = self._dependents(seq) if start + count == length else ()
-        wants_prompt = _owes_prompt_logprobs(seq) and start + count > seq.prompt_logprobs_sent
+        seq.in_flight += count
+        samplers: tuple[Sequence, ...] = ()
+        if start + count == length:
+            samplers = self._dependents(seq)
+            seq.pending += 1
+            for sibling in samplers[1:]:
+                sibling.steps_in_flight += 1
+                sibling.has_row = True
+        wants_prompt = seq.owes_prompt_logprobs and start + count > seq.prompt_logprobs_sent
         plan.rows.append(StepRow(seq, start, count, samplers, wants_prompt))
         if seq.timing.first_prefill is None:
             seq.timing.first_prefill = now
@@ -157,16 +242,20 @@ class Scheduler:
         """Who lives on what is computed for `seq`: itself, and until the prompt is done its siblings."""
         return (seq,) if seq.num_output else tuple(self._samples[seq.request.request_id])
 
-    def _reserve(self, seq: Sequence, plan: StepPlan) -> bool:
+    def _reserve(self, seq: Sequence, position: int, plan: StepPlan) -> bool:
         """A place for the next token's KV, if need be at the cost of those behind in the order of service.
 
         Decodes are planned in that order, so a victim is never in the plan yet, and the first in the order
-        is never a victim: it always makes progress.
+        is never a victim: it always makes progress. A victim in flight is not planned further, so at a later
+        step nothing of it is in flight, and all its tokens are known: then it gives way.
         """
-        while not self.blocks.make_writable(seq, plan.copies):
+        while not self.blocks.make_writable(seq, position, plan.copies):
+            if self._leaving:
+                return False  # with the step in flight their blocks come back
             victim = self.running.last
-            if victim in self._busy:
-                return False  # a step in flight writes its blocks; ask again at the next step
+            if victim.steps_in_flight:
+                self._giving_way = victim
+                return False
             self._preempt(victim, plan)
             if victim is seq:
                 return False
@@ -175,7 +264,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
         """Take everything from a running sequence. It is computed again later, but for what stays cached."""
         self.running.remove(seq)
-        self.blocks.give_back(seq)
+        self._retire(seq)
         seq.num_computed = 0
         seq.state = SeqState.WAITING
         self.waiting.add(seq)
@@ -184,55 +273,47 @@ class Scheduler:
         self.counters.preemptions += 1
         plan.preempted.append(seq)
 
-    # ── admission ────────────────────────────────────────────────────────────────────────────────────────
-
-    def _admit(self, seq: Sequence, now: float) -> bool:
-        """Let the first in the queue run, if it and those who run are expected to fit until they end."""
-        if _slots(seq) + sum(map(_slots, self.running)) > self.limits.max_running:
-            return False
-        # Something is always left to compute: logits are not cached.
-        usable = seq.prompt_logprobs_sent if _owes_prompt_logprobs(seq) else len(seq.tokens) - 1
-        hits = self.blocks.cached_prefix(seq, usable)
-        if self.blocks.num_missing(seq, hits) + self.blocks.num_idle(hits) > self.pool.available:
-            return False
-        if self.running and self._peak_with(seq, hits) > self.limits.num_blocks:
-            return False
+    def _admit(self, seq: Sequence, hits: list[int], now: float) -> None:
         self.blocks.take(seq, hits)
         self.waiting.remove(seq)
         self.running.add(seq)
         seq.state = SeqState.RUNNING
+        seq.has_row = True
         if seq.timing.admitted is None:
             seq.timing.admitted = now
             seq.timing.cached_tokens = seq.num_computed
             self.counters.prefix_queries += seq.prompt_len
             self.counters.prefix_hits += seq.num_computed
-        return True
 
-    def _peak_with(self, candidate: Sequence, hits: list[int]) -> int:
-        """The most blocks held at once if `candidate` joins those who run."""
-        claims = self._claims(candidate, len(hits))
-        own_blocks = 0
-        for seq in self.running:
-            num_shared = self.blocks.num_shared(seq)
-            own_blocks += len(seq.block_table) - num_shared
-            claims += self._claims(seq, num_shared)
-        shared_blocks = max(0, self.pool.num_held - own_blocks) + self.blocks.num_idle(hits)
-        return peak_blocks(claims, self.limits.block_size, shared_blocks)
-
-    def _claims(self, seq: Sequence, num_shared: int) -> list[Claim]:
-        size, length = self.limits.block_size, len(seq.tokens)
-        # One less: the KV of the last token is never written.
-        growth = self.output_lengths.expected_left(seq.num_output, seq.max_len - length) - 1
-        claims = [Claim(length - num_shared * size, growth)]
-        return claims + [Claim(length % size, growth)] * (_slots(seq) - 1)
+    def _retire(self, seq: Sequence) -> None:
+        """Nothing of it is in flight, and for now nothing will be."""
+        self.blocks.give_back(seq)
+        if seq.has_row:
+            seq.has_row = False
+            self._retired.append(seq)
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────
 
+    def _land(self, row: StepRow) -> None:
+        """The row is no longer in flight, whether it was computed or withdrawn."""
+        seq, samplers = row.seq, row.samplers
+        seq.in_flight -= row.count
+        seq.steps_in_flight -= 1
+        if samplers:
+            seq.pending -= 1
+            for sibling in samplers[1:]:
+                sibling.steps_in_flight -= 1
+                self._leave(sibling)
+        self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """The last step in flight that had it has landed: if it ended meanwhile, it lets go now."""
+        if seq.state is SeqState.FINISHED and not seq.steps_in_flight:
+            self._leaving.discard(seq)
+            self._retire(seq)
+
     def _apply_row(self, row: StepRow, outcome: RowResult, now: float, deltas: list[SeqDelta]) -> None:
         seq = row.seq
-        if seq.state is SeqState.FINISHED:  # ended while the step was in flight: the token is nobody's
-            self.blocks.give_back(seq)
-            return
         if outcome.error is not None:
             deltas += [self._fail(s, FinishReason.ERROR, now, outcome.error) for s in self._dependents(seq)]
             return
@@ -245,7 +326,7 @@ class Scheduler:
             if prompt_logprobs:
                 deltas.append(SeqDelta(seq.request.request_id, seq.index, prompt_logprobs=prompt_logprobs))
             return
-        if not seq.num_output:
+        if len(seq.tokens) == seq.prompt_len:
             self._complete_prompt(row)
         for sampler, sampled in zip(row.samplers, outcome.samples, strict=True):
             deltas.append(self._append(sampler, sampled, prompt_logprobs if sampler is seq else [], now))
@@ -320,8 +401,10 @@ class Scheduler:
         seq.error = error
         seq.timing.end = now
         seq.timing.end_reason = reason.value
-        if seq not in self._busy:
-            self.blocks.give_back(seq)
+        if seq.steps_in_flight:
+            self._leaving.add(seq)
+        else:
+            self._retire(seq)
         samples = self._samples[seq.request.request_id]
         if all(s.state is SeqState.FINISHED for s in samples):
             del self._samples[seq.request.request_id]
@@ -350,6 +433,7 @@ class Scheduler:
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,
             last_step_end=counters.last_step_end,
+            step_tokens=self.step_tokens,
         )
 
     def reset_prefix_cache(self) -> int:
@@ -358,11 +442,12 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise PoolCorrupted unless every block and every sequence is where it must be."""
-        ended_in_flight = [seq for seq in self._busy if seq.state is SeqState.FINISHED]
-        self.blocks.check_integrity([*self.running, *ended_in_flight])
+        self.blocks.check_integrity([*self.running, *self._leaving])
+        self._check_flights()
         for seq in self.running:
-            if seq.state is not SeqState.RUNNING or not seq.num_computed < len(seq.tokens):
-                raise PoolCorrupted(f"{seq.name} runs as {seq.state}, {seq.num_computed} tokens computed")
+            ahead, length = seq.num_computed + seq.in_flight, len(seq.tokens) + seq.pending
+            if seq.state is not SeqState.RUNNING or not ahead < length:
+                raise PoolCorrupted(f"{seq.name} runs as {seq.state}, {ahead} of {length} tokens computed")
         for seq in self.waiting:
             if seq.state is not SeqState.WAITING or seq.block_table or seq.num_computed:
                 raise PoolCorrupted(f"{seq.name} waits as {seq.state} with blocks {seq.block_table}")
@@ -373,6 +458,25 @@ class Scheduler:
                 if seq not in placed and seq.state is not SeqState.FINISHED and not awaits_prompt:
                     raise PoolCorrupted(f"{seq.name} was accepted and is nowhere")
 
+    def _check_flights(self) -> None:
+        """What each sequence says of its steps in flight is what these steps say."""
+        tokens, samples, steps = Counter[Sequence](), Counter[Sequence](), Counter[Sequence]()
+        for plan in self._in_flight:
+            for row in plan.rows:
+                tokens[row.seq] += row.count
+                samples[row.seq] += bool(row.samplers)
+                steps.update({row.seq, *row.samplers})
+        for seq in {*self.running, *self.waiting, *self._leaving, *steps}:
+            if (seq.in_flight, seq.pending, seq.steps_in_flight) != (tokens[seq], samples[seq], steps[seq]):
+                raise PoolCorrupted(
+                    f"{seq.name} counts {seq.in_flight} tokens, {seq.pending} samples, "
+                    f"{seq.steps_in_flight} steps in flight"
+                )
+            if (seq in self._leaving) != (seq.state is SeqState.FINISHED):
+                raise PoolCorrupted(
+                    f"{seq.name} is {seq.state} and in flight, or leaving with nothing in flight"
+                )
+
     def _retry_after_s(self) -> float:
         """How long the queue takes at the recent pace."""
         least_s, most_s = RETRY_AFTER_RANGE_S
@@ -380,12 +484,3 @@ class Scheduler:
             return least_s
         s_per_request = (self._request_ends[-1] - self._request_ends[0]) / (len(self._request_ends) - 1)
         return min(most_s, max(least_s, s_per_request * len(self.waiting)))
-
-
-def _slots(seq: Sequence) -> int:
-    """Places it takes among the running: until its prompt is done, those of its siblings too."""
-    return 1 if seq.num_output else seq.params.n
-
-
-def _owes_prompt_logprobs(seq: Sequence) -> bool:
-    return seq.params.prompt_logprobs is not None and seq.prompt_logprobs_sent < seq.prompt_len - 1

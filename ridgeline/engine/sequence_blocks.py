@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 
 from ridgeline.engine.block_pool import BlockPool, PoolCorrupted
-from ridgeline.engine.request import Sequence
+from ridgeline.engine.request import SeqState, Sequence
 from ridgeline.engine.step import BlockCopy
 
 
@@ -47,9 +47,12 @@ class SequenceBlocks:
         seq.block_table = hits + [self.pool.allocate() for _ in range(missing)]
         seq.num_computed = len(hits) * self._size
 
-    def make_writable(self, seq: Sequence, copies: list[BlockCopy]) -> bool:
-        """Let the block of the next token exist and belong to `seq` alone; False: no block for that."""
-        table, place = seq.block_table, seq.num_computed // self._size
+    def make_writable(self, seq: Sequence, position: int, copies: list[BlockCopy]) -> bool:
+        """Let the block of `position`, the next to be computed, exist and belong to `seq` alone.
+
+        False: there is no block for that.
+        """
+        table, place = seq.block_table, position // self._size
         is_new = place == len(table)
         if not is_new and self.pool.references(table[place]) == 1:
             return True
@@ -90,11 +93,14 @@ class SequenceBlocks:
         """Raise PoolCorrupted unless `holders`, and nobody else, own the held blocks, each its own."""
         self.pool.check_integrity(seq.block_table for seq in holders)
         for seq in holders:
-            least, most = self.pool.blocks_for(seq.num_computed), self.pool.blocks_for(len(seq.tokens))
-            if not least <= len(seq.block_table) <= most:
+            least = self.pool.blocks_for(seq.num_computed + seq.in_flight)
+            most = self.pool.blocks_for(len(seq.tokens) + seq.pending)
+            has_ended = seq.state is SeqState.FINISHED  # then samples in flight will never be its tokens
+            if not has_ended and not least <= len(seq.block_table) <= most:
                 raise PoolCorrupted(
-                    f"{seq.name} has {len(seq.block_table)} blocks for {len(seq.tokens)} tokens,"
-                    f" {seq.num_computed} of them computed: it must be {least} to {most}"
+                    f"{seq.name} has {len(seq.block_table)} blocks for {len(seq.tokens)} + {seq.pending} "
+                    f"tokens, {seq.num_computed} of them computed and {seq.in_flight} in flight: "
+                    f"it must be {least} to {most}"
                 )
             for place, block in enumerate(seq.block_table):
                 name = self.index.hash_of(block)

@@ -23,6 +23,7 @@ class EngineStats:
     prompt_tokens: int = 0  # computed or found
     output_tokens: int = 0
     last_step_end: float = 0.0  # monotonic; 0 = no step yet
+    step_tokens: int = 0  # a step's budget now: less than configured after the device ran out of memory
 
     @property
     def kv_use(self) -> float:
@@ -40,5 +41,6 @@ class StepRecord:
     prefill_context_product: int  # Σ chunk · context: what prefill attention costs
     decode_batch: int
     decode_context: int  # Σ KV tokens read by decode rows
-    wall_s: float  # the forward pass and sampling
+    wall_s: float  # the forward pass and sampling: from its launch to its result
     schedule_s: float
+    busy_s: float = 0.0  # of wall_s, what came after the end of the step before: these add up

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 
 from ridgeline.engine.forecast import OutputLengths
 from ridgeline.engine.intake import sample_seed
-from ridgeline.engine.request import FinishReason, Request, SamplingParams, Sequence
+from ridgeline.engine.request import FinishReason, Request, SamplingParams, SeqState, Sequence
 from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepRow, TokenLogprob
 
@@ -77,9 +77,13 @@ def answer_alone(req: Request, index: int, context: int) -> tuple[list[int], Fin
 class SimulatedEngine:
     """Steps a scheduler and holds it to its promises at every step."""
 
-    def __init__(self, limits: SchedulerLimits, output_lengths: OutputLengths | None = None) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, output_lengths: OutputLengths | None = None, lookahead: int = 0
+    ) -> None:
         self.limits = limits
-        self.scheduler = Scheduler(limits, rng=random.Random(1), output_lengths=output_lengths)
+        self.scheduler = Scheduler(
+            limits, rng=random.Random(1), output_lengths=output_lengths, lookahead=lookahead
+        )
         self.now = 0.0
         self.kv: dict[int, int] = {}
         self.in_flight: deque[tuple[StepPlan, list[list[int]]]] = deque()
@@ -93,8 +97,9 @@ class SimulatedEngine:
     # ── driving ──────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> StepPlan:
+        """Launch one, and land what is due: with lookahead, the one before."""
         plan = self.launch()
-        if plan:
+        if self.in_flight and (not plan or len(self.in_flight) > self.scheduler.lookahead):
             self.land()
         return plan
 
@@ -127,13 +132,14 @@ class SimulatedEngine:
 
     def drain(self, most_steps: int = 1000) -> int:
         """Step until nothing is left to do; a plan that does nothing while there is work is a failure."""
-        while self.in_flight:
+        while len(self.in_flight) > self.scheduler.lookahead:
             self.land()
         steps = 0
         while self.scheduler.has_work:
+            in_flight = len(self.in_flight)
             plan = self.step()
             steps += 1
-            assert plan or plan.preempted, "there is work, and nothing was planned"
+            assert plan or plan.preempted or in_flight, "there is work, and nothing was planned"
             assert steps <= most_steps, f"not done after {steps} steps"
         assert self.scheduler.pool.num_held == 0
         return steps
@@ -147,6 +153,10 @@ class SimulatedEngine:
                 self.kv[copy.target * size + offset] = self.kv.get(copy.source * size + offset, -1)
         written: set[int] = set()
         prefixes = [_prefixes(row.seq.request, row.seq.tokens) for row in plan.rows]
+        for row, digests in zip(plan.rows, prefixes, strict=True):
+            if len(digests) < row.start + row.count:  # its input was never sampled: it ended in flight
+                assert row.seq.state is SeqState.FINISHED
+                digests += [-2] * (row.start + row.count - len(digests))
         for row, table, digests in zip(plan.rows, tables, prefixes, strict=True):
             for place in range(row.start, row.start + row.count):
                 slot = table[place // size] * size + place % size
@@ -183,8 +193,10 @@ class SimulatedEngine:
         assert len({row.seq for row in plan.rows}) == len(plan.rows), "a sequence is in the plan twice"
         for row in plan.rows:
             assert 1 <= row.count <= self.limits.prefill_chunk
-            assert row.start == row.seq.num_computed
-            assert bool(row.samplers) == (row.start + row.count == len(row.seq.tokens))
+            seq, sampled = row.seq, bool(row.samplers)
+            assert row.start == seq.num_computed + seq.in_flight - row.count
+            assert sampled == (row.start + row.count == len(seq.tokens) + seq.pending - sampled)
+            assert seq.steps_in_flight <= self.scheduler.lookahead + 1
         sources = {copy.source for copy in plan.copies}
         targets = [copy.target for copy in plan.copies]
         assert len(set(targets)) == len(targets), "two copies into one block"
@@ -218,10 +230,12 @@ def shape(plan: StepPlan) -> list[tuple[str, int, int]]:
     return [(row.seq.name, row.start, row.count) for row in plan.rows]
 
 
-def engine_with(*requests: object, expect: int | None = None, **changes: object) -> SimulatedEngine:
+def engine_with(
+    *requests: object, expect: int | None = None, lookahead: int = 0, **changes: object
+) -> SimulatedEngine:
     """`expect`: how long the forecast believes answers to be, right or wrong."""
     lengths = None if expect is None else OutputLengths(evidence=99, cold_tokens=expect)
-    engine = SimulatedEngine(limits(**changes), lengths)
+    engine = SimulatedEngine(limits(**changes), lengths, lookahead)
     for req in requests:
         engine.scheduler.add(req)  # type: ignore[arg-type]
     return engine

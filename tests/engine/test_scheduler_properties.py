@@ -142,20 +142,25 @@ class Ledger:
             assert engine.prompt_logprobs[req.request_id] == req.prompt_ids[1:]
 
 
+lookaheads = st.sampled_from([0, 1, 1, 2])
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     scheduler_limits(),
     forecasts,
+    lookaheads,
     st.lists(st.tuples(st.integers(0, 4), arrivals()), min_size=1, max_size=10),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=3),
 )
 def test_everything_accepted_ends_and_says_what_it_would_say_alone(
     limits: SchedulerLimits,
     forecast: OutputLengths,
+    lookahead: int,
     traffic: list[tuple[int, Arrival]],
     aborts: list[tuple[int, int]],
 ) -> None:
-    ledger = Ledger(SimulatedEngine(limits, forecast))
+    ledger = Ledger(SimulatedEngine(limits, forecast, lookahead))
     step = 0
     for pause, arrival in traffic:
         for _ in range(pause):
@@ -169,12 +174,12 @@ def test_everything_accepted_ends_and_says_what_it_would_say_alone(
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(scheduler_limits(), st.lists(arrivals(), min_size=2, max_size=6))
+@given(scheduler_limits(), lookaheads, st.lists(arrivals(), min_size=2, max_size=6))
 def test_asked_again_everything_is_answered_the_same_from_the_cache(
-    limits: SchedulerLimits, traffic: list[Arrival]
+    limits: SchedulerLimits, lookahead: int, traffic: list[Arrival]
 ) -> None:
     """The second time the pool is full of the first time's blocks, some of them evicted."""
-    engine = SimulatedEngine(limits)
+    engine = SimulatedEngine(limits, lookahead=lookahead)
     for _ in range(2):
         ledger = Ledger(engine)
         for arrival in traffic:
@@ -190,9 +195,9 @@ def test_asked_again_everything_is_answered_the_same_from_the_cache(
 class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, aborts and resets between and during steps, up to two steps in flight."""
 
-    @initialize(limits=scheduler_limits(), forecast=forecasts)
-    def start(self, limits: SchedulerLimits, forecast: OutputLengths) -> None:
-        self.engine = SimulatedEngine(limits, forecast)
+    @initialize(limits=scheduler_limits(), forecast=forecasts, lookahead=lookaheads)
+    def start(self, limits: SchedulerLimits, forecast: OutputLengths, lookahead: int) -> None:
+        self.engine = SimulatedEngine(limits, forecast, lookahead)
         self.ledger = Ledger(self.engine)
 
     @rule(arrival=arrivals())

@@ -1,0 +1,81 @@
+"""Admission: may the first in the queue join those who run? Made anew for each step in which somebody waits.
+
+It counts places, blocks there are now, and blocks there will be at the worst moment of the forecast. The
+scheduler asks and decides; nothing here changes a sequence or a block.
+"""
+
+from __future__ import annotations
+
+from ridgeline.engine.forecast import Claim, OutputLengths, peak_blocks
+from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.engine.queue import ServiceOrder
+from ridgeline.engine.request import Sequence
+from ridgeline.engine.sequence_blocks import SequenceBlocks
+
+
+class Admission:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: SequenceBlocks,
+        output_lengths: OutputLengths,
+        running: ServiceOrder,
+        num_leaving_blocks: int,
+    ) -> None:
+        """num_leaving_blocks: held by sequences that have ended, until the step in flight has landed."""
+        self._limits = limits
+        self._blocks = blocks
+        self._pool = blocks.pool
+        self._output_lengths = output_lengths
+        self._running = running
+        self._places = sum(map(_places, running))
+        self._most_blocks = num_leaving_blocks + sum(map(self._most_blocks_of, running))
+
+    def hits(self, seq: Sequence) -> list[int] | None:
+        """The cached blocks it could start from; None: it must wait."""
+        if self._places + _places(seq) > self._limits.max_running:
+            return None
+        # Something is always left to compute: logits are not cached.
+        usable = seq.prompt_logprobs_sent if seq.owes_prompt_logprobs else len(seq.tokens) - 1
+        hits = self._blocks.cached_prefix(seq, usable)
+        if self._blocks.num_missing(seq, hits) + self._blocks.num_idle(hits) > self._pool.available:
+            return None
+        if self._running and not self._fits_to_the_end(seq, hits):
+            return None
+        return hits
+
+    def joined(self, seq: Sequence) -> None:
+        self._places += _places(seq)
+        self._most_blocks += self._most_blocks_of(seq)
+
+    def _fits_to_the_end(self, seq: Sequence, hits: list[int]) -> bool:
+        """With those who run, as long as each is expected to."""
+        if self._most_blocks + self._most_blocks_of(seq) <= self._limits.num_blocks:
+            return True  # even at their longest, with nothing shared; so the forecast need not be made
+        return self._peak_with(seq, hits) <= self._limits.num_blocks
+
+    def _most_blocks_of(self, seq: Sequence) -> int:
+        return _places(seq) * self._pool.blocks_for(seq.max_len)
+
+    def _peak_with(self, candidate: Sequence, hits: list[int]) -> int:
+        """The most blocks held at once if `candidate` joins those who run."""
+        claims = self._claims(candidate, len(hits))
+        own_blocks = 0
+        for seq in self._running:
+            num_shared = self._blocks.num_shared(seq)
+            own_blocks += len(seq.block_table) - num_shared
+            claims += self._claims(seq, num_shared)
+        shared_blocks = max(0, self._pool.num_held - own_blocks) + self._blocks.num_idle(hits)
+        return peak_blocks(claims, self._limits.block_size, shared_blocks)
+
+    def _claims(self, seq: Sequence, num_shared: int) -> list[Claim]:
+        size, length = self._limits.block_size, len(seq.tokens)
+        # One less: the KV of the last token is never written.
+        growth = self._output_lengths.expected_left(seq.num_output, seq.max_len - length) - 1
+        claims = [Claim(length - num_shared * size, growth)]
+        return claims + [Claim(length % size, growth)] * (_places(seq) - 1)
+
+
+def _places(seq: Sequence) -> int:
+    """Places it takes among the running: until its prompt is done, those of its siblings too."""
+    return 1 if len(seq.tokens) > seq.prompt_len else seq.params.n
