@@ -266,7 +266,7 @@ def read_ahead(path: Path) -> None:
 def what_to_lower(weights_bytes: int, buffers: dict[str, int]) -> str:
     """The setting behind most of the buffers, or the model where the weights are larger than all of them."""
     by_flag = {
-        "--max-running": buffers["logits"] + buffers["splits"] + buffers["tables"],
+        "--max-running": buffers["logits"] + buffers["splits"] + buffers["sampling"],
         "--max-context": buffers["gather"] + buffers["rope"],
     }
     by_flag["--step-tokens"] = sum(buffers.values()) - sum(by_flag.values())

@@ -1,20 +1,22 @@
 """How many bytes the GPU decoder preallocates beside weights and KV cache: arithmetic alone, no torch.
 
-One entry per buffer, as `cuda_decoder` allocates them; the memory plan is made from the sum, before anything
-is loaded. Whoever changes a buffer there changes its line here.
+One entry per buffer of `cuda_buffers`, and what the runner and its sampler keep besides. The memory plan is
+made from the sum before anything is loaded, so an entry may say a little too much, but never too little.
 """
 
 from __future__ import annotations
 
 from ridgeline.models.spec import ModelSpec
 
-SPLIT_K_MOST = 8  # partial sums of one linear
-SPLIT_K_TOKENS = 256  # steps of more tokens do without
-EXTRA_LOGIT_ROWS = 16
-GATHER_TOKENS_MOST = 256 * 1024
+LADDER_STEP = 32  # decode batches are padded to a size that has a graph
+SPLIT_TOKENS = 256  # larger steps use no split products
+SPLITS_MOST, SPLIT_NUMBERS = 16, 200 * 128 * 256  # a partial sum for each program: tiles on all processors
+GATHER_TOKENS_MOST, GATHER_UNIT = 1 << 17, 128
 BLOCK_TOKENS = 16
-DECODE_SPLITS_MOST = 32
-DECODE_SPLIT_BYTES_MOST = 64 << 20
+PARTS_LEAST, PART_PROGRAMS = 4, 1056  # parts a decode row is split into, and programs that all rows make
+PREFIX_PARTS = 2  # as many again where a prefix is shared
+ROW_NUMBERS = 4096  # of a sequence's sampling: parameters, biases, end tokens
+LOGPROB_PART_TOKENS, LOGPROB_PART_BYTES = 2048, 192
 FLOAT_BYTES, INT_BYTES = 4, 4
 
 
@@ -22,28 +24,30 @@ def workspace(
     spec: ModelSpec, dtype_bytes: int, step_tokens: int, max_running: int, max_context: int
 ) -> dict[str, int]:
     """Bytes of every buffer, by name."""
-    tokens, rows = max(step_tokens, max_running), max_running
+    rows = -(-max_running // LADDER_STEP) * LADDER_STEP
+    tokens = max(step_tokens, rows)
+    kept_rows = 2 * rows  # sequences that ended keep theirs until the step in flight has landed
+    blocks = -(-max_context // BLOCK_TOKENS)
     hidden, ffn, head = spec.hidden_size, spec.ffn_size, spec.head_dim
-    qkv = (spec.num_heads + 2 * spec.num_kv_heads) * head
-    heads = spec.num_heads * head
-    gather_tokens = min(max(max_context, tokens) + rows * BLOCK_TOKENS, GATHER_TOKENS_MOST)
-    splits = rows * spec.num_heads * DECODE_SPLITS_MOST * (head + 2) * FLOAT_BYTES
+    heads, qkv = spec.num_heads * head, (spec.num_heads + 2 * spec.num_kv_heads) * head
+    parts = max(PARTS_LEAST * rows, PART_PROGRAMS // spec.num_kv_heads + rows)
     ropes = {layer.rope for layer in spec.layers}
     return {
         "residual": tokens * hidden * dtype_bytes,
-        "normed": tokens * hidden * dtype_bytes,
+        "normed": (tokens + rows) * hidden * dtype_bytes,
         "branch": tokens * hidden * dtype_bytes,
         "qkv": tokens * qkv * dtype_bytes,
-        "q_out": tokens * heads * dtype_bytes,
-        "attention": tokens * heads * dtype_bytes,
+        "q": tokens * heads * dtype_bytes,
+        "attended": tokens * heads * dtype_bytes,
         "gate_up": tokens * 2 * ffn * dtype_bytes,
         "gated": tokens * ffn * dtype_bytes,
-        "partials": SPLIT_K_MOST * min(tokens, SPLIT_K_TOKENS) * max(qkv, hidden) * FLOAT_BYTES,
-        "logits": (rows + EXTRA_LOGIT_ROWS) * spec.vocab_size * dtype_bytes,
-        "gather": 2 * spec.num_kv_heads * gather_tokens * head * dtype_bytes,
-        "splits": min(splits, DECODE_SPLIT_BYTES_MOST),
-        "rope": sum(2 * max_context * rope.dim // 2 * FLOAT_BYTES for rope in ropes),
-        "tables": rows * -(-max_context // BLOCK_TOKENS) * INT_BYTES,
+        "partials": _partials(max(qkv, hidden)) * FLOAT_BYTES,
+        "logits": rows * spec.vocab_size * dtype_bytes,
+        "gather": 2 * spec.num_kv_heads * _gather_tokens(tokens, max_context) * head * dtype_bytes,
+        "splits": PREFIX_PARTS * parts * spec.num_heads * (head + 2) * FLOAT_BYTES,
+        "rope": sum(2 * max_context * (rope.dim // 2) * FLOAT_BYTES for rope in ropes),
+        "inputs": (20 * tokens + 3 * kept_rows * (blocks + LADDER_STEP)) * INT_BYTES,
+        "sampling": _sampling(spec.vocab_size, rows, kept_rows),
     }
 
 
@@ -51,3 +55,21 @@ def workspace_bytes(
     spec: ModelSpec, dtype_bytes: int, step_tokens: int, max_running: int, max_context: int
 ) -> int:
     return sum(workspace(spec, dtype_bytes, step_tokens, max_running, max_context).values())
+
+
+def _partials(widest: int) -> int:
+    """Float32 numbers of the widest split product: few parts of many tiles, or many parts of few."""
+    whole = SPLIT_TOKENS * widest
+    return min(SPLITS_MOST * whole, max(whole, SPLIT_NUMBERS))
+
+
+def _gather_tokens(tokens: int, max_context: int) -> int:
+    wanted = (1 + tokens // max(1, max_context)) * max_context
+    return min(-(-wanted // GATHER_UNIT) * GATHER_UNIT, GATHER_TOKENS_MOST)
+
+
+def _sampling(vocab: int, rows: int, kept_rows: int) -> int:
+    """Rows' parameters; and, once asked for: logits to change, counts of tokens, log-probabilities."""
+    state = kept_rows * ROW_NUMBERS * INT_BYTES
+    logprobs = kept_rows * -(-vocab // LOGPROB_PART_TOKENS) * LOGPROB_PART_BYTES
+    return state + logprobs + 2 * rows * vocab * FLOAT_BYTES
