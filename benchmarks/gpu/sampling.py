@@ -36,7 +36,7 @@ class Batch:
         for row, row_params in enumerate(self.params):
             self.state.set_row(row, row_params, prompt=range(0, min(vocab, 2000), 7))
         self.state.flush()
-        self.scratch = sampling.sample_scratch(count, DEVICE)
+        self.scratch = sampling.SampleScratch(count, DEVICE)
         self.logits = [_logits(count, vocab) for _ in range(sets)]
         self.rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
         self.positions = torch.full((count,), 11, dtype=torch.int32, device=DEVICE)

@@ -9,23 +9,31 @@ may win.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.sampling_filters import find_thresholds, process
+from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers, report_logprobs
 from ridgeline.ops.cuda.sampling_state import (
     COUNT_SLOT,
-    FIELDS,
     INVERSE_TEMPERATURE,
     STREAM_HIGH,
     STREAM_LOW,
     SamplePlan,
     SamplerState,
+)
+from ridgeline.ops.cuda.sampling_values import (
+    NO_KEY,
     float_field,
+    int_field,
+    is_processed,
+    logits_at,
+    sort_key,
+    token_of,
+    value_of,
 )
 
 GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
@@ -33,25 +41,30 @@ MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 MIX_2 = tl.constexpr(0x94D049BB133111EB)
 LN2 = tl.constexpr(0.6931471805599453)
 _IN_HARDWARE = tl.constexpr(not INTERPRETED)
-NO_SCORE = tl.constexpr(-(1 << 63))  # below every score
 _BLOCK = 1024
 _WARPS = 4
 _PROGRAMS = 1056  # to spread a batch over: 8 for each of 132 multiprocessors
 
 
-@dataclass(frozen=True, slots=True)
 class SampleScratch:
-    """Working memory of `sample` for up to `max_rows` rows; the kernels leave it as they found it."""
+    """Working memory of `sample` for up to `max_rows` rows. What only some batches need is allocated when
+    the first of them comes, and kept.
+    """
 
-    best: Tensor  # [max_rows] int64: the leader so far
-    arrived: Tensor  # [max_rows] int32: programs of the row that are done
+    def __init__(self, max_rows: int, device: str | torch.device) -> None:
+        self.device = torch.device(device)
+        # the leader so far of each row, and how many of its programs are done: the draw leaves them so
+        self.best = torch.full((max_rows,), NO_KEY.value, dtype=torch.int64, device=device)
+        self.arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self.thresholds = torch.empty(max_rows, dtype=torch.float32, device=device)
+        self.tops = torch.empty(max_rows, dtype=torch.float32, device=device)
+        self._changed = torch.empty(0, dtype=torch.float32, device=device)
 
-
-def sample_scratch(max_rows: int, device: str | torch.device) -> SampleScratch:
-    return SampleScratch(
-        torch.full((max_rows,), NO_SCORE.value, dtype=torch.int64, device=device),
-        torch.zeros(max_rows, dtype=torch.int32, device=device),
-    )
+    def changed(self, count: int, vocab: int) -> Tensor:
+        """[count, vocab] float32 for logits that are processed before the draw."""
+        if self._changed.numel() < count * vocab:
+            self._changed = torch.empty(count * vocab, dtype=torch.float32, device=self.device)
+        return self._changed[: count * vocab].view(count, vocab)
 
 
 def sample(
@@ -63,14 +76,24 @@ def sample(
     out_tokens: Tensor,
     scratch: SampleScratch,
     plan: SamplePlan,
+    logprobs: LogprobBuffers | None = None,
 ) -> None:
     """Choose a token for each row of logits [L, V] whose sequence is in state row rows[i] (-1: padding).
 
     draw_positions[i] is how many tokens that sequence has chosen before. The token goes to out_tokens[i], or
     -1 where the logits have no finite maximum, and to last_tokens[rows[i]] (0 instead of -1: it may be read
-    as an id before the host knows). With a plain plan this is one launch that a CUDA graph may hold.
+    as an id before the host knows). Rows that ask for them find log-probabilities in `logprobs`: those of the
+    model itself, before bias, penalties and temperature. With a plain plan this is one launch that a CUDA graph may hold.
     """
+    changed = None
+    if plan.processed:
+        changed = scratch.changed(*logits.shape)
+        process(logits, rows, draw_positions, state, changed)
+    if plan.filtered:
+        find_thresholds(logits, changed, rows, draw_positions, state, scratch.thresholds, scratch.tops)
     draw(logits, rows, draw_positions, state, last_tokens, out_tokens, scratch, plan)
+    if plan.logprobs is not None and logprobs is not None:
+        report_logprobs(logits, rows, out_tokens, state, logprobs)
 
 
 def draw(
@@ -90,8 +113,12 @@ def draw(
     count, vocab = logits.shape
     blocks = triton.cdiv(vocab, block)
     steps = triton.cdiv(blocks, max(1, min(blocks, programs // count)))
+    changed = scratch.changed(count, vocab) if plan.processed else None
     _draw[(count, triton.cdiv(blocks, steps))](
         logits,
+        logits if changed is None else changed,
+        scratch.thresholds,
+        scratch.tops,
         rows,
         draw_positions,
         state.params,
@@ -102,7 +129,10 @@ def draw(
         state.counts,
         vocab,
         logits.stride(0),
+        0 if changed is None else changed.stride(0),
         steps,
+        ANY_CHANGED=plan.processed,
+        FILTERED=plan.filtered,
         COUNTED=plan.counted,
         BLOCK=block,
         PDL=PDL,
@@ -114,6 +144,9 @@ def draw(
 @triton.jit
 def _draw(
     logits,
+    changed,
+    thresholds,
+    tops,
     rows,
     positions,
     params,
@@ -124,7 +157,10 @@ def _draw(
     counts,
     vocab,
     logits_stride,
+    changed_stride,
     steps,
+    ANY_CHANGED: tl.constexpr,
+    FILTERED: tl.constexpr,
     COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -136,7 +172,10 @@ def _draw(
     row = tl.load(rows + i)
     if row >= 0:
         inverse_temperature = float_field(params, row, INVERSE_TEMPERATURE)
+        position = tl.load(positions + i)
+        is_changed = is_processed(params, row, position) if ANY_CHANGED else False
         source = logits + i.to(tl.int64) * logits_stride
+        work = changed + i.to(tl.int64) * changed_stride
         first = part * steps * BLOCK
         end = tl.minimum(first + steps * BLOCK, vocab)
         leader = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -144,33 +183,39 @@ def _draw(
         if inverse_temperature == 0.0:
             while first < end:
                 token = first + tl.arange(0, BLOCK)
-                value = tl.load(source + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+                value = logits_at(source, work, token, token < vocab, is_changed, ANY_CHANGED)
                 score = marked_where_bad(value, value)
                 leader_token = tl.where(score > leader, token, leader_token)
                 leader = tl.where(score > leader, score, leader)
                 first += BLOCK
         else:
-            start = stream_start(params, row, tl.load(positions + i))
+            start = stream_start(params, row, position)
+            if FILTERED:
+                threshold, top = tl.load(thresholds + i), tl.load(tops + i)
             while first < end:
                 token = first + tl.arange(0, BLOCK)
-                value = tl.load(source + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-                score = value * inverse_temperature - log_noise(start, token)
+                value = logits_at(source, work, token, token < vocab, is_changed, ANY_CHANGED)
+                if FILTERED:
+                    score = (value - top) * inverse_temperature - log_noise(start, token)
+                    score = tl.where(value >= threshold, score, float("-inf"))
+                else:
+                    score = value * inverse_temperature - log_noise(start, token)
                 score = marked_where_bad(value, score)
                 leader_token = tl.where(score > leader, token, leader_token)
                 leader = tl.where(score > leader, score, leader)
                 first += BLOCK
         tl.atomic_max(best + i, tl.max(sort_key(leader, leader_token)))
         if tl.atomic_add(arrived + i, 1) == tl.num_programs(1) - 1:
-            key = tl.atomic_xchg(best + i, NO_SCORE)
+            key = tl.atomic_xchg(best + i, NO_KEY)
             tl.store(arrived + i, 0)
             token = token_of(key)
-            score = score_of(key)
+            score = value_of(key)
             # not even one possible token, or one that is NaN or +inf
             token = tl.where((score == float("-inf")) | (score == float("inf")), -1, token)
             tl.store(out_tokens + i, token)
             tl.store(last_tokens + row, tl.maximum(token, 0))
             if COUNTED:
-                slot = tl.load(params + row * FIELDS + COUNT_SLOT)
+                slot = int_field(params, row, COUNT_SLOT)
                 if (slot >= 0) & (token >= 0):
                     tl.atomic_add(counts + slot.to(tl.int64) * vocab + token, 1)
 
@@ -182,29 +227,10 @@ def marked_where_bad(value, score):
 
 
 @triton.jit
-def sort_key(score, token):
-    """One int64 that sorts by score, then by the lower token: (ordered bits of the score, ~token)."""
-    bits = (score + 0.0).to(tl.int32, bitcast=True)  # + 0.0: -0.0 equals 0.0
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
-
-
-@triton.jit
-def token_of(key):
-    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
-
-
-@triton.jit
-def score_of(key):
-    bits = (key >> 32).to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def stream_start(params, row, position):
     """What the noise of this output position is counted from: as `ops.sampling.stream_start`."""
-    low = tl.load(params + row * FIELDS + STREAM_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(params + row * FIELDS + STREAM_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
+    low = int_field(params, row, STREAM_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = int_field(params, row, STREAM_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
     return mixed(((high << 32) | low) + position.to(tl.uint64) + GAMMA)
 
 

@@ -296,19 +296,6 @@ def _fields(params: RowParams, slot: int, min_tokens: int) -> IntArray:
 
 
 @triton.jit
-def float_field(params, row, FIELD: tl.constexpr):
-    """A float32 column of the row."""
-    return tl.load(params + row * FIELDS + FIELD).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def is_processed(params, row, position):
-    """Whether the row's logits are changed at this output position."""
-    flags = tl.load(params + row * FIELDS + FLAGS)
-    return ((flags & PROCESSED) != 0) | (position < tl.load(params + row * FIELDS + MIN_TOKENS))
-
-
-@triton.jit
 def _apply_records(
     blob,
     params,
