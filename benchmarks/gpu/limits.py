@@ -1,0 +1,30 @@
+"""The physical limit of a run: each step's bytes over read bandwidth or FLOPs over matmul rate, summed.
+
+Both ceilings were measured on the card: a sum over 2 GiB, and a product of random 8192 × 8192 bf16 matrices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+READ_BYTES_PER_S = 4.27e12
+FLOPS_PER_S = 791e12
+BYTES = 2  # bf16
+
+
+def limit_seconds(spec: Any, records: list[Any], shared_tokens: int = 0) -> float:
+    """`shared_tokens`: of every decoding sequence so many are the same KV, which need be read only once."""
+    return sum(step_limit_seconds(spec, record, shared_tokens) for record in records)
+
+
+def step_limit_seconds(spec: Any, record: Any, shared_tokens: int = 0) -> float:
+    tokens = record.decode_batch + record.prefill_tokens
+    samples = record.decode_batch + record.prefill_rows
+    # Of a chunk's product of queries and context, what lies above the diagonal is not computed.
+    above = record.prefill_tokens**2 / 2 / max(1, record.prefill_rows)
+    pairs = record.decode_context + max(0.0, record.prefill_context_product - above)
+    attention = 4 * spec.num_heads * spec.head_dim * spec.num_layers * pairs
+    flops = tokens * spec.matmul_flops_per_token + samples * spec.lm_head_flops + attention
+    context = record.decode_context - shared_tokens * max(0, record.decode_batch - 1)
+    weights = BYTES * (spec.matmul_parameters + spec.vocab_size * spec.hidden_size)
+    return max((weights + context * spec.kv_bytes_per_token(BYTES)) / READ_BYTES_PER_S, flops / FLOPS_PER_S)

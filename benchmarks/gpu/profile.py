@@ -1,0 +1,72 @@
+"""Where a case's time goes on the device: its kernels by share of the time, beside what they achieved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.gpu import limits
+
+# Which part of the step a kernel is, by a piece of its name; the first that fits.
+PARTS = {
+    "decode_attention": "attention of decodes",
+    "shared_prefix": "attention of decodes",
+    "combine": "attention of decodes",
+    "prefill": "attention of prompts",
+    "gather_kv": "attention of prompts",
+    "attention": "attention of decodes",
+    "gemv": "linears",
+    "split": "linears",
+    "gated_linear": "linears",
+    "gemm": "linears",
+    "nvjet": "linears",
+    "cutlass": "linears",
+    "cublas": "linears",
+    "norm": "norms, rope, activation",
+    "rope": "norms, rope, activation",
+    "gate": "norms, rope, activation",
+    "sampl": "sampling",
+    "gumbel": "sampling",
+    "Memcpy": "copies",
+}
+
+
+def print_profile(built: Any, run: Callable[[], float], case: str, top: int = 14) -> None:
+    """Profile one run of the case; a profiled run is slower, so only shares and kernel times are of use."""
+    from torch.profiler import ProfilerActivity, profile
+
+    before = len(built.core.steps.dump())
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        wall_s = run()
+    records = built.core.steps.dump()[before:]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    launches: defaultdict[str, int] = defaultdict(int)
+    for event in profiler.key_averages():
+        seconds[event.key] += event.self_device_time_total * 1e-6
+        launches[event.key] += event.count
+    total = sum(seconds.values())
+    print(f"  {case}: kernels {total:.3f} s of {wall_s:.3f} s, {len(records)} steps")
+    for name, spent in sorted(seconds.items(), key=lambda item: -item[1])[:top]:
+        each = 1e6 * spent / launches[name]
+        print(f"    {100 * spent / total:5.1f} %  {launches[name]:7d} × {each:8.1f} µs  {name[:90]}")
+    _print_parts(built.spec, records, seconds, total)
+
+
+def _print_parts(spec: Any, records: list[Any], seconds: dict[str, float], total: float) -> None:
+    parts: defaultdict[str, float] = defaultdict(float)
+    for name, spent in seconds.items():
+        part = next((part for piece, part in PARTS.items() if piece.lower() in name.lower()), "other")
+        parts[part] += spent
+    tokens = sum(r.decode_batch + r.prefill_tokens for r in records)
+    samples = sum(r.decode_batch + r.prefill_rows for r in records)
+    weights = limits.BYTES * (spec.matmul_parameters + spec.vocab_size * spec.hidden_size) * len(records)
+    kv = spec.kv_bytes_per_token(limits.BYTES) * sum(r.decode_context for r in records)
+    flops = tokens * spec.matmul_flops_per_token + samples * spec.lm_head_flops
+    for part, spent in sorted(parts.items(), key=lambda item: -item[1]):
+        rate = ""
+        if part == "linears":
+            rate = f"{weights / spent / 1e12:.2f} TB/s of weights, {flops / spent / 1e12:.0f} TFLOP/s"
+        elif part == "attention of decodes":
+            rate = f"{kv / spent / 1e12:.2f} TB/s of KV"
+        print(f"    {100 * spent / total:5.1f} %  {1e3 * spent / max(1, len(records)):8.3f} ms a step  {part}  {rate}")

@@ -1,0 +1,243 @@
+"""CudaRunner: a StepPlan as one forward pass on a CUDA device, launched without waiting for it.
+
+Sequences have permanent rows on the device; the host sends each step one block of integers (differences of
+block tables, positions, tokens it knows) and gets back token ids. The input of a decode whose token is still
+being sampled by the step before is taken on the device, so `launch` may be called again before `collect`.
+All work is on one stream: a step sees everything that earlier steps wrote. It never decides what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.cuda_inputs import CudaInputs
+from ridgeline.engine.cuda_sampling import DeviceSampler, Pick, SampleTicket
+from ridgeline.engine.decode_graphs import DecodeGraphs, GraphKey, ladder
+from ridgeline.engine.device_rows import DeviceRow, DeviceRows
+from ridgeline.engine.errors import DeviceOutOfMemory
+from ridgeline.engine.prompt_scores import PromptScores
+from ridgeline.engine.request import Sequence
+from ridgeline.engine.step import RowResult, StepPlan, StepResult, StepRow
+from ridgeline.models.cuda_buffers import Buffers
+from ridgeline.models.cuda_decoder import CudaDecoder
+from ridgeline.models.spec import ModelSpec
+from ridgeline.models.weights import DecoderWeights
+from ridgeline.ops.cuda.blocks import copy_blocks
+from ridgeline.ops.cuda.prefill_attention import tile_tokens_of
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched step: the plan's rows in the order they were computed, and what comes back of them."""
+
+    order: list[int]  # places in the plan
+    rows: list[StepRow]
+    samples: SampleTicket | None
+    scores: list[PromptScores | None]  # of each row
+
+
+class CudaRunner:
+    name = "cuda"
+    lookahead = 1
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        max_context: int,
+        num_blocks: int,
+        block_size: int,
+        max_running: int,
+        step_tokens: int,
+        deterministic: bool = False,
+        cuda_graphs: bool = True,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        device, dtype = weights.embed.device, weights.embed.dtype
+        on_gpu = device.type == "cuda"
+        sizes = ladder(max_running)
+        tokens = max(step_tokens, sizes[-1])
+        kv_shape = (spec.num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
+        # Split sums of cuBLAS in full precision: what a batch of another size changes must stay small.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self.kv = torch.empty(kv_shape, dtype=kv_dtype or dtype, device=device)
+        buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context)
+        self.decoder = CudaDecoder(spec, weights, self.kv, buffers, max_context, deterministic)
+        # Twice as many rows as run: those that ended keep theirs until the step in flight has landed.
+        num_rows = 2 * sizes[-1]
+        self._rows = DeviceRows(num_rows, -(-max_context // block_size))
+        tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype)
+        self._inputs = CudaInputs(device, self._rows, num_rows, tokens, block_size, tile_tokens)
+        self._sampler = DeviceSampler(spec.eos_ids, spec.vocab_size, num_rows, sizes[-1], device)
+        # In deterministic mode decodes are rows like others, so there is no batch size to have a graph for.
+        self.graphs = DecodeGraphs(self._run_decodes, sizes, cuda_graphs and on_gpu and not deterministic)
+        if on_gpu:
+            torch.cuda.current_stream(device).synchronize()
+
+    # ── the runner's contract ────────────────────────────────────────────────────────────────────────────
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Start the plan on the device and return at once. KV writes are idempotent."""
+        try:
+            with self._on_stream():
+                return self._launch(plan)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise DeviceOutOfMemory(str(error)) from error
+
+    def collect(self, flight: Flight) -> StepResult:
+        """Wait for the step and give its tokens, in the order of the plan's rows."""
+        samples = iter(flight.samples.collect() if flight.samples is not None else [])
+        results = [RowResult()] * len(flight.rows)
+        for place, row, scores in zip(flight.order, flight.rows, flight.scores, strict=True):
+            own = [next(samples) for _ in row.samplers]
+            if own or scores is not None:
+                results[place] = RowResult(own, scores.collect() if scores is not None else [])
+        return StepResult(results)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self.collect(self.launch(plan))
+
+    def idle(self) -> bool:
+        """Nothing to compute: capture one more graph. True while there is more of that to do."""
+        key = self.graphs.next_missing()
+        if key is None:
+            return False
+        with self._on_stream():
+            self._inputs.stage_decodes([], key.size)
+            self._inputs.send(key.size)
+            self.graphs.prepare(key)
+        return True
+
+    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        with torch.inference_mode():
+            if self._stream is None:
+                yield
+            else:
+                with torch.cuda.stream(self._stream):
+                    yield
+
+    def _launch(self, plan: StepPlan) -> Flight:
+        for seq in plan.retired:
+            self._release(seq)
+        order = sorted(range(len(plan.rows)), key=lambda place: not _is_decode(plan.rows[place]))
+        rows = [plan.rows[place] for place in order]
+        for row in rows:
+            self._note(row)
+        self._sampler.flush()
+        self._copy_blocks(plan)
+        # In deterministic mode a decode is a row like any other: one arithmetic for all.
+        num_decodes = 0 if self.decoder.deterministic else sum(map(_is_decode, rows))
+        if num_decodes == len(rows):
+            return self._launch_decodes(order, rows)
+        return self._launch_mixed(order, rows, num_decodes)
+
+    def _launch_decodes(self, order: list[int], rows: list[StepRow]) -> Flight:
+        size = self.graphs.padded(len(rows))
+        self._inputs.stage_decodes(rows, size)
+        picks, staged = self._stage_picks(rows)
+        self._inputs.send(size)
+        logits = self.graphs.step(GraphKey(size))
+        return Flight(order, rows, self._sample(logits, picks, staged), [None] * len(rows))
+
+    def _run_decodes(self, key: GraphKey) -> Tensor:
+        """A padded decode batch from the permanent buffers: what graphs are made of."""
+        return self.decoder.forward(self._inputs.step(key.size, key.size, key.size))
+
+    def _launch_mixed(self, order: list[int], rows: list[StepRow], num_decodes: int) -> Flight:
+        logit_tokens, scored = _wanted_tokens(rows)
+        prefill, logit_rows = self._inputs.stage_mixed(rows, num_decodes, logit_tokens)
+        picks, staged = self._stage_picks(rows)
+        tokens = sum(row.count for row in rows)
+        self._inputs.send(tokens)
+        step = self._inputs.step(tokens, num_decodes, len(picks), prefill, logit_rows)
+        logits = self.decoder.forward(step)
+        samples = self._sample(logits, picks, staged)
+        scores = [None if where is None else self._score(row, where) for row, where in zip(rows, scored, strict=True)]
+        return Flight(order, rows, samples, scores)
+
+    def _stage_picks(self, rows: list[StepRow]) -> tuple[list[Pick], tuple[Tensor, Tensor]]:
+        picks = [
+            Pick(self._rows.index_of(seq), seq, row.start + row.count - seq.prompt_len)
+            for row in rows
+            for seq in row.samplers
+        ]
+        device_rows = self._inputs.stage([pick.row for pick in picks])
+        return picks, (device_rows, self._inputs.stage([pick.position for pick in picks]))
+
+    def _sample(
+        self, logits: Tensor, picks: list[Pick], staged: tuple[Tensor, Tensor]
+    ) -> SampleTicket | None:
+        if not picks:
+            return None
+        return self._sampler.sample(logits[: len(picks)], picks, *staged, self._inputs.last_tokens)
+
+    def _score(self, row: StepRow, where: range) -> PromptScores:
+        """How likely the row's prompt tokens were. Rare, and waited for: its sequence is never planned ahead."""
+        targets = row.seq.tokens[row.start + 1 : min(row.start + row.count + 1, row.seq.prompt_len)]
+        hidden = self.decoder.buffers.normed[where.start : where.start + len(targets)]
+        return PromptScores.of(hidden, targets, row.seq.params.prompt_logprobs or 0, self.decoder)
+
+    # ── device rows ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _note(self, row: StepRow) -> None:
+        known = self._rows.of(row.seq) or self._take(row.seq)
+        self._rows.note_blocks(known, row.seq.block_table)
+        for seq in row.samplers:
+            if seq is not row.seq and self._rows.of(seq) is None:  # siblings: their first token is sampled now
+                self._take(seq)
+
+    def _take(self, seq: Sequence) -> DeviceRow:
+        row = self._rows.take(seq)
+        self._sampler.set_row(row.index, seq)
+        return row
+
+    def _release(self, seq: Sequence) -> None:
+        row = self._rows.of(seq)
+        if row is not None:
+            self._sampler.clear_row(row.index)
+            self._rows.release(seq)
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if plan.copies:
+            device = self.kv.device
+            sources = torch.tensor([copy.source for copy in plan.copies], dtype=torch.int32, device=device)
+            targets = torch.tensor([copy.target for copy in plan.copies], dtype=torch.int32, device=device)
+            copy_blocks(self.kv, sources, targets)
+
+
+def _is_decode(row: StepRow) -> bool:
+    return row.count == 1 and not row.prompt_logprobs
+
+
+def _wanted_tokens(rows: list[StepRow]) -> tuple[list[int], list[range | None]]:
+    """Tokens of the step whose hidden states are wanted: one per sample first, then those of scored prompts.
+
+    Also where the latter are among them, row by row.
+    """
+    wanted: list[int] = []
+    end = 0
+    for row in rows:
+        end += row.count
+        wanted += [end - 1] * len(row.samplers)
+    scored: list[range | None] = []
+    end = 0
+    for row in rows:
+        end += row.count
+        if row.prompt_logprobs:
+            scored.append(range(len(wanted), len(wanted) + row.count))
+            wanted += range(end - row.count, end)
+        else:
+            scored.append(None)
+    return wanted, scored

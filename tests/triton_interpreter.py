@@ -1,0 +1,44 @@
+"""Triton 3.6's interpreter, mended where it differs from a GPU. Importing this mends it; tests of kernels do.
+
+It keeps scalars as arrays of one element, of which numpy 2.4 no longer makes ints; it multiplies the bits of
+bfloat16 matrices as if they were integers; and it cuts float32 to bfloat16 where hardware rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+_patch = interpreter._patch_lang_tensor
+_dot = interpreter.InterpreterBuilder.create_dot
+_convert = interpreter._convert_float
+
+
+def _patched(tensor: Any, scope: Any) -> None:
+    _patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+def _wide(x: Any) -> Any:
+    if x.dtype != tl.bfloat16:
+        return x
+    return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+
+def _converted(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+    if source == tl.float32 and target == tl.bfloat16:
+        bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint16(0x7FC0), rounded).reshape(values.shape)
+    if source == tl.bfloat16 and target == tl.float32:
+        wide = np.ascontiguousarray(values).view(np.uint16).astype(np.uint32) << 16
+        return wide.reshape(values.shape)
+    return _convert(values, source, target, rounding_mode)
+
+
+interpreter._patch_lang_tensor = _patched
+interpreter._convert_float = _converted
+interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: _dot(self, _wide(a), _wide(b), *rest)
