@@ -24,7 +24,9 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@touch $@
 
+# Triton 3.6.0 goes first and stays beside a CPU build of torch; a CUDA build replaces it by its own.
 $(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/pip install --quiet "triton==3.6.0; platform_system == 'Linux'"
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
