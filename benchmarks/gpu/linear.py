@@ -161,10 +161,14 @@ def _gemv_configs(kind: str, tokens: int, n: int, k: int) -> Iterator[tuple[str,
     candidates = [default, replace(default, block_n=default.block_n * 2)]
     if tokens == 1 and default.block_n > 1:
         candidates.append(replace(default, block_n=default.block_n // 2))
-    if tokens == 1 and default.num_warps >= 2 and kind != "lm_head":
+    if tokens == 1 and default.block_k == 4096:
+        candidates.append(replace(default, num_warps=16, block_n=default.block_n * 2))
+    elif tokens == 1 and default.num_warps >= 2:
         candidates.append(replace(default, num_warps=default.num_warps // 2))
+    if k > default.block_k:
+        candidates.append(replace(default, prefetch=True))
     for config in candidates:
-        mark = "*" if config is default else ""
+        mark = (" prefetch" if config.prefetch else "") + ("*" if config is default else "")
         yield f"n{config.block_n} k{config.block_k} w{config.num_warps}{mark}", config
 
 
@@ -178,6 +182,8 @@ def _tile_configs(kind: str, tokens: int, n: int, k: int) -> Iterator[tuple[str,
         candidates.append(replace(default, block_k=128, num_stages=max(2, default.num_stages // 2)))
         if default.block_n == 128:
             candidates.append(replace(default, block_n=256, num_warps=8, num_stages=4))
+    if tokens == 128 and default.block_n == 128 and kind != "lm_head":
+        candidates.append(replace(default, block_n=256, num_stages=4))
     if tokens == 64 and kind in ("qkv", "down"):
         candidates.append(replace(default, descriptors=False))
     for config in candidates:
@@ -187,13 +193,17 @@ def _tile_configs(kind: str, tokens: int, n: int, k: int) -> Iterator[tuple[str,
 def _gated_configs(tokens: int, ffn: int, k: int) -> Iterator[tuple[str, TileConfig]]:
     default = gemm.tile_config(tokens, ffn, k, gated=True)
     candidates = [default]
-    if tokens == 64:
-        candidates.append(replace(default, num_warps=8, num_stages=7))
+    if tokens == 64 and default.block_n == 32:
+        candidates.append(replace(default, block_n=64, num_stages=4))
+        candidates.append(replace(default, block_k=128, num_stages=3))
+    elif tokens == 64:
+        candidates.append(replace(default, num_warps=8, num_stages=8))
         candidates.append(replace(default, block_k=128, num_stages=2))
+        candidates.append(replace(default, block_n=128, num_warps=8, num_stages=5))
         candidates.append(replace(default, descriptors=False))
-    if tokens == 128:
-        candidates.append(replace(default, num_warps=4, num_stages=3))
-        candidates.append(replace(default, block_n=128, num_stages=4))
+    elif tokens == 128:
+        candidates.append(replace(default, block_n=64, num_warps=4, num_stages=3))
+        candidates.append(replace(default, block_n=128, num_warps=8, num_stages=4))
     for config in candidates:
         yield _described(config, config is default), config
 
@@ -288,15 +298,18 @@ def _measure_stacks(report: Report, model: Shapes) -> None:
         for _ in range(model.layers)
     ]
     weights = 2.0 * sum(w.numel() for w in (layers[0].qkv, layers[0].o, layers[0].gate_up, layers[0].down))
-    for tokens in (1, 8, 16, 64, 128):
-        few = tokens <= gemv.MOST_ROWS
-        run = _few(model, tokens) if few else _many(model, tokens)
+    for tokens in (1, 4, 8, 16, 64, 128):
+        ways = {}
+        if tokens <= gemv.MOST_ROWS:
+            ways["gemv"] = _few(model, tokens)
+        if tokens >= 4:
+            ways["split, gated"] = _many(model, tokens)
+        for label, run in ways.items():
+            for dependent in (True, False) if tokens in (1, 64) else (True,):
+                with _dependent_launches(dependent):
+                    name = f"stack {model.name} T={tokens} {label} {'PDL' if dependent else 'no PDL'}"
+                    report.attempt(name, [partial(run, layer) for layer in layers], bytes=weights)
         cublas = _library(model, tokens)
-        for dependent in (True, False) if tokens in (1, 64) else (True,):
-            with _dependent_launches(dependent):
-                name = f"stack {model.name} T={tokens} {'gemv' if few else 'split, gated'}"
-                name += " PDL" if dependent else " no PDL"
-                report.attempt(name, [partial(run, layer) for layer in layers], bytes=weights)
         name = f"stack {model.name} T={tokens} cuBLAS alone"
         report.attempt(name, [partial(cublas, layer) for layer in layers], bytes=weights)
 

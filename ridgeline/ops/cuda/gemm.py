@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ridgeline.ops.cuda.gemv import activated
+from ridgeline.ops.cuda.gemv import activated, prefetched
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 
 SMS = 132
@@ -51,16 +51,15 @@ def token_bucket(tokens: int) -> int:
 def tile_config(tokens: int, n: int, k: int, *, gated: bool = False) -> TileConfig:
     """What is used for 16-bit weights unless the caller says otherwise; `n` is F where `gated`."""
     block_t = token_bucket(tokens)
+    few = n * k < 1 << 23  # such a weight is read in a few µs: many small tiles rather than few splits
     if block_t == 256:
         return TileConfig(64 if gated else 128, 256, 64, num_warps=8, num_stages=3)
+    if few:
+        stages = {16: 8, 32: 8, 64: 6, 128: 4}[block_t]
+        return TileConfig(32 if gated else 64, block_t, 64, num_warps=4, num_stages=stages)
     if block_t == 128:
-        return TileConfig(64 if gated else 128, 128, 64, num_warps=8, num_stages=5 if gated else 6)
-    stages = 4 if block_t == 64 else 5
-    if gated:
-        return TileConfig(64, block_t, 64, num_warps=4, num_stages=stages)
-    if triton.cdiv(n, 128) < 24:  # few rows: smaller tiles, fewer splits
-        return TileConfig(64, block_t, 64, num_warps=4, num_stages=6)
-    return TileConfig(128, block_t, 64, num_warps=4, num_stages=stages)
+        return TileConfig(64 if gated else 128, 128, 64, num_warps=8, num_stages=6)
+    return TileConfig(64 if gated else 128, block_t, 64, num_warps=4, num_stages=4 if block_t == 64 else 5)
 
 
 def splits_for(tokens: int, n: int, k: int, config: TileConfig | None = None) -> int:
@@ -263,15 +262,27 @@ def _gated_kernel(
     wait_for_inputs(PDL)
 
     EVEN: tl.constexpr = STEPS * BLOCK_K == K
-    gates = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    ups = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    for step in range(STEPS):
-        start = step * BLOCK_K
-        acts = _tile(x, x_tiles, first_token, start, tokens, K, BLOCK_T, BLOCK_K, EVEN, DESCRIPTORS)
-        w = _tile(weight, weight_tiles, first_row, start, n, K, BLOCK_N, BLOCK_K, EVEN, DESCRIPTORS)
-        gates = _dot(w, acts, gates)
-        u = _tile(weight, weight_tiles, first_row + n, start, 2 * n, K, BLOCK_N, BLOCK_K, EVEN, DESCRIPTORS)
-        ups = _dot(u, acts, ups)
+    if BLOCK_N >= 64:
+        gates = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        ups = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        for step in range(STEPS):
+            start = step * BLOCK_K
+            acts = _tile(x, x_tiles, first_token, start, tokens, K, BLOCK_T, BLOCK_K, EVEN, DESCRIPTORS)
+            w = _tile(weight, weight_tiles, first_row, start, n, K, BLOCK_N, BLOCK_K, EVEN, DESCRIPTORS)
+            gates = _dot(w, acts, gates)
+            u = _tile(
+                weight, weight_tiles, first_row + n, start, 2 * n, K, BLOCK_N, BLOCK_K, EVEN, DESCRIPTORS
+            )
+            ups = _dot(u, acts, ups)
+    else:  # a tile of the tensor cores has 64 rows at least: half of them gates, half of them ups
+        row = tl.arange(0, 2 * BLOCK_N)
+        both = tl.minimum(first_row + row % BLOCK_N, n - 1) + row // BLOCK_N * n
+        sums = tl.zeros((2 * BLOCK_N, BLOCK_T), tl.float32)
+        for step in range(STEPS):
+            start = step * BLOCK_K
+            acts = _tile(x, x_tiles, first_token, start, tokens, K, BLOCK_T, BLOCK_K, EVEN, DESCRIPTORS)
+            sums = _dot(_rows(weight, both, start, K, BLOCK_K, EVEN), acts, sums)
+        gates, ups = tl.split(tl.permute(tl.reshape(sums, (2, BLOCK_N, BLOCK_T)), (1, 2, 0)))
 
     dtype = out.dtype.element_ty
     rows = first_row + tl.arange(0, BLOCK_N)
@@ -313,7 +324,12 @@ def _tile(
     """[BLOCK, BLOCK_K] of a [count, K] matrix; zeros beyond K, anything finite beyond the last row."""
     if DESCRIPTORS:
         return tiles.load([first, start])
-    line = tl.minimum(first + tl.arange(0, BLOCK), count - 1).to(tl.int64) * K
+    return _rows(source, tl.minimum(first + tl.arange(0, BLOCK), count - 1), start, K, BLOCK_K, EVEN)
+
+
+@triton.jit
+def _rows(source, rows, start, K: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):
+    line = rows.to(tl.int64) * K
     columns = start + tl.arange(0, BLOCK_K)
     if EVEN:
         return tl.load(source + line[:, None] + columns[None, :])
@@ -342,12 +358,4 @@ def _prefetch(
     if PDL and PREFETCH > 0:
         rows = tl.minimum(first_row + tl.arange(0, BLOCK_N), count - 1)
         column = tl.minimum(begin, K - PREFETCH // 2)
-        places = weight + rows.to(tl.int64) * K + column
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-            "=r,l,r",
-            [places, tl.full((BLOCK_N,), PREFETCH, tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        prefetched(weight + rows.to(tl.int64) * K + column, PREFETCH)

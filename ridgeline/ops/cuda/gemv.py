@@ -27,6 +27,7 @@ class GemvConfig:
     block_n: int
     block_k: int
     num_warps: int
+    prefetch: bool = False  # what comes after the first block of K is asked into L2 at the very start
 
 
 def gemv_config(tokens: int, n: int, k: int, *, gated: bool = False, bits: int = 16) -> GemvConfig:
@@ -35,10 +36,7 @@ def gemv_config(tokens: int, n: int, k: int, *, gated: bool = False, bits: int =
     The whole K in one block where it fits (the norm then reads x once), 16 to 32 KB of weights per program,
     and programs enough for every SM.
     """
-    most_k = 4096 if bits == 16 else 1024
-    block_k = min(most_k, max(128, triton.next_power_of_2(k)))
-    if k > block_k and k % block_k and block_k > 1024 and k % 1024 == 0:
-        block_k = 1024 if k <= 4096 else 2048
+    block_k = min(4096 if bits == 16 else 1024, max(128, triton.next_power_of_2(k)))
     num_warps = max(1, min(8, block_k // 256))
     block_n = 8 if block_k <= 1024 else 4
     if gated or tokens > 2:
@@ -92,6 +90,7 @@ def gemv(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         WIDTH=128 // bits,
+        PIECES=_pieces(config, k) if bits == 16 else 0,
         NORM=norm_weight is not None,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
@@ -100,6 +99,13 @@ def gemv(
         num_warps=config.num_warps,
         **options,
     )
+
+
+def _pieces(config: GemvConfig, k: int) -> int:
+    """Into how many pieces the rest of a row is cut so that each thread asks for one; 0: no prefetch."""
+    pieces = max(1, config.num_warps * 32 // config.block_n)
+    rest = k - config.block_k
+    return pieces if config.prefetch and rest > 0 and rest % (8 * pieces) == 0 and k % 8 == 0 else 0
 
 
 @triton.jit(do_not_specialize=["tokens", "eps"])  # what changes must not compile anew
@@ -117,6 +123,7 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WIDTH: tl.constexpr,
+    PIECES: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -137,6 +144,12 @@ def _gemv_kernel(
         u = tl.load(tile + up_offset, mask=tile_mask, other=0.0, eviction_policy="evict_first")
     if NORM:
         g = tl.load(norm_weight + columns, mask=inside, other=0.0)[None, None, :]
+    if PDL and PIECES > 0:
+        piece = BLOCK_K + tl.arange(0, PIECES) * ((K - BLOCK_K) // PIECES)
+        places = weight + tl.minimum(rows, n - 1).to(tl.int64)[:, None] * K + piece[None, :]
+        prefetched(places, (K - BLOCK_K) // PIECES * 2)
+        if ACTIVATION != "":
+            prefetched(places + up_offset, (K - BLOCK_K) // PIECES * 2)
     place = out + token[None, :] * n + rows[:, None]
     mask = (rows < n)[:, None] & (token < tokens)[None, :]
     wait_for_inputs(PDL)
@@ -203,3 +216,16 @@ def activated(gate, ACTIVATION: tl.constexpr):
         inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)  # 2·sqrt(2/π)
         active = wide * tl.sigmoid(inner)  # (1 + tanh(z)) / 2 = sigmoid(2z)
     return active.to(gate.dtype)
+
+
+@triton.jit
+def prefetched(places, BYTES: tl.constexpr):
+    """Ask for BYTES (a multiple of 16) from each address into L2; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [places, tl.full(places.shape, BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

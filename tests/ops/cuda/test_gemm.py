@@ -85,15 +85,17 @@ def test_gates_and_ups_become_their_gated_product(
 
 
 @pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("block_n", [32, 64])
 @pytest.mark.parametrize("k", [64, 72])
-def test_both_ways_to_load_tiles_give_the_same(descriptors: bool, k: int, device: str) -> None:
+def test_both_ways_to_load_tiles_give_the_same(descriptors: bool, k: int, block_n: int, device: str) -> None:
+    config = replace(SMALL, descriptors=descriptors, block_n=block_n)
     x = _random(21, k, dtype=torch.float16, device=device)
     weight = _random(130, k, dtype=torch.float16, device=device)
     out = _poisoned(21, 130, dtype=torch.float16, device=device)
-    linear_into(x, weight, out, config=replace(SMALL, descriptors=descriptors))
+    linear_into(x, weight, out, config=config)
     assert_close(out, _exact(x, weight), torch.float16)
     gated = _poisoned(21, 65, dtype=torch.float16, device=device)
-    gated_linear(x, weight, gated, "silu", config=replace(SMALL, descriptors=descriptors))
+    gated_linear(x, weight, gated, "silu", config=config)
     gate, up = _exact(x, weight).half().chunk(2, dim=-1)
     assert_close(gated, F.silu(gate) * up, torch.float16)
 
@@ -120,7 +122,7 @@ def test_the_splits_fill_the_machine_and_leave_no_part_empty(tokens: int, n: int
     steps = -(-k // config.block_k)
     assert (splits - 1) * -(-steps // splits) < steps
     assert splits == 1 or -(-n // config.block_n) * splits <= 264
-    if n * k > 1 << 20:
+    if n * k > 1 << 20 and tokens <= 128:
         assert -(-n // config.block_n) * splits >= 96
 
 
