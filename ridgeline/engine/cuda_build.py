@@ -38,6 +38,7 @@ from ridgeline.models.weights_layout import pieces
 if TYPE_CHECKING:
     import torch
 
+    from ridgeline.engine.cuda_runner import CudaRunner
     from ridgeline.models.weights import DecoderWeights
 
 log = logging.getLogger(__name__)
@@ -104,31 +105,18 @@ class CudaBuild:
     def load(self, plan: MemoryPlan, sizes: StepSizes, progress: Progress | None) -> Loaded:
         import torch
 
-        from ridgeline.engine.cuda_runner import CudaRunner
-
-        config, device = self._config, self._device
+        device = self._device
         dtype = getattr(torch, self._dtype)
         kernels = threading.Thread(target=self._warm_kernels, args=(dtype, sizes), daemon=True)
         kernels.start()
         device.mark("start")
         weights = self._weights(dtype, progress)
         device.mark("weights")
-        runner = CudaRunner(
-            spec=self._spec,
-            weights=weights,
-            max_context=plan.max_context,
-            num_blocks=plan.num_blocks,
-            block_size=config.block_size,
-            max_running=sizes.max_running,
-            step_tokens=sizes.step_tokens,
-            deterministic=config.deterministic,
-            cuda_graphs=config.cuda_graphs,
-            kv_dtype=dtype,
-        )
+        runner = self._runner(weights, plan, sizes)
         device.mark("runner")
         return Loaded(
             runner=runner,
-            unit=device.name + ", deterministic" * config.deterministic,
+            unit=device.name + ", deterministic" * self._config.deterministic,
             weights=self._dtype,
             kv=self._dtype,
             weights_bytes=weights.nbytes,
@@ -163,6 +151,22 @@ class CudaBuild:
         from ridgeline.models.weights_stream import stream_weights
 
         return stream_weights(self._path, self._spec, dtype, progress, DEVICE)
+
+    def _runner(self, weights: DecoderWeights, plan: MemoryPlan, sizes: StepSizes) -> CudaRunner:
+        from ridgeline.engine.cuda_runner import CudaRunner
+
+        return CudaRunner(
+            spec=self._spec,
+            weights=weights,
+            max_context=plan.max_context,
+            num_blocks=plan.num_blocks,
+            block_size=self._config.block_size,
+            max_running=sizes.max_running,
+            step_tokens=sizes.step_tokens,
+            deterministic=self._config.deterministic,
+            cuda_graphs=self._config.cuda_graphs,
+            kv_dtype=weights.embed.dtype,
+        )
 
     def _warm_kernels(self, dtype: torch.dtype, sizes: StepSizes) -> None:
         """Compile, or take from the disk cache, what the first steps launch. If it fails, so will they."""

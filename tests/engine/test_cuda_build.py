@@ -216,3 +216,35 @@ def test_random_weights_need_a_configuration_and_no_files(tmp_path: Path) -> Non
             assert delta.error is None
             tokens += delta.tokens
     assert len(tokens) == 3
+
+
+def test_the_runner_is_made_as_planned(tmp_path: Path) -> None:
+    """The GPU's runner on a CPU, where it can be made and not be fast."""
+    pytest.importorskip("triton", reason="triton is not installed; the runner's kernels cannot be imported")
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    build, sizes = build_at(tmp_path, kv_tokens=512), StepSizes(64, 64, 8)
+    spec = read_spec(tmp_path)
+    plan = plan_memory(spec, EngineConfig(kv_tokens=512), build.footprint(sizes), 0)
+    runner = build._runner(random_weights(spec, torch.bfloat16), plan, sizes)
+    assert runner.kv.nbytes == plan.kv_bytes
+    assert runner.kv.dtype == torch.bfloat16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_gpu_engine_starts_with_a_receipt_that_keeps_to_its_plan(tmp_path: Path, overlap: bool) -> None:
+    tiny_model("qwen3").config.save_pretrained(tmp_path)
+    config = EngineConfig(
+        backend="cuda", load_format="dummy", kv_tokens=4096, max_running=8, step_tokens=256, overlap=overlap
+    )
+    built = build_engine(config, tmp_path)
+    assert list(built.budget.seconds) == ["plan", "import", "weights", "kernels", "limits"]
+    assert built.memory is not None
+    receipt = built.memory()
+    assert receipt.observed["weights"] == pytest.approx(receipt.planned["weights"], abs=1 << 20)
+    assert receipt.observed["kv"] == built.plan.kv_bytes
+    assert receipt.observed["activations"] <= receipt.planned["activations"] + (1 << 20)
+    assert receipt.peak_tensor_bytes >= receipt.observed["weights"] + receipt.observed["kv"]
+    assert receipt_of(built.budget.bytes) is not None
+    assert built.limits["read_bytes_per_s"] > 1e11

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from ridgeline.models import weights_stream
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights import DecoderWeights, load_weights
+from ridgeline.models.weights import DecoderWeights, LayerWeights, load_weights
 from ridgeline.models.weights_layout import pieces
 from ridgeline.models.weights_stream import stream_weights
 from tests.models.test_weights import assert_same, rewrite
@@ -186,3 +187,28 @@ def test_an_interrupted_load_closes_its_file_after_the_last_reader_has_ended(
     with pytest.raises(KeyboardInterrupt):
         stream(checkpoint, progress=interrupt, chunk_bytes=256)
     assert readers_at_close == [[]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_streamed_weights_are_those_loaded_on_the_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Through pinned memory and streams; from float32, so that one of the dtypes is converted there."""
+    tiny_model("gemma3").save_pretrained(tmp_path)
+    for chunk_bytes in (CHUNK_BYTES, 1 << 20):
+        there = stream(tmp_path, dtype, device="cuda", chunk_bytes=chunk_bytes)
+        here = load_weights(tmp_path, read_spec(tmp_path), dtype)
+        assert there.embed.is_cuda
+        assert_same(_on_cpu(there), here)
+    rewrite(tmp_path, {"model.norm.weight": torch.full((64,), float("nan"))})
+    with pytest.raises(BrokenModel, match=r"model\.norm\.weight holds values that are not finite"):
+        stream(tmp_path, dtype, device="cuda")
+
+
+def _on_cpu(weights: DecoderWeights) -> DecoderWeights:
+    def moved(owner: Any) -> dict[str, Any]:
+        values = {field.name: getattr(owner, field.name) for field in fields(owner)}
+        return {name: v.cpu() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+
+    layers = [LayerWeights(**moved(layer)) for layer in weights.layers]
+    return DecoderWeights(**{**moved(weights), "layers": layers})
