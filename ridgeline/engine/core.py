@@ -1,24 +1,37 @@
 """EngineCore: scheduler and runner in one loop body, with the engine's own figures.
 
-Driven by `process` (one engine behind a socket) and by `llm` (in the caller's process). `step()` plans,
-computes and applies one step; nothing here blocks, sleeps or talks to anybody.
+Driven by `process` (one engine behind a socket) and by `llm` (in the caller's process). `step()` is one turn
+of the loop, plain or overlapped; it waits for nothing but the device, and talks to nobody.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ridgeline.engine.request import Request
-from ridgeline.engine.runner import Runner
+from ridgeline.engine.errors import DeviceOutOfMemory
+from ridgeline.engine.request import Request, SeqState
+from ridgeline.engine.runner import DeviceRunner, Runner
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from ridgeline.telemetry.step_ring import StepRing
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on its way through the runner."""
+
+    plan: StepPlan
+    planned_from: float
+    launched: float
+    ticket: Any = None
 
 
 class EngineCore:
@@ -28,13 +41,22 @@ class EngineCore:
         runner: Runner,
         ring_size: int = 4096,
         clock: Callable[[], float] = time.monotonic,
+        lookahead: int | None = None,
     ) -> None:
+        """lookahead: steps launched before the oldest in flight is read; None: as many as the runner likes.
+
+        A runner that computes at once never has any.
+        """
         self.scheduler = scheduler
         self.runner = runner
         self.steps = StepRing(ring_size)
         self._clock = clock
         self.last_step_end = 0.0
         self._checked = True  # nothing has changed since the last integrity check
+        self._device = runner if isinstance(runner, DeviceRunner) else None
+        self._flights: deque[Flight] = deque()  # launched, not yet collected
+        most = self._device.lookahead if self._device else 0
+        scheduler.lookahead = most if lookahead is None else min(lookahead, most)
 
     def add(self, request: Request) -> None:
         """Queue the request. Raises InvalidRequest or QueueFull; then the engine is as it was."""
@@ -52,59 +74,138 @@ class EngineCore:
         return self.scheduler.has_work
 
     def step(self) -> list[SeqDelta]:
-        """One step: plan, compute, apply. Returns what was added to each sequence."""
+        """One turn of the loop. Returns what was added to each sequence; nothing yet, where a step was only
+        launched. Whatever interrupts it (Ctrl-C), no step stays in flight, and the books balance."""
+        try:
+            if self._device is not None and self.scheduler.lookahead:
+                return self._overlapped_step(self._device)
+            return self._plain_step()
+        except BaseException:
+            self._flights.clear()
+            self.scheduler.abandon("interrupted", self._clock())
+            raise
+
+    def _plain_step(self) -> list[SeqDelta]:
+        """Plan, compute, apply."""
+        flight = self._plan()
+        if flight is None:
+            return []
+        try:
+            result = self.runner.execute(flight.plan)
+        except DeviceOutOfMemory as error:
+            return self._shed(flight, error)
+        except Exception:
+            result = self._execute_one_by_one(flight.plan)
+        return self._land(flight, result)
+
+    def _overlapped_step(self, device: DeviceRunner) -> list[SeqDelta]:
+        """Plan, launch, and only then read the step before: the device is never without work."""
+        flight = self._plan()
+        if flight is not None:
+            try:
+                flight.ticket = device.launch(flight.plan)
+            except DeviceOutOfMemory as error:
+                return self._collect_all(device) + self._shed(flight, error)
+            except Exception:
+                deltas = self._collect_all(device)  # first: their rows may stand on what is in flight
+                return deltas + self._land(flight, self._execute_one_by_one(flight.plan))
+            self._flights.append(flight)
+        if self._flights and (flight is None or len(self._flights) > self.scheduler.lookahead):
+            return self._collect(device)
+        return []
+
+    def drain(self) -> list[SeqDelta]:
+        """Collect what is in flight and launch nothing more, for callers who leave the loop."""
+        return self._collect_all(self._device) if self._device is not None else []
+
+    def idle(self) -> bool:
+        """Called when there is nothing to do: the time to check that no block was lost.
+
+        True: the runner has more to do in idle moments.
+        """
+        if not self._checked:
+            self.scheduler.check_integrity()
+            self._checked = True
+        return self._device is not None and self._device.idle()
+
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()
+
+    # ── the parts of a step ──────────────────────────────────────────────────────────────────────────────
+
+    def _plan(self) -> Flight | None:
         started = self._clock()
         plan = self.scheduler.schedule(started)
         for seq in plan.preempted:
             log.warning(
                 "preempted %s: no KV block left; %d tokens will be computed again", seq.name, len(seq.tokens)
             )
-        if not plan:
-            return []
-        planned = self._clock()
+        return Flight(plan, started, self._clock()) if plan else None
+
+    def _collect(self, device: DeviceRunner) -> list[SeqDelta]:
+        """The oldest step in flight. If it failed, all its rows end: what it wrote cannot be known."""
+        flight = self._flights.popleft()
         try:
-            result = self._execute(plan)
-        except BaseException:  # Ctrl-C: no step stays in flight, and the books balance
-            self.scheduler.apply(StepResult([RowResult(error="interrupted")] * len(plan.rows)), self._clock())
-            raise
-        ended = self._clock()
-        deltas = self.scheduler.apply(result, ended)
-        self.last_step_end = ended
-        self._checked = False
-        self.steps.append(_record(plan, started, planned - started, ended - planned))
+            result = device.collect(flight.ticket)
+        except Exception as error:
+            log.exception("step %d failed on the device; its sequences end", flight.plan.step_id)
+            result = StepResult([RowResult(error=_failure(error))] * len(flight.plan.rows))
+        return self._land(flight, result)
+
+    def _collect_all(self, device: DeviceRunner) -> list[SeqDelta]:
+        deltas: list[SeqDelta] = []
+        while self._flights:
+            deltas += self._collect(device)
         return deltas
 
-    def idle(self) -> None:
-        """Called when there is nothing to do: the time to check that no block was lost."""
-        if not self._checked:
-            self.scheduler.check_integrity()
-            self._checked = True
+    def _land(self, flight: Flight, result: StepResult) -> list[SeqDelta]:
+        ended = self._clock()
+        deltas = self.scheduler.apply(result, ended)
+        self.steps.append(_record(flight, self.last_step_end, ended))
+        self.last_step_end = ended
+        self._checked = False
+        return deltas
 
-    def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+    def _shed(self, flight: Flight, error: DeviceOutOfMemory) -> list[SeqDelta]:
+        """Nothing else is in flight, and this step has no result."""
+        deltas = self.scheduler.shed(self._clock())
+        self._checked = False
+        log.error(
+            "no memory on the device for step %d with %d rows, %d tokens (%s); from now on a step has at most"
+            " %d tokens. A lower --max-running or --step-tokens avoids this",
+            flight.plan.step_id,
+            len(flight.plan.rows),
+            flight.plan.num_tokens,
+            error,
+            self.scheduler.step_tokens,
+        )
+        return deltas
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        """Run the plan. If the pass fails, run its rows one by one: only those that fail again end."""
-        try:
-            return self.runner.execute(plan)
-        except Exception:
-            log.exception("step %d failed; running its %d rows one by one", plan.step_id, len(plan.rows))
+    def _execute_one_by_one(self, plan: StepPlan) -> StepResult:
+        """A pass failed: its rows again, each alone. Only those that fail again end."""
+        log.exception("step %d failed; running its %d rows one by one", plan.step_id, len(plan.rows))
         return StepResult([self._execute_row(plan, row) for row in plan.rows])
 
     def _execute_row(self, plan: StepPlan, row: StepRow) -> RowResult:
+        if row.seq.state is SeqState.FINISHED:  # by a step that was in flight before this one
+            return RowResult()
         # Each with its own copies alone: those of others would undo what these have written into them.
         copies = [copy for copy in plan.copies if copy.target in row.seq.block_table]
-        alone = replace(plan, rows=[row], copies=copies)
+        alone = replace(plan, rows=[row], copies=copies, retired=[])
         try:
             return self.runner.execute(alone).rows[0]
         except Exception as error:
             log.exception("%s failed alone too; only it ends", row.seq.name)
-            return RowResult(error=f"the forward pass failed: {type(error).__name__}: {error}")
+            return RowResult(error=_failure(error))
 
 
-def _record(plan: StepPlan, started: float, schedule_s: float, wall_s: float) -> StepRecord:
+def _failure(error: Exception) -> str:
+    return f"the forward pass failed: {type(error).__name__}: {error}"
+
+
+def _record(flight: Flight, last_end: float, ended: float) -> StepRecord:
     prefill_tokens = prefill_rows = context_product = decode_batch = decode_context = 0
-    for row in plan.rows:
+    for row in flight.plan.rows:
         context = row.start + row.count
         if row.count == 1 and row.start > 0:
             decode_batch += 1
@@ -114,13 +215,14 @@ def _record(plan: StepPlan, started: float, schedule_s: float, wall_s: float) ->
             prefill_tokens += row.count
             context_product += row.count * context
     return StepRecord(
-        step_id=plan.step_id,
-        start=started,
+        step_id=flight.plan.step_id,
+        start=flight.planned_from,
         prefill_tokens=prefill_tokens,
         prefill_rows=prefill_rows,
         prefill_context_product=context_product,
         decode_batch=decode_batch,
         decode_context=decode_context,
-        wall_s=wall_s,
-        schedule_s=schedule_s,
+        wall_s=ended - flight.launched,
+        schedule_s=flight.launched - flight.planned_from,
+        busy_s=ended - max(flight.launched, last_end),
     )

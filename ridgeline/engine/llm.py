@@ -143,6 +143,7 @@ class LLM:
             self._streaming = False
             for name in numbers:
                 core.abort(name)
+            core.drain()
             core.idle()
 
     def _submit_what_fits(

@@ -59,6 +59,7 @@ class EngineLoop:
         self._owners: dict[str, tuple[int, str]] = {}  # open requests → connection, and their name there
         self._open_samples: dict[str, int] = {}  # open requests → samples not finished yet
         self._stopping = False
+        self._patience_s = 0.0  # none while there may be something to do in idle moments
 
     def run(self) -> None:
         while not self._stopping:
@@ -66,7 +67,7 @@ class EngineLoop:
             if self._core.has_work:
                 self._publish(self._core.step())
             else:
-                self._core.idle()
+                self._patience_s = 0.0 if self._core.idle() else IDLE_WAIT_S
                 if os.getppid() != self._parent:
                     log.warning("the front is gone; leaving")
                     return
@@ -75,7 +76,7 @@ class EngineLoop:
     def _receive(self) -> None:
         """Take everything that has arrived; wait only when there is nothing else to do."""
         try:
-            item = self._socket.inbox.get(timeout=IDLE_WAIT_S) if not self._core.has_work else None
+            item = None if self._core.has_work else self._socket.inbox.get(timeout=self._patience_s)
             while True:
                 if item is not None:
                     self._handle(*item)

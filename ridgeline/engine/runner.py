@@ -7,7 +7,7 @@ It never decides what runs. One implementation per backend family: `native_runne
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ridgeline.engine.request import Sequence
 from ridgeline.engine.sampler import Logits, Sampler
@@ -20,7 +20,34 @@ class Runner(Protocol):
     name: str
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's rows. KV writes are idempotent: a row may safely be executed again."""
+        """Compute the plan's rows. KV writes are idempotent: a row may safely be executed again.
+
+        Before anything that can fail, a runner that keeps something for each sequence drops what it keeps
+        for those in `plan.retired`: they are named once.
+        """
+        ...
+
+
+@runtime_checkable
+class DeviceRunner(Runner, Protocol):
+    """A backend whose device computes while the host plans the next step."""
+
+    lookahead: int  # steps that may be launched before the oldest in flight is collected
+
+    def launch(self, plan: StepPlan) -> Any:
+        """Hand the plan to the device and return a ticket for its result, without waiting.
+
+        Steps take effect in the order of their launches. No token or block table of its sequences is read
+        after this returns. Raises DeviceOutOfMemory where there is no memory for it.
+        """
+        ...
+
+    def collect(self, ticket: Any) -> StepResult:
+        """Wait for the step's result. Tickets come in the order of their launches; after a Ctrl-C never."""
+        ...
+
+    def idle(self) -> bool:
+        """There is nothing to compute: do a little of what can be done ahead. True: there is more of that."""
         ...
 
 

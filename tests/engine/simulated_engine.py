@@ -46,7 +46,7 @@ def request(name: str, prompt: list[int] | int, arrival: float = 0.0, **params: 
     return Request(name, prompt, sampling, arrival=arrival, **outer)  # type: ignore[arg-type]
 
 
-def _prefixes(req: Request, tokens: list[int]) -> list[int]:
+def prefixes(req: Request, tokens: list[int]) -> list[int]:
     """For each token, one number that stands for it and all before it."""
     digest = zlib.crc32(f"{req.adapter}|{req.cache_namespace}".encode())
     digests = []
@@ -56,7 +56,7 @@ def _prefixes(req: Request, tokens: list[int]) -> list[int]:
     return digests
 
 
-def _next_token(digest: int, seed: int) -> int:
+def next_token(digest: int, seed: int) -> int:
     return (((digest ^ (seed & MASK)) * 0xD1342543DE82EF95 & MASK) >> 35) % VOCAB
 
 
@@ -65,7 +65,7 @@ def answer_alone(req: Request, index: int, context: int) -> tuple[list[int], Fin
     params, tokens = req.params, list(req.prompt_ids)
     most = context if params.max_tokens is None else len(tokens) + params.max_tokens
     while True:
-        tokens.append(_next_token(_prefixes(req, tokens)[-1], sample_seed(params.seed or 0, index)))
+        tokens.append(next_token(prefixes(req, tokens)[-1], sample_seed(params.seed or 0, index)))
         output = tokens[len(req.prompt_ids) :]
         ends = (output[-1] == EOS and not params.ignore_eos) or output[-1] in params.stop_token_ids
         if ends and len(output) > params.min_tokens:
@@ -152,22 +152,22 @@ class SimulatedEngine:
             for offset in range(size):
                 self.kv[copy.target * size + offset] = self.kv.get(copy.source * size + offset, -1)
         written: set[int] = set()
-        prefixes = [_prefixes(row.seq.request, row.seq.tokens) for row in plan.rows]
-        for row, digests in zip(plan.rows, prefixes, strict=True):
+        all_digests = [prefixes(row.seq.request, row.seq.tokens) for row in plan.rows]
+        for row, digests in zip(plan.rows, all_digests, strict=True):
             if len(digests) < row.start + row.count:  # its input was never sampled: it ended in flight
                 assert row.seq.state is SeqState.FINISHED
                 digests += [-2] * (row.start + row.count - len(digests))
-        for row, table, digests in zip(plan.rows, tables, prefixes, strict=True):
+        for row, table, digests in zip(plan.rows, tables, all_digests, strict=True):
             for place in range(row.start, row.start + row.count):
                 slot = table[place // size] * size + place % size
                 assert slot not in written, f"two rows write slot {slot} in one step"
                 written.add(slot)
                 self.kv[slot] = digests[place]
-        for row, table, digests in zip(plan.rows, tables, prefixes, strict=True):
+        for row, table, digests in zip(plan.rows, tables, all_digests, strict=True):
             for place in range(row.start + row.count):
                 slot = table[place // size] * size + place % size
                 assert self.kv[slot] == digests[place], f"{row.seq.name} reads a foreign token at {place}"
-        return StepResult([self._row_result(*pair) for pair in zip(plan.rows, prefixes, strict=True)])
+        return StepResult([self._row_result(*pair) for pair in zip(plan.rows, all_digests, strict=True)])
 
     def _row_result(self, row: StepRow, digests: list[int]) -> RowResult:
         seq, end = row.seq, row.start + row.count
@@ -183,7 +183,7 @@ class SimulatedEngine:
     def _sample(self, seq: Sequence, digest: int) -> Sampled:
         if self.failing_samples.get((seq.request.request_id, seq.index)) == seq.num_output:
             return Sampled(-1, error="sampling failed")
-        return Sampled(_next_token(digest, seq.seed))
+        return Sampled(next_token(digest, seq.seed))
 
     # ── the promises ─────────────────────────────────────────────────────────────────────────────────────
 

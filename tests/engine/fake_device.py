@@ -1,0 +1,159 @@
+"""A device made of arithmetic that computes when it likes: at the launch, at the collection, or in between.
+
+It keeps what a real one keeps: a KV cache by slots, and a row for each sequence with its newest token, from
+which a step takes its input when the host does not know it yet. Tokens are made from what is read back from
+the cache, so whatever is freed early, copied wrongly, lost or computed twice changes the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ridgeline.engine.request import Request, Sequence
+from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow
+from tests.engine.simulated_engine import next_token, prefixes
+
+Failure = Callable[[StepPlan], BaseException | None]
+
+
+def never(_: StepPlan) -> None:
+    return None
+
+
+@dataclass
+class LaunchedRow:
+    """What a launch takes over from the host: nothing of a sequence is looked at later."""
+
+    row: StepRow
+    table: list[int]
+    tokens: list[int]  # of the row, as far as the host knew them
+    request: Request
+
+
+@dataclass
+class Ticket:
+    plan: StepPlan
+    rows: list[LaunchedRow]
+    result: StepResult | None = None
+
+
+@dataclass
+class FakeDevice:
+    block_size: int
+    lookahead: int = 1
+    timing: random.Random | None = None  # None: computes as late as it may
+    fail_launch: Failure = never
+    fail_collect: Failure = never
+    fail_execute: Failure = never
+    name: str = "fake"
+    kv: dict[int, int] = field(default_factory=dict)  # slot → token
+    newest: dict[Sequence, int | None] = field(default_factory=dict)  # the rows: each one's newest token
+    queue: deque[Ticket] = field(default_factory=deque)  # launched, not computed
+    in_flight: list[Ticket] = field(default_factory=list)  # launched, not collected
+    log: list[str] = field(default_factory=list)
+
+    # ── the runner's contract ────────────────────────────────────────────────────────────────────────────
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        self._retire(plan)
+        ticket = Ticket(plan, [self._take_over(row) for row in plan.rows])
+        error = self.fail_launch(plan)
+        if error is not None:
+            self._compute_all()
+            self._write(ticket.plan, ticket.rows[::2])  # half of it is done, none of it is sampled
+            raise error
+        self.log.append(f"launch {plan.step_id}")
+        self.queue.append(ticket)
+        self.in_flight.append(ticket)
+        if self.timing is not None and self.timing.random() < 0.5:
+            self._compute_all()
+        return ticket
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        assert ticket is self.in_flight.pop(0), "collected out of order"
+        error = self.fail_collect(ticket.plan)
+        if error is not None:
+            raise error
+        while ticket.result is None:
+            self._compute(self.queue.popleft())
+        self.log.append(f"collect {ticket.plan.step_id}")
+        return ticket.result
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert not self.in_flight, "executed with steps in flight"
+        error = self.fail_execute(plan)
+        if error is not None:
+            raise error
+        self._compute_all()
+        self._retire(plan)
+        ticket = Ticket(plan, [self._take_over(row) for row in plan.rows])
+        self._compute(ticket)
+        assert ticket.result is not None
+        return ticket.result
+
+    def idle(self) -> bool:
+        return False
+
+    # ── the device ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _retire(self, plan: StepPlan) -> None:
+        for seq in plan.retired:
+            users = [ticket for ticket in self.in_flight for row in ticket.plan.rows if row.seq is seq]
+            assert not users, f"{seq.name} is retired with a step in flight"
+            self.newest.pop(seq)  # each is named once, and had a row
+
+    def _take_over(self, row: StepRow) -> LaunchedRow:
+        seq = row.seq
+        known = seq.tokens[row.start : row.start + row.count]
+        assert len(known) == row.count or (row.count == 1 and seq in self.newest)
+        for sampler in (seq, *row.samplers):
+            self.newest.setdefault(sampler, None)
+        assert len(seq.block_table) * self.block_size >= row.start + row.count
+        return LaunchedRow(row, list(seq.block_table), known, seq.request)
+
+    def _compute_all(self) -> None:
+        while self.queue:
+            self._compute(self.queue.popleft())
+
+    def _compute(self, ticket: Ticket) -> None:
+        self._write(ticket.plan, ticket.rows)
+        ticket.result = StepResult([self._sample(launched) for launched in ticket.rows])
+
+    def _write(self, plan: StepPlan, rows: list[LaunchedRow]) -> None:
+        size = self.block_size
+        for copy in plan.copies:
+            for offset in range(size):
+                token = self.kv.get(copy.source * size + offset, -1)
+                self.kv[copy.target * size + offset] = token
+        written: set[int] = set()
+        for launched in rows:
+            newest = self.newest.get(launched.row.seq)
+            tokens = launched.tokens or [-1 if newest is None else newest]
+            for place, token in enumerate(tokens, start=launched.row.start):
+                slot = self._slot(launched, place)
+                assert slot not in written, f"two rows write slot {slot} in one step"
+                written.add(slot)
+                self.kv[slot] = token
+
+    def _sample(self, launched: LaunchedRow) -> RowResult:
+        row = launched.row
+        read = [self.kv[self._slot(launched, place)] for place in range(row.start + row.count)]
+        digest = prefixes(launched.request, read)[-1]
+        samples = [Sampled(next_token(digest, seq.seed)) for seq in row.samplers]
+        for seq, sampled in zip(row.samplers, samples, strict=True):
+            if seq in self.newest:
+                self.newest[seq] = sampled.token
+        return RowResult(samples)
+
+    def _slot(self, launched: LaunchedRow, place: int) -> int:
+        return launched.table[place // self.block_size] * self.block_size + place % self.block_size
+
+    def check(self) -> None:
+        """Whoever has a step in flight still has the blocks it was launched with, all of them."""
+        for ticket in self.in_flight:
+            for launched in ticket.rows:
+                held = launched.row.seq.block_table[: len(launched.table)]
+                assert held == launched.table, f"{launched.row.seq.name} lost blocks in flight"

@@ -1,0 +1,356 @@
+"""The overlapped loop against a device with timing of its own: step N+1 is launched before N is read, and
+nothing that is found out late loses a token, repeats one, or frees a block early."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ridgeline.engine.core import EngineCore
+from ridgeline.engine.errors import DeviceOutOfMemory, InvalidRequest, QueueFull
+from ridgeline.engine.forecast import OutputLengths
+from ridgeline.engine.request import FinishReason, Request
+from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.step import SeqDelta, StepPlan
+from tests.engine.fake_device import Failure, FakeDevice, never
+from tests.engine.simulated_engine import answer_alone, limits, request
+from tests.engine.test_scheduler_properties import Arrival, arrivals, forecasts, scheduler_limits
+
+
+class Overlapped:
+    """An engine on a fake device that is checked after every turn of its loop."""
+
+    def __init__(
+        self,
+        figures: SchedulerLimits,
+        *requests: Request,
+        forecast: OutputLengths | None = None,
+        timing: random.Random | None = None,
+        lookahead: int | None = None,
+        **failures: Failure,
+    ) -> None:
+        self.device = FakeDevice(figures.block_size, timing=timing, **failures)
+        self.scheduler = Scheduler(figures, rng=random.Random(1), output_lengths=forecast)
+        ticks = itertools.count()
+        self.core = EngineCore(
+            self.scheduler, self.device, clock=lambda: float(next(ticks)), lookahead=lookahead
+        )
+        self.requests: dict[str, Request] = {}
+        self.output: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.final: dict[tuple[str, int], SeqDelta] = {}
+        for req in requests:
+            self.add(req)
+
+    def add(self, req: Request) -> None:
+        self.core.add(req)
+        self.requests[req.request_id] = req
+
+    def abort(self, name: str) -> None:
+        self._record(self.core.abort(name))
+
+    def step(self) -> list[SeqDelta]:
+        deltas = self.core.step()
+        self._record(deltas)
+        return deltas
+
+    def run(self, most_steps: int = 5000) -> Overlapped:
+        for _ in range(most_steps):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, f"not done after {most_steps} steps"
+        self.core.idle()
+        return self
+
+    def check_answers(self) -> None:
+        """Everything accepted ended; what was said is what it would have said alone, or its beginning."""
+        told = 0
+        for req in self.requests.values():
+            for index in range(req.params.n):
+                key = (req.request_id, index)
+                alone, reason = answer_alone(req, index, self.scheduler.limits.context)
+                output, final = self.output[key], self.final[key]
+                told += len(output)
+                if final.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                    assert output == alone[: len(output)]
+                else:
+                    assert (output, final.finish_reason) == (alone, reason)
+        assert self.scheduler.counters.output_tokens == told
+        assert self.scheduler.pool.num_held == 0
+        assert set(self.device.newest) == set(self.scheduler._retired), "rows are kept for nobody"
+
+    def _record(self, deltas: list[SeqDelta]) -> None:
+        for delta in deltas:
+            key = (delta.request_id, delta.index)
+            assert key not in self.final, f"{key} speaks after its end"
+            self.output[key] += delta.tokens
+            if delta.finish_reason is not None:
+                assert delta.timing is not None
+                assert delta.timing.output_tokens == len(self.output[key])
+                self.final[key] = delta
+        self.scheduler.check_integrity()
+        self.device.check()
+
+
+# ── whatever arrives, ends, fails and is aborted ─────────────────────────────────────────────────────────
+
+traffic = st.lists(st.tuples(st.integers(0, 4), arrivals()), min_size=1, max_size=8)
+aborts = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=3)
+timings = st.one_of(st.none(), st.randoms(use_true_random=False))
+
+
+def play(
+    engine: Overlapped, arriving: list[tuple[int, Arrival]], aborted: list[tuple[int, int]] = ()
+) -> Overlapped:
+    step = 0
+    for pause, arrival in arriving:
+        for _ in range(pause):
+            engine.step()
+            step += 1
+            for when, number in aborted:
+                if when == step and engine.requests:
+                    engine.abort(list(engine.requests)[number % len(engine.requests)])
+        name, now = f"r{len(engine.requests)}", float(step)
+        options = {"priority": arrival.priority, "cache_namespace": arrival.namespace}
+        try:
+            engine.add(Request(name, arrival.prompt, arrival.params, arrival=now, **options))
+        except (InvalidRequest, QueueFull):
+            continue
+    return engine.run()
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scheduler_limits(), forecasts, timings, traffic, aborts)
+def test_overlapped_everything_ends_and_says_what_it_would_say_alone(
+    figures: SchedulerLimits,
+    forecast: OutputLengths,
+    timing: random.Random | None,
+    arriving: list[tuple[int, Arrival]],
+    aborted: list[tuple[int, int]],
+) -> None:
+    play(Overlapped(figures, forecast=forecast, timing=timing), arriving, aborted).check_answers()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scheduler_limits(), timings, traffic)
+def test_overlap_on_and_off_say_the_same(
+    figures: SchedulerLimits, timing: random.Random | None, arriving: list[tuple[int, Arrival]]
+) -> None:
+    at_once = [(0, arrival) for _, arrival in arriving]
+    ahead = play(Overlapped(figures, timing=timing), at_once)
+    plain = play(Overlapped(figures, lookahead=0), at_once)
+    assert ahead.output == plain.output
+    assert not plain.device.log, "without overlap nothing is launched ahead"
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scheduler_limits(), forecasts, timings, traffic, aborts, st.randoms(use_true_random=False))
+def test_whatever_the_device_refuses_or_breaks_the_rest_says_what_it_would_say_alone(
+    figures: SchedulerLimits,
+    forecast: OutputLengths,
+    timing: random.Random | None,
+    arriving: list[tuple[int, Arrival]],
+    aborted: list[tuple[int, int]],
+    chance: random.Random,
+) -> None:
+    def sometimes(kind: type[Exception], share: float) -> Failure:
+        return lambda _: kind("made to fail") if chance.random() < share else None
+
+    def refuse(plan: StepPlan) -> Exception | None:
+        return sometimes(DeviceOutOfMemory, 0.15)(plan) or sometimes(RuntimeError, 0.05)(plan)
+
+    engine = Overlapped(
+        figures,
+        forecast=forecast,
+        timing=timing,
+        fail_launch=refuse,
+        fail_collect=sometimes(RuntimeError, 0.03),
+        fail_execute=sometimes(RuntimeError, 0.1),
+    )
+    play(engine, arriving, aborted).check_answers()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scheduler_limits(), forecasts, traffic, st.integers(1, 3))
+def test_a_device_with_memory_for_few_rows_serves_everybody(
+    figures: SchedulerLimits, forecast: OutputLengths, arriving: list[tuple[int, Arrival]], most: int
+) -> None:
+    def full(plan: StepPlan) -> DeviceOutOfMemory | None:
+        return DeviceOutOfMemory("full") if len(plan.rows) > most else None
+
+    engine = play(Overlapped(figures, forecast=forecast, fail_launch=full), arriving)
+    engine.check_answers()
+    assert {final.error for final in engine.final.values()} <= {None}
+
+
+# ── scenes ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_step_is_launched_before_the_one_before_is_read() -> None:
+    engine = Overlapped(limits(), request("a", 4, max_tokens=4)).run()
+    assert engine.device.log == [
+        *("launch 0", "launch 1", "collect 0", "launch 2", "collect 1", "launch 3", "collect 2", "collect 3")
+    ]
+    engine.check_answers()
+
+
+def test_chunks_of_a_prompt_follow_each_other_ahead() -> None:
+    engine = Overlapped(limits(prefill_chunk=4), request("a", 12, max_tokens=2))
+    assert engine.step() == []
+    engine.step()
+    seq = engine.scheduler.running.first
+    assert (seq.num_computed, seq.in_flight) == (4, 4)
+    engine.run().check_answers()
+
+
+def test_nothing_is_computed_beyond_the_last_allowed_token() -> None:
+    engine = Overlapped(limits(), request("a", 4, max_tokens=3)).run()
+    assert engine.scheduler.counters.steps == 3
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 7])
+def test_a_stop_is_found_one_step_late_and_the_token_after_it_is_nobodys(at: int) -> None:
+    """Also on the very last token that max_tokens allows."""
+    said = answer_alone(request("a", 4, max_tokens=8), 0, 128)[0]
+    stop = said[at]
+    engine = Overlapped(limits(), request("a", 4, max_tokens=8, stop_token_ids=(stop,)))
+    while not engine.final:
+        engine.step()
+    first = said.index(stop) + 1
+    is_last = first == 8
+    assert engine.output["a", 0] == said[:first]
+    assert engine.core.has_work is not is_last  # the step after it is still in flight,
+    assert (engine.scheduler.pool.num_held > 0) is not is_last  # and its blocks are waited for
+    engine.run().check_answers()
+    assert engine.scheduler.stats().output_tokens == first
+
+
+def test_an_abort_in_flight_frees_its_blocks_when_its_last_step_has_landed() -> None:
+    engine = Overlapped(limits(), request("a", 6), request("b", 6, max_tokens=9))
+    for _ in range(3):
+        engine.step()
+    leaving = next(seq for seq in engine.scheduler.running if seq.request.request_id == "a")
+    assert leaving.steps_in_flight == 1
+    engine.abort("a")
+    assert leaving.block_table
+    engine.step()
+    assert not leaving.block_table
+    engine.run().check_answers()
+
+
+def test_who_must_give_way_in_flight_gives_way_when_its_token_is_there() -> None:
+    old, new = request("old", 8, max_tokens=20), request("new", 8, arrival=1.0, max_tokens=20)
+    forecast = OutputLengths(evidence=99, cold_tokens=1)
+    engine = Overlapped(limits(num_blocks=8), old, new, forecast=forecast)
+    engine.run().check_answers()
+    timing = engine.final["new", 0].timing
+    assert timing is not None
+    assert timing.preemptions == engine.scheduler.counters.preemptions > 0
+    assert engine.final["old", 0].timing.preemptions == 0
+
+
+def test_samples_part_only_when_their_prompt_has_landed() -> None:
+    engine = Overlapped(limits(), request("a", 6, n=3, max_tokens=5))
+    assert engine.step() == []
+    assert len(engine.step()) == 3  # nothing could be launched before the prompt was read
+    assert engine.device.log == ["launch 0", "collect 0"]
+    engine.run().check_answers()
+
+
+def test_what_the_host_must_see_is_not_planned_ahead() -> None:
+    engine = Overlapped(limits(), request("a", 6, prompt_logprobs=0, max_tokens=3)).run()
+    assert engine.device.log == [f"{what} {step}" for step in range(3) for what in ("launch", "collect")]
+
+
+def test_a_step_that_failed_on_the_device_ends_its_sequences_and_no_other() -> None:
+    def second(plan: StepPlan) -> Exception | None:
+        return RuntimeError("illegal instruction") if plan.step_id == 1 else None
+
+    engine = Overlapped(limits(), request("a", 6, max_tokens=9), fail_collect=second)
+    engine.step()
+    engine.step()
+    engine.add(request("b", 6, max_tokens=3))
+    engine.run().check_answers()
+    assert engine.final["a", 0].error == "the forward pass failed: RuntimeError: illegal instruction"
+    assert len(engine.output["a", 0]) == 1  # what came before the failed step, and nothing of the one after
+    assert engine.final["b", 0].finish_reason is FinishReason.LENGTH
+
+
+def test_a_launch_that_fails_is_run_row_by_row_once_the_others_have_landed() -> None:
+    def third(plan: StepPlan) -> Exception | None:
+        return RuntimeError("made to fail") if plan.step_id == 3 else None
+
+    def b_alone(plan: StepPlan) -> Exception | None:
+        return RuntimeError("b is bad") if plan.rows[0].seq.request.request_id == "b" else None
+
+    requests = [request("a", 6, max_tokens=6), request("b", 6, max_tokens=6)]
+    engine = Overlapped(limits(), *requests, fail_launch=third, fail_execute=b_alone)
+    engine.run().check_answers()
+    assert engine.final["a", 0].finish_reason is FinishReason.LENGTH
+    assert "b is bad" in (engine.final["b", 0].error or "")
+    assert len(engine.output["b", 0]) == 3
+
+
+def test_out_of_memory_halves_the_budget_and_everybody_is_served() -> None:
+    def full(plan: StepPlan) -> DeviceOutOfMemory | None:
+        return DeviceOutOfMemory("full") if plan.num_tokens > 600 else None
+
+    figures = limits(
+        step_tokens=2048, prefill_chunk=2048, num_blocks=2048, max_context=4096, prefix_cache=False
+    )
+    requests = [request(f"r{i}", 900, max_tokens=3) for i in range(3)]
+    engine = Overlapped(figures, *requests, fail_launch=full).run()
+    engine.check_answers()
+    assert engine.scheduler.stats().step_tokens == 512
+    assert all(final.finish_reason is FinishReason.LENGTH for final in engine.final.values())
+
+
+def test_a_device_without_any_memory_ends_each_with_the_reason() -> None:
+    requests = [request(f"r{i}", 6, n=1 + i, max_tokens=3) for i in range(3)]
+    engine = Overlapped(limits(), *requests, fail_launch=lambda _: DeviceOutOfMemory("none"))
+    engine.run().check_answers()
+    assert len(engine.final) == 6
+    assert all((final.error or "").startswith("out of memory") for final in engine.final.values())
+
+
+@pytest.mark.parametrize("where", ["fail_launch", "fail_collect"])
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_ctrl_c_leaves_no_step_in_flight_and_the_books_balanced(where: str, step: int) -> None:
+    def interrupt(plan: StepPlan) -> BaseException | None:
+        return KeyboardInterrupt() if plan.step_id == step else None
+
+    engine = Overlapped(limits(), request("a", 6, max_tokens=9), request("b", 9), **{where: interrupt})
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    engine.device.in_flight.clear()  # their tickets are collected by nobody
+    assert not engine.core.has_work
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.num_held == 0
+    engine.device.fail_launch = engine.device.fail_collect = never
+    engine.requests.clear()
+    engine.add(request("c", 6, max_tokens=4, ignore_eos=False))
+    engine.run()
+    assert engine.output["c", 0] == answer_alone(engine.requests["c"], 0, 128)[0]
+
+
+def test_records_of_overlapping_steps_add_up_to_the_time_that_passed() -> None:
+    engine = Overlapped(limits(), request("a", 4, max_tokens=9)).run()
+    records = engine.core.steps.dump()
+    assert [record.step_id for record in records] == list(range(9))
+    assert all(0 < record.busy_s <= record.wall_s for record in records)
+    busy = sum(record.busy_s for record in records)
+    assert busy == engine.core.last_step_end - records[0].start - records[0].schedule_s
+
+
+def test_leaving_the_loop_collects_what_is_in_flight() -> None:
+    engine = Overlapped(limits(), request("a", 6))
+    for _ in range(3):
+        engine.step()
+    engine.abort("a")
+    engine.core.drain()
+    assert (engine.core.has_work, engine.scheduler.pool.num_held) == (False, 0)
