@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ridgeline.engine.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, StepChoice, load_calibration, this_machine
@@ -170,8 +170,8 @@ def _core(
         eos_ids=spec.eos_ids,
         model_salt=f"{path}:{loaded.runner.name}:{loaded.weights}:{loaded.kv}",
     )
-    overlap: dict[str, Any] = {} if config.overlap else {"lookahead": 0}
-    return EngineCore(Scheduler(limits), loaded.runner, config.step_ring, **overlap)
+    lookahead = None if config.overlap else 0  # None: as far as the runner likes
+    return EngineCore(Scheduler(limits), loaded.runner, config.step_ring, lookahead=lookahead)
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
