@@ -60,7 +60,12 @@ class BuiltEngine:
     notes: tuple[str, ...]  # why this backend, what a setting costs; for people
     budget: StartupBudget
     limits: dict[str, float]
-    memory: Callable[[], MemoryReceipt] | None = None  # of a GPU: planned and observed, with the peaks so far
+    memory: Callable[[], MemoryReceipt] | None = None  # of a GPU
+
+    @property
+    def receipt(self) -> MemoryReceipt | None:
+        """A GPU's memory, planned and observed, as it is now and with the peaks so far."""
+        return None if self.memory is None else self.memory()
 
 
 def build_engine(

@@ -208,6 +208,7 @@ def test_random_weights_need_a_configuration_and_no_files(tmp_path: Path) -> Non
     config = EngineConfig(backend="torch", load_format="dummy", kv_tokens=256, max_context=64)
     built = build_engine(config, tmp_path)
     assert any("random" in note for note in built.notes)
+    assert built.receipt is None  # a GPU's
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
     built.core.add(Request("one", [1, 2, 3], params))
     tokens = []
@@ -240,8 +241,8 @@ def test_a_gpu_engine_starts_with_a_receipt_that_keeps_to_its_plan(tmp_path: Pat
     )
     built = build_engine(config, tmp_path)
     assert list(built.budget.seconds) == ["plan", "import", "weights", "kernels", "limits"]
-    assert built.memory is not None
-    receipt = built.memory()
+    receipt = built.receipt
+    assert receipt is not None
     assert receipt.observed["weights"] == pytest.approx(receipt.planned["weights"], abs=1 << 20)
     assert receipt.observed["kv"] == built.plan.kv_bytes
     assert receipt.observed["activations"] <= receipt.planned["activations"] + (1 << 20)
