@@ -6,6 +6,7 @@ tile, stages, warps, splits. gpu_kernels.py calls `measure`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,14 @@ from benchmarks.gpu.timing import Report, copies_beyond_l2
 from ridgeline.ops import reference
 from ridgeline.ops.cuda.decode_attention import DecodeConfig, decode_attention, decode_config, decode_splits
 from ridgeline.ops.cuda.decode_combine import DecodeScratch, decode_scratch
+from ridgeline.ops.cuda.prefix_groups import find_shared_prefixes, prefix_tiles
+from ridgeline.ops.cuda.shared_prefix import (
+    PrefixConfig,
+    SharedPrefix,
+    prefix_parts,
+    rows_per_tile,
+    shared_prefix_attention,
+)
 
 BLOCK = 16
 MOST_SPLITS = 64
@@ -36,10 +45,15 @@ class Model:
 class Shape:
     name: str
     contexts: tuple[int, ...]
+    shared_tokens: int = 0  # whole blocks at the beginning that all rows have in common
 
     def bytes(self, model: Model) -> int:
-        """Keys and values that must be read."""
-        return sum(self.contexts) * model.kv_heads * 2 * model.dim * 2
+        """Keys and values that must be read, shared ones once."""
+        tokens = sum(self.contexts) - (len(self.contexts) - 1) * self.shared_tokens
+        return tokens * model.kv_heads * 2 * model.dim * 2
+
+    def prefix_flops(self, model: Model) -> int:
+        return len(self.contexts) * self.shared_tokens * model.heads * model.dim * 4
 
 
 def _mixed(rows: int, least: int, most: int) -> tuple[int, ...]:
@@ -55,6 +69,7 @@ SHAPES = (
     Shape("8 x 33000", (33000,) * 8),
     Shape("128 x 4256", (4256,) * 128),
 )
+SHARED = Shape("128 x (4096 shared + 160)", (4256,) * 128, shared_tokens=4096)
 CONFIGS = tuple(
     (tokens, stages, warps)
     for tokens, stages, warps in (
@@ -66,6 +81,13 @@ CONFIGS = tuple(
         (128, 2, 4),
         (128, 3, 8),
     )
+)
+PREFIX_CONFIGS = (
+    PrefixConfig(),
+    PrefixConfig(num_stages=4),
+    PrefixConfig(block_tokens=128, num_stages=2),
+    PrefixConfig(tile_heads=64, num_warps=4),
+    PrefixConfig(tile_heads=64, block_tokens=128, num_warps=4, num_stages=2),
 )
 
 
@@ -101,7 +123,12 @@ class Rows:
         self.out = torch.full((rows, model.heads, model.dim), torch.nan, device=device, dtype=DTYPE)
 
     def run(
-        self, scratch: DecodeScratch, splits: int, config: DecodeConfig | None = None, partials: bool = False
+        self,
+        scratch: DecodeScratch,
+        splits: int,
+        config: DecodeConfig | None = None,
+        partials: bool = False,
+        prefix: SharedPrefix | None = None,
     ) -> None:
         decode_attention(
             self.partials if partials else self.qkv,
@@ -120,6 +147,42 @@ class Rows:
             splits=splits,
             q_norm=self.norm,
             k_norm=self.norm,
+            prefix=prefix,
+            config=config,
+        )
+
+    def shared(self, config: PrefixConfig, parts: int) -> SharedPrefix:
+        """The prefix that all rows share, cut into tiles, on the device."""
+        tables = [
+            row[: -(-context // BLOCK)]
+            for row, context in zip(self.tables.tolist(), self.contexts, strict=True)
+        ]
+        _, groups = find_shared_prefixes(tables, BLOCK, least_rows=2, least_tokens=BLOCK)
+        per_tile = rows_per_tile(self.model.heads, self.model.kv_heads, config)
+        tiles = prefix_tiles(groups, len(tables), -(-len(tables) // per_tile), per_tile, BLOCK)
+        numbers = (tiles.first_rows, tiles.row_counts, tiles.tile_tokens, tiles.tokens)
+        return SharedPrefix(
+            *(torch.tensor(each, dtype=torch.int32, device=self.device) for each in numbers), parts=parts
+        )
+
+    def run_prefix(
+        self, scratch: DecodeScratch, splits: int, prefix: SharedPrefix, config: PrefixConfig
+    ) -> None:
+        shared_prefix_attention(
+            self.qkv,
+            self.kv,
+            self.tables,
+            self.table_rows,
+            self.positions,
+            self.cos,
+            self.sin,
+            scratch,
+            prefix,
+            scale=self.model.dim**-0.5,
+            num_heads=self.model.heads,
+            num_kv_heads=self.model.kv_heads,
+            splits=splits,
+            q_norm=self.norm,
             config=config,
         )
 
@@ -146,10 +209,10 @@ def _scratch(model: Model, rows: int, device: str) -> DecodeScratch:
     return decode_scratch(rows, model.heads, model.kv_heads, model.dim, MOST_SPLITS + 16, device)
 
 
-def _sets(model: Model, shape: Shape, device: str, shared_tokens: int = 0) -> list[Rows]:
+def _sets(model: Model, shape: Shape, device: str) -> list[Rows]:
     """Enough of them that the L2 cache holds none when its turn comes; one in the interpreter."""
     count = copies_beyond_l2(shape.bytes(model)) if device == "cuda" else 1
-    return [Rows(model, shape.contexts, device, shared_tokens) for _ in range(count)]
+    return [Rows(model, shape.contexts, device, shape.shared_tokens) for _ in range(count)]
 
 
 def _configs(splits_tokens: int, configs: Sequence[tuple[int, int, int]]) -> list[DecodeConfig]:
@@ -168,21 +231,38 @@ def _split_counts(shape: Shape, chosen: int) -> list[int]:
     return sorted({*counts, chosen})
 
 
-def _compile(model: Model, device: str, configs: Sequence[tuple[int, int, int]]) -> None:
+def _compile(
+    model: Model, device: str, configs: Sequence[tuple[int, int, int]], prefix_configs: Sequence[PrefixConfig]
+) -> None:
     """All kernels of the sweep at once, in threads; what fails will say so when it is measured."""
-    rows = Rows(model, (40, 40), device)
+    rows = Rows(model, (40, 40), device, shared_tokens=32)
     scratch = _scratch(model, 2, device)
+    prefixes = [rows.shared(config, 1) for config in prefix_configs]
+    default = decode_config(2, model.kv_heads)
+    builds: list[Callable[[], None]] = [
+        lambda: rows.run(scratch, 1, partials=True),
+        lambda: rows.run(scratch, 1, prefix=prefixes[0]),
+        *(lambda c=c: rows.run(scratch, 1, c) for c in _configs(64, configs)),  # type: ignore[misc]
+        *(
+            lambda b=b: rows.run(scratch, 1, dataclasses.replace(default, fetched_blocks=b))  # type: ignore[misc]
+            for b in (0, 4, 8)
+        ),
+        *(
+            lambda p=p, c=c: rows.run_prefix(scratch, 1, p, c)  # type: ignore[misc]
+            for p, c in zip(prefixes, prefix_configs, strict=True)
+        ),
+    ]
 
-    def build(config: DecodeConfig) -> None:
+    def build(launch: Callable[[], None]) -> None:
         if device == "cuda":
-            torch.cuda.set_device(0)
+            torch.cuda.set_device(0)  # a thread of its own has no context yet
         try:
-            rows.run(scratch, 1, config)
+            launch()
         except Exception as failure:
-            print(f"{config}: {type(failure).__name__}", flush=True)
+            print(f"not compiled: {type(failure).__name__}: {failure}"[:200], flush=True)
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(build, _configs(64, configs)))
+        list(pool.map(build, builds))
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -219,6 +299,10 @@ def _sweep(
         [lambda rows=rows: rows.run(scratch, splits, partials=True) for rows in sets],  # type: ignore[misc]
         bytes=needed,
     )
+    for blocks in (0, 4, 8):
+        config = dataclasses.replace(chosen, fetched_blocks=blocks)
+        label = f"{name} default, {blocks} blocks fetched"
+        report.attempt(label, _launches(sets, scratch, splits, config), bytes=needed)
     timed = []
     for config in _configs(chosen.split_tokens, configs):
         label = f"{name} {config.block_tokens}t {config.num_stages}s {config.num_warps}w x{splits}"
@@ -228,12 +312,57 @@ def _sweep(
     for config in [config for _, config in sorted(timed, key=lambda pair: pair[0])[:1]]:
         for other in _split_counts(shape, splits):
             for least in (64, 256):
-                cut = DecodeConfig(config.block_tokens, least, config.num_warps, config.num_stages)
+                cut = dataclasses.replace(config, split_tokens=least)
                 label = (
                     f"{name} {cut.block_tokens}t {cut.num_stages}s {cut.num_warps}w x{other} of >= {least}"
                 )
                 report.attempt(label, _launches(sets, scratch, other, cut), bytes=needed)
     _peer(report, model, shape, sets)
+
+
+def _sweep_prefix(
+    report: Report, model: Model, shape: Shape, device: str, configs: Sequence[PrefixConfig]
+) -> None:
+    """Rows that share a prefix: its kernel, the rows' own kernel after it, and both, against neither."""
+    count = len(shape.contexts)
+    scratch = _scratch(model, count, device)
+    sets = _sets(model, shape, device)
+    splits, name = 1, f"{model.name} {shape.name}"
+    some = sorted({0, count // 2, count - 1})
+    chosen = prefix_parts(count, model.heads, model.kv_heads)
+    for config in configs:
+        for parts in sorted(
+            {chosen, 2 * chosen, 4 * chosen} if config == configs[0] else {chosen, 2 * chosen}
+        ):
+            prefixes = [rows.shared(config, parts) for rows in sets]
+
+            def both(
+                rows: Rows, prefix: SharedPrefix, config: PrefixConfig = config, which: str = "both"
+            ) -> None:
+                if which != "own":
+                    rows.run_prefix(scratch, splits, prefix, config)
+                if which != "prefix":
+                    rows.run(scratch, splits, prefix=prefix)
+
+            label = f"{name} {config.tile_heads}h {config.block_tokens}t {config.num_stages}s /{parts}"
+            try:
+                sets[0].out.fill_(torch.nan)
+                both(sets[0], prefixes[0])
+                report.check(label, sets[0].out[some], sets[0].expected(some))
+            except Exception as failure:
+                print(f"{label} failed: {type(failure).__name__}: {failure}"[:200], flush=True)
+                continue
+            for which in ("prefix", "own", "both"):
+                report.attempt(
+                    f"{label} {which}",
+                    [
+                        lambda r=r, p=p, w=which, c=config: both(r, p, c, w)  # type: ignore[misc]
+                        for r, p in zip(sets, prefixes, strict=True)
+                    ],
+                    bytes=shape.bytes(model) if which == "both" else 0,
+                    flops=shape.prefix_flops(model) if which == "prefix" else 0,
+                )
+    report.attempt(f"{name} without knowing", _launches(sets, scratch, 4, None), bytes=shape.bytes(model))
 
 
 def _peer(report: Report, model: Model, shape: Shape, sets: Sequence[Rows]) -> None:
@@ -264,12 +393,15 @@ def measure(
     models: Sequence[Model] = MODELS,
     shapes: Sequence[Shape] = SHAPES,
     configs: Sequence[tuple[int, int, int]] = CONFIGS,
+    shared: Shape = SHARED,
+    prefix_configs: Sequence[PrefixConfig] = PREFIX_CONFIGS,
 ) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for model in models:
         report.heading(f"decode attention, {model.name}: {model.heads} heads over {model.kv_heads}")
-        _compile(model, device, configs)
+        _compile(model, device, configs, prefix_configs)
         for shape in shapes:
             _sweep(report, model, shape, device, configs)
             if device == "cuda":
                 torch.cuda.empty_cache()
+        _sweep_prefix(report, model, shared, device, prefix_configs)

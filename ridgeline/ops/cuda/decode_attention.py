@@ -15,8 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.decode_combine import DecodeScratch, join_parts
-from ridgeline.ops.cuda.decode_heads import capped, rotated, summed
-from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.decode_heads import (
+    capped,
+    fetch_into_l2,
+    head_pairs,
+    norm_pairs,
+    rotated,
+    summed,
+    turns,
+)
+from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.shared_prefix import SharedPrefix
 
 _ALL = 1 << 30  # no window
@@ -28,12 +36,14 @@ class DecodeConfig:
 
     block_tokens  tokens per step of the inner loop
     split_tokens  a row is split only into parts of at least so many tokens
+    fetched_blocks  blocks of the cache asked for before the queries are made: a power of two, or 0
     """
 
     block_tokens: int = 64
     split_tokens: int = 256
     num_warps: int = 4
     num_stages: int = 4
+    fetched_blocks: int = 4
 
 
 def decode_splits(
@@ -149,6 +159,7 @@ def decode_attention(
         BLOCK_SIZE=kv.shape[3],
         BLOCK_N=config.block_tokens,
         CHUNK=max(1, min(16, 4096 // (triton.next_power_of_2(group) * padded))),
+        FETCH=0 if INTERPRETED else config.fetched_blocks,
         PDL=PDL,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -197,6 +208,7 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
+    FETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # KV heads first: the heads of a block are neighbours in memory, so are the programs that read them.
@@ -214,11 +226,12 @@ def _attend(
     inside = (g[:, None] < G) & (d[None, :] < D)
     out_at = out + (row * K + head).to(tl.int64) * (G * D)
     slot = tl.load(slots + row)
+    position = tl.load(positions + row)
+    table_row = tl.load(table_rows + row)
     if slot < 0:
         if split == 0:
             tl.store(out_at + g[:, None] * D + d[None, :], tl.zeros((G_PAD, D_PAD), DTYPE), mask=inside)
         return
-    position = tl.load(positions + row)
     begin = tl.maximum(position + 1 - window, 0)
     end = position if FUSED else position + 1  # of the tokens read from the cache
     before = 0  # parts of this row that an earlier kernel has left
@@ -229,81 +242,63 @@ def _attend(
     parts = tl.minimum(splits, tl.maximum(tl.cdiv(tiles, least_tiles), 1))
     if split >= parts:
         return
+    start = tiles * split // parts
+    stop = tiles * (split + 1) // parts
 
+    # The cache comes from afar: what the loop reads first is asked for before the queries are made.
     head_at = kv + head * HEAD
-    if FUSED:
-        row_at = row.to(tl.int64) * row_stride
-        cos_at = cos + position.to(tl.int64) * HALF
-        sin_at = sin + position.to(tl.int64) * HALF
-        heads = head * G + g[:, None]
-        q = rotated(
-            x,
-            bias,
-            q_norm,
-            cos_at,
-            sin_at,
-            row_at,
-            heads,
-            g[:, None] < G,
-            part_stride,
-            eps,
-            PARTS,
-            D,
-            D_PAD,
-            HALF,
-            DTYPE,
+    table_at = tables + table_row.to(tl.int64) * table_stride
+    if FETCH > 0:
+        LINE: tl.constexpr = 128 // (kv.dtype.element_ty.primitive_bitwidth // 8)
+        ahead = begin // BLOCK_SIZE + start * (BLOCK_N // BLOCK_SIZE) + tl.arange(0, FETCH)
+        last = (tl.minimum(begin + stop * BLOCK_N, end) - 1) // BLOCK_SIZE
+        fetched = tl.load(table_at + tl.minimum(ahead, last), mask=last >= 0, other=0).to(tl.int64) * (
+            K * HEAD
         )
-    else:
-        q_at = x + row.to(tl.int64) * row_stride + (head * G + g)[:, None] * D + d[None, :]
-        q = tl.load(q_at, mask=inside, other=0.0)
+        fetch_into_l2(head_at + fetched[:, None] + (tl.arange(0, HEAD // LINE) * LINE)[None, :])
+    n = tl.arange(0, BLOCK_N)
+    token = begin + start * BLOCK_N + n
+    block = tl.load(table_at + token // BLOCK_SIZE, mask=token < end, other=0)
 
     top = tl.full((G_PAD,), float("-inf"), tl.float32)
     total = tl.zeros((G_PAD,), tl.float32)
     acc = tl.zeros((G_PAD, D_PAD), tl.float32)
-    if FUSED:  # noqa: SIM102 - the outer one is the compiler's, the inner one the program's
-        if split == parts - 1:
-            # This program owns the newest token: stores its key and value, and begins its sums with them.
-            one = tl.arange(0, 1)[:, None]
-            new_at = (
-                head_at
-                + (slot // BLOCK_SIZE).to(tl.int64) * (K * HEAD)
-                + (slot % BLOCK_SIZE) * D
-                + d[None, :]
-            )
-            key = rotated(
-                x,
-                bias,
-                k_norm,
-                cos_at,
-                sin_at,
-                row_at,
-                K * G + head + one,
-                one == 0,
-                part_stride,
-                eps,
-                PARTS,
-                D,
-                D_PAD,
-                HALF,
-                DTYPE,
-            )
-            value_at = (K * G + K + head + one) * D + d[None, :]
-            value = summed(x, bias, row_at + value_at, value_at, part_stride, d[None, :] < D, PARTS, DTYPE)
-            tl.store(new_at, key, mask=d[None, :] < D)
-            tl.store(new_at + BLOCK_SIZE * D, value.to(DTYPE), mask=d[None, :] < D)
-            score = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1)
-            top = capped(score, scale, softcap, SOFTCAP)
-            total += 1.0
-            acc += value
+    if FUSED:
+        # One program owns the newest token: stores its key and value, and begins its sums with them.
+        owner = split == parts - 1
+        one = tl.arange(0, 1)[:, None]
+        stored = owner & (d[None, :] < D)
+        row_at = row.to(tl.int64) * row_stride
+        q_weight, q_partner_weight = norm_pairs(q_norm, D, D_PAD, HALF)
+        k_weight, k_partner_weight = norm_pairs(k_norm, D, D_PAD, HALF)
+        turn = turns(cos + position.to(tl.int64) * HALF, sin + position.to(tl.int64) * HALF, D_PAD, HALF)
+        q, q_partner = head_pairs(
+            x, bias, row_at, head * G + g[:, None], g[:, None] < G, part_stride, PARTS, D, D_PAD, HALF, DTYPE
+        )
+        key, key_partner = head_pairs(
+            x, bias, row_at, K * G + head + one, owner & (one == 0), part_stride, PARTS, D, D_PAD, HALF, DTYPE
+        )
+        value_at = (K * G + K + head + one) * D + d[None, :]
+        value = summed(x, bias, row_at + value_at, value_at, part_stride, stored, PARTS, DTYPE)
+        Q_NORM: tl.constexpr = q_norm is not None
+        K_NORM: tl.constexpr = k_norm is not None
+        q = rotated(q, q_partner, q_weight, q_partner_weight, turn[0], turn[1], eps, Q_NORM, D, DTYPE)
+        key = rotated(key, key_partner, k_weight, k_partner_weight, turn[0], turn[1], eps, K_NORM, D, DTYPE)
+        new_at = (
+            head_at + (slot // BLOCK_SIZE).to(tl.int64) * (K * HEAD) + (slot % BLOCK_SIZE) * D + d[None, :]
+        )
+        tl.store(new_at, key, mask=stored)
+        tl.store(new_at + BLOCK_SIZE * D, value.to(DTYPE), mask=stored)
+        score = capped(tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1), scale, softcap, SOFTCAP)
+        top = tl.where(owner, score, top)
+        total += tl.where(owner, 1.0, 0.0)
+        acc += value  # zeros where it is not the owner
+    else:
+        q_at = x + row.to(tl.int64) * row_stride + (head * G + g)[:, None] * D + d[None, :]
+        q = tl.load(q_at, mask=inside, other=0.0)
 
-    table_at = tables + tl.load(table_rows + row).to(tl.int64) * table_stride
-    n = tl.arange(0, BLOCK_N)
-    start = tiles * split // parts
-    stop = tiles * (split + 1) // parts
     # Block numbers are read a tile ahead, by hand: a load that waits for a load would halve the compiler's
     # depth of prefetch for the keys and values.
-    token = begin + start * BLOCK_N + n
-    block = tl.load(table_at + token // BLOCK_SIZE, mask=token < end, other=0)
     for tile in range(start, stop):
         token = begin + tile * BLOCK_N + n
         seen = token < end

@@ -1,7 +1,8 @@
 """What attention makes of a decode step's QKV sums before it starts: queries and keys, normed and rotated.
 
 Triton functions called inside the kernels of decode_attention and shared_prefix, each of which needs the
-queries of its own rows and heads; ops/reference says what is rounded when.
+queries of its own rows and heads; ops/reference says what is rounded when. Loads are apart from arithmetic so
+that a kernel can have all of them on their way before the first wait.
 """
 
 from __future__ import annotations
@@ -22,42 +23,76 @@ def summed(x, bias, at, bias_at, part_stride, mask, PARTS: tl.constexpr, DTYPE: 
 
 
 @triton.jit
-def rotated(
+def partner_of(d, HALF: tl.constexpr):
+    """The element that element d is rotated with; itself where it is left alone."""
+    return tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))
+
+
+@triton.jit
+def head_pairs(
     x,
     bias,
-    norm,
-    cos_at,
-    sin_at,
-    row_at,  # where the token's row of x begins: one, or [N, 1]; so cos_at and sin_at
+    row_at,  # where the token's row of x begins: one, or [N, 1]
     heads,  # [N, 1] heads of that row
     real,  # [N, 1] which of them exist
     part_stride,
-    eps,
     PARTS: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     HALF: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """[N, D_PAD] heads, normed and rotated, rounded after each as ops/reference does."""
+    """[N, D_PAD] elements of the heads, and the partners of each: a second load is simpler than a shuffle."""
     d = tl.arange(0, D_PAD)[None, :]
     mask = real & (d < D)
-    # Element d is rotated with its partner; a second load is simpler than a shuffle and hits the L1.
-    partner = tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))
-    mine = summed(x, bias, row_at + heads * D + d, heads * D + d, part_stride, mask, PARTS, DTYPE)
-    other = summed(
-        x, bias, row_at + heads * D + partner, heads * D + partner, part_stride, mask, PARTS, DTYPE
-    )
+    at = heads * D + d
+    partner_at = heads * D + partner_of(d, HALF)
+    mine = summed(x, bias, row_at + at, at, part_stride, mask, PARTS, DTYPE)
+    partner = summed(x, bias, row_at + partner_at, partner_at, part_stride, mask, PARTS, DTYPE)
+    return mine, partner
+
+
+@triton.jit
+def norm_pairs(norm, D: tl.constexpr, D_PAD: tl.constexpr, HALF: tl.constexpr):
+    """[1, D_PAD] norm weights and those of the partners; ones without a norm."""
+    d = tl.arange(0, D_PAD)[None, :]
+    weight = tl.full((1, D_PAD), 1.0, tl.float32)
+    partner_weight = weight
     if norm is not None:
-        factor = tl.rsqrt(tl.sum(mine * mine, axis=1) / D + eps)[:, None]
-        mine = mine * factor * tl.load(norm + d, mask=d < D, other=0.0)
-        other = other * factor * tl.load(norm + partner, mask=d < D, other=0.0)
-        mine = mine.to(DTYPE).to(tl.float32)
-        other = other.to(DTYPE).to(tl.float32)
+        weight = tl.load(norm + d, mask=d < D, other=0.0)
+        partner_weight = tl.load(norm + partner_of(d, HALF), mask=d < D, other=0.0)
+    return weight, partner_weight
+
+
+@triton.jit
+def turns(cos_at, sin_at, D_PAD: tl.constexpr, HALF: tl.constexpr):
+    """Cosine and sine per element, the sine with the sign it has there: 1 and 0 where nothing turns."""
+    d = tl.arange(0, D_PAD)[None, :]
     angle = tl.where(d < HALF, d, d - HALF)
     cos = tl.load(cos_at + angle, mask=d < 2 * HALF, other=1.0)
     sin = tl.load(sin_at + angle, mask=d < 2 * HALF, other=0.0)
-    return (mine * cos + tl.where(d < HALF, -other, other) * sin).to(DTYPE)
+    return cos, tl.where(d < HALF, -sin, sin)
+
+
+@triton.jit
+def rotated(
+    mine,
+    partner,
+    weight,
+    partner_weight,
+    cos,
+    sin,
+    eps,
+    NORM: tl.constexpr,
+    D: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """[N, D_PAD] heads, normed and rotated, rounded after each as ops/reference does."""
+    if NORM:
+        factor = tl.rsqrt(tl.sum(mine * mine, axis=1) / D + eps)[:, None]
+        mine = (mine * factor * weight).to(DTYPE).to(tl.float32)
+        partner = (partner * factor * partner_weight).to(DTYPE).to(tl.float32)
+    return (mine * cos + partner * sin).to(DTYPE)
 
 
 @triton.jit
@@ -67,3 +102,16 @@ def capped(scores, scale, softcap, SOFTCAP: tl.constexpr):
         doubled = scores * (scale * 2 * 1.4426950408889634 / softcap)
         return (softcap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(doubled) + 1.0))
     return scores * (scale * 1.4426950408889634)
+
+
+@triton.jit
+def fetch_into_l2(addresses):
+    """Ask for the 128-byte lines at these addresses; nothing waits for them. Not for the interpreter."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [addresses.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

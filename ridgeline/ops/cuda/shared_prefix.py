@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.decode_combine import DecodeScratch
-from ridgeline.ops.cuda.decode_heads import capped, rotated
+from ridgeline.ops.cuda.decode_heads import capped, head_pairs, norm_pairs, rotated, turns
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
 
@@ -202,23 +202,15 @@ def _attend_prefix(
     row = tl.where(real, first_row + m // G_PAD, first_row)
     if FUSED:
         position = tl.load(positions + row).to(tl.int64)
-        q = rotated(
-            x,
-            bias,
-            q_norm,
-            (cos + position * HALF)[:, None],
-            (sin + position * HALF)[:, None],
-            (row.to(tl.int64) * row_stride)[:, None],
-            (head * G + g)[:, None],
-            real[:, None],
-            part_stride,
-            eps,
-            PARTS,
-            D,
-            D_PAD,
-            HALF,
-            DTYPE,
+        weight, partner_weight = norm_pairs(q_norm, D, D_PAD, HALF)
+        turn = turns((cos + position * HALF)[:, None], (sin + position * HALF)[:, None], D_PAD, HALF)
+        row_at = (row.to(tl.int64) * row_stride)[:, None]
+        heads = (head * G + g)[:, None]
+        mine, partner = head_pairs(
+            x, bias, row_at, heads, real[:, None], part_stride, PARTS, D, D_PAD, HALF, DTYPE
         )
+        NORM: tl.constexpr = q_norm is not None
+        q = rotated(mine, partner, weight, partner_weight, turn[0], turn[1], eps, NORM, D, DTYPE)
     else:
         q_at = x + (row.to(tl.int64) * row_stride + (head * G + g) * D)[:, None] + d[None, :]
         q = tl.load(q_at, mask=real[:, None] & (d[None, :] < D), other=0.0)
