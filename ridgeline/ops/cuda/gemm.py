@@ -63,16 +63,21 @@ def tile_config(tokens: int, n: int, k: int, *, gated: bool = False) -> TileConf
 
 
 def splits_for(tokens: int, n: int, k: int, config: TileConfig | None = None) -> int:
-    """How many parts K is cut into for `split_linear`: so many that every SM has a program, and no more.
+    """How many parts K is cut into for `split_linear`: the S that leaves the busiest SM the least to do.
 
     Depends on the shape and the bucket of tokens alone, so buffers can be planned ahead.
     """
     config = config or tile_config(tokens, n, k)
-    tiles = -(-n // config.block_n) * -(-tokens // config.block_t)
-    splits = max(1, round(SMS / tiles))
+    tiles = -(-n // config.block_n)
     steps = -(-k // config.block_k)
-    splits = min(splits, 16, max(1, steps // 2))
-    return -(-steps // -(-steps // splits))  # none of them empty
+
+    def cost(splits: int) -> float:
+        """Steps of the busiest SM; partial sums are written and read, beside the weights' 2 bytes · K."""
+        return -(-tiles * splits // SMS) * -(-steps // splits) * (1 + splits * 4 * config.block_t / k)
+
+    most = max(1, min(16, steps // 2, 2 * SMS // tiles))
+    best = min(range(1, most + 1), key=cost)
+    return -(-steps // -(-steps // best))  # none of them empty
 
 
 def split_linear(x: Tensor, weight: Tensor, partials: Tensor, config: TileConfig | None = None) -> None:
@@ -95,7 +100,12 @@ def linear_into(
 
 def fixed_linear(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
     """As `linear_into`, for any number of tokens; a row's result has the same bits in every batch."""
-    _launch_linear(x, weight, out, bias, _FLOAT32 if x.dtype == torch.float32 else FIXED, splits=1)
+    config = _FLOAT32 if x.dtype == torch.float32 else FIXED
+    if config is FIXED and _grid(x, weight.shape[0], config)[0] <= SMS:
+        config = replace(
+            FIXED, num_stages=8
+        )  # more weights in flight, where an SM has one tile: the same bits
+    _launch_linear(x, weight, out, bias, config, splits=1)
 
 
 def gated_linear(

@@ -1,6 +1,6 @@
 """Which kernel computes a linear, by the number of tokens: the decoder asks here and nowhere else.
 
-Up to 8 tokens `gemv`, up to a few hundred the tensor-core tiles of `gemm`, beyond that cuBLAS; in
+Up to a few tokens `gemv`, up to a few hundred the tensor-core tiles of `gemm`, beyond that cuBLAS; in
 deterministic mode `fixed_linear` for every number. A branch that goes into the residual may come as the
 float32 partial sums [S, T, N] of a split linear: their consumers take either.
 """
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.activation import gated
 from ridgeline.ops.cuda.gemm import fixed_linear, gated_linear, linear_into, split_linear, splits_for
-from ridgeline.ops.cuda.gemv import MOST_ROWS, gemv
+from ridgeline.ops.cuda.gemv import gemv
 
+MOST_GEMV = 4  # tokens; `gemv` can take 8, but its arithmetic then costs more than the weights' way
 MOST_SPLIT = 128  # tokens; above, cuBLAS is at the limit of arithmetic
 MOST_GATED = 128
 MOST_WHOLE = 64  # tokens of a linear without a split: the head's
@@ -23,14 +24,14 @@ MOST_WHOLE = 64  # tokens of a linear without a split: the head's
 
 def uses_gemv(tokens: int, *, deterministic: bool = False) -> bool:
     """Whether the decoder may fuse norms and adds into its linears, by calling `gemv` itself."""
-    return tokens <= MOST_ROWS and not deterministic
+    return tokens <= MOST_GEMV and not deterministic
 
 
 def branch_splits(
     tokens: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, deterministic: bool = False
 ) -> int:
     """S of the partial sums to give `linear` for this shape; 0: give it [T, N] in the model's dtype."""
-    if deterministic or dtype == torch.float32 or not MOST_ROWS < tokens <= MOST_SPLIT:
+    if deterministic or dtype == torch.float32 or not MOST_GEMV < tokens <= MOST_SPLIT:
         return 0
     return splits_for(tokens, n, k)
 
@@ -48,7 +49,7 @@ def linear(
         split_linear(x, weight, out)
     elif deterministic:
         fixed_linear(x, weight, out, bias)
-    elif tokens <= MOST_ROWS:
+    elif tokens <= MOST_GEMV:
         gemv(x, weight, out, bias=bias)
     elif tokens <= MOST_WHOLE and x.dtype != torch.float32 and _many_tiles(weight):
         linear_into(x, weight, out, bias)
@@ -71,7 +72,7 @@ def gate_up(
     """out [T, F] = act(gate) · up of x [T, K] and weight [2F, K]. scratch [T, 2F] where `needs_scratch`."""
     tokens = x.shape[0]
     if not needs_scratch(tokens, dtype=x.dtype, deterministic=deterministic):
-        if tokens <= MOST_ROWS:
+        if tokens <= MOST_GEMV:
             gemv(x, weight, out, activation=activation, bias=bias)
         else:
             gated_linear(x, weight, out, activation, bias)
@@ -83,7 +84,7 @@ def gate_up(
 
 def needs_scratch(tokens: int, *, dtype: torch.dtype = torch.bfloat16, deterministic: bool = False) -> bool:
     """Whether `gate_up` puts gates and ups into memory before it multiplies them."""
-    return deterministic or tokens > (MOST_ROWS if dtype == torch.float32 else MOST_GATED)
+    return deterministic or tokens > (MOST_GEMV if dtype == torch.float32 else MOST_GATED)
 
 
 def _many_tiles(weight: Tensor) -> bool:

@@ -61,9 +61,10 @@ def test_partial_sums_add_up_and_each_is_its_own_part_of_k(
     partials = _poisoned(splits, tokens, n, dtype=torch.float32, device=device)
     config = SMALL if dtype != torch.float32 else None
     split_linear(x, weight, partials, config)
-    assert_close(partials.sum(0), _exact(x, weight), torch.float32)
+    # tensor cores add with a little less than float32's precision
+    assert_close(partials.sum(0), _exact(x, weight), torch.float32, tolerance=1e-4)
     part = 32 * -(-5 // splits)
-    assert_close(partials[0], _exact(x[:, :part], weight[:, :part]), torch.float32)
+    assert_close(partials[0], _exact(x[:, :part], weight[:, :part]), torch.float32, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
@@ -128,7 +129,7 @@ def test_the_splits_fill_the_machine_and_leave_no_part_empty(tokens: int, n: int
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [1, 8, 9, 140])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 140])
 def test_whichever_kernel_the_number_of_tokens_chooses_is_right(
     tokens: int, dtype: torch.dtype, deterministic: bool, device: str
 ) -> None:
@@ -143,7 +144,7 @@ def test_whichever_kernel_the_number_of_tokens_chooses_is_right(
     if splits:
         partials = _poisoned(splits, tokens, n, dtype=torch.float32, device=device)
         linear(x, weight, partials)
-        assert_close(partials.sum(0), _exact(x, weight), torch.float32)
+        assert_close(partials.sum(0), _exact(x, weight), torch.float32, tolerance=1e-4)
 
     gated, scratch = _poisoned(tokens, n // 2, dtype=dtype, device=device), None
     if needs_scratch(tokens, dtype=dtype, deterministic=deterministic):
