@@ -6,6 +6,7 @@ that request, and not in the middle of a step.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,6 +16,7 @@ from ridgeline.engine.request import Request, Sequence
 from ridgeline.telemetry.timing import TimingRecord
 
 TOKEN_LIMIT = 2**31  # token ids are hashed and computed as 32-bit numbers
+RETRY_AFTER_RANGE_S = (1.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,24 @@ class SchedulerLimits:
     def context(self) -> int:
         """The longest sequence that can be served: one that fits the model, and the pool when alone."""
         return min(self.max_context, self.num_blocks * self.block_size)
+
+
+class Pace:
+    """How fast requests ended lately, to tell those who find the queue full when to come back."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=64)
+
+    def record(self, now: float) -> None:
+        self._ends.append(now)
+
+    def retry_after_s(self, waiting: int) -> float:
+        """How long the queue takes at the recent pace."""
+        least_s, most_s = RETRY_AFTER_RANGE_S
+        if len(self._ends) < 2:
+            return least_s
+        s_per_request = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return min(most_s, max(least_s, s_per_request * waiting))
 
 
 def refuse_unservable(request: Request, limits: SchedulerLimits) -> None:

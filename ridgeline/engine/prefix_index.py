@@ -7,16 +7,16 @@ asks and fills it, the block pool makes it forget what was evicted. It never dec
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import pack
 
 HASH_BYTES = 16
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of the block that holds `tokens` after the prefix named `parent`."""
-    return blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+    return blake2b(parent + pack(f"={len(tokens)}I", *tokens), digest_size=HASH_BYTES).digest()
 
 
 class PrefixIndex:

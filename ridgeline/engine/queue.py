@@ -23,10 +23,9 @@ class ServiceOrder:
         insort(self._sequences, seq, key=_order)
 
     def remove(self, seq: Sequence) -> None:
-        place = bisect_left(self._sequences, seq.order, key=_order)
-        if place == len(self._sequences) or self._sequences[place] is not seq:
+        if seq not in self:
             raise ValueError(f"sequence {seq.name} is not here")
-        del self._sequences[place]
+        del self._sequences[bisect_left(self._sequences, seq.order, key=_order)]
 
     @property
     def first(self) -> Sequence:
@@ -36,6 +35,10 @@ class ServiceOrder:
     def last(self) -> Sequence:
         """The one to give way: lowest priority, latest arrival."""
         return self._sequences[-1]
+
+    def __contains__(self, seq: Sequence) -> bool:
+        place = bisect_left(self._sequences, seq.order, key=_order)
+        return place < len(self._sequences) and self._sequences[place] is seq
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)

@@ -23,7 +23,7 @@ class Runner(Protocol):
         """Compute the plan's rows. KV writes are idempotent: a row may safely be executed again.
 
         Before anything that can fail, a runner that keeps something for each sequence drops what it keeps
-        for those in `plan.retired`: they are named once.
+        for those in `plan.retired`: nobody is named twice for one end.
         """
         ...
 

@@ -12,15 +12,16 @@ flight still compute of it is nobody's, and its blocks stay its own until they h
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
 from ridgeline.engine.admission import Admission
-from ridgeline.engine.block_pool import BlockPool, PoolCorrupted
+from ridgeline.engine.block_pool import BlockPool
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.forecast import OutputLengths
-from ridgeline.engine.intake import SchedulerLimits, refuse_unservable, sequences_of
+from ridgeline.engine.intake import Pace, SchedulerLimits, refuse_unservable, sequences_of
+from ridgeline.engine.integrity import check_integrity
 from ridgeline.engine.prefix_index import PrefixIndex
 from ridgeline.engine.queue import ServiceOrder
 from ridgeline.engine.request import FinishReason, Request, SeqState, Sequence
@@ -30,7 +31,6 @@ from ridgeline.telemetry.stats import EngineStats
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
-RETRY_AFTER_RANGE_S = (1.0, 60.0)
 _order = attrgetter("order")
 
 LEAST_STEP_TOKENS = 256  # below this a smaller step saves no memory worth naming
@@ -77,7 +77,7 @@ class Scheduler:
         self._retired: list[Sequence] = []  # for the next plan, so that the runner hears of it
         self._giving_way: Sequence | None = None  # in flight, and to be preempted when it has landed
         self._shedding = False  # nobody is admitted until a step has succeeded again
-        self._request_ends: deque[float] = deque(maxlen=64)
+        self._pace = Pace()
         self._num_added = 0
         self._num_scheduled = 0
 
@@ -89,7 +89,7 @@ class Scheduler:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
         refuse_unservable(request, self.limits)
         if len(self.waiting) >= self.limits.max_waiting:
-            raise QueueFull(len(self.waiting), self._retry_after_s())
+            raise QueueFull(len(self.waiting), self._pace.retry_after_s(len(self.waiting)))
         samples = sequences_of(request, self.limits, self._num_added, lambda: self._rng.getrandbits(63))
         self._num_added += 1
         self._samples[request.request_id] = samples
@@ -110,8 +110,7 @@ class Scheduler:
         """Choose what the next step computes. Decodes first: they hold KV and a waiting user."""
         plan = StepPlan(step_id=self._num_scheduled, budget=self.step_tokens)
         room = self._plan_running(plan, now)
-        # Who was preempted a moment ago would be the first to be admitted again: not in the same step.
-        if room and self.waiting and not plan.preempted and not (self._shedding and self.running):
+        if room and self.waiting:
             self._plan_waiting(room, plan, now)
         if plan:
             self._num_scheduled += 1
@@ -190,6 +189,11 @@ class Scheduler:
         return room
 
     def _plan_waiting(self, room: int, plan: StepPlan, now: float) -> None:
+        if len(self.running) >= self.limits.max_running:
+            return
+        # Who was preempted a moment ago would be the first to be admitted again: not in the same step.
+        if plan.preempted or (self._shedding and self.running):
+            return
         leaving_blocks = sum(len(seq.block_table) for seq in self._leaving)
         admission = Admission(self.limits, self.blocks, self.output_lengths, self.running, leaving_blocks)
         while room and self.waiting:
@@ -303,13 +307,15 @@ class Scheduler:
             seq.pending -= 1
             for sibling in samplers[1:]:
                 sibling.steps_in_flight -= 1
-                self._leave(sibling)
-        self._leave(seq)
+                if sibling.state is SeqState.FINISHED:
+                    self._leave(sibling)
+        if seq.state is SeqState.FINISHED:
+            self._leave(seq)
 
     def _leave(self, seq: Sequence) -> None:
-        """The last step in flight that had it has landed: if it ended meanwhile, it lets go now."""
-        if seq.state is SeqState.FINISHED and not seq.steps_in_flight:
-            self._leaving.discard(seq)
+        """It ended in flight; with the last step that had it, it lets go."""
+        if not seq.steps_in_flight:
+            self._leaving.remove(seq)
             self._retire(seq)
 
     def _apply_row(self, row: StepRow, outcome: RowResult, now: float, deltas: list[SeqDelta]) -> None:
@@ -319,6 +325,10 @@ class Scheduler:
             return
         self._advance(seq, row.count)
         prompt_logprobs = outcome.prompt_logprobs
+        if len(seq.tokens) > seq.prompt_len and row.samplers and not prompt_logprobs:  # nearly always
+            (sampled,) = outcome.samples
+            deltas.append(self._append(seq, sampled, prompt_logprobs, now))
+            return
         if prompt_logprobs:
             prompt_logprobs = prompt_logprobs[max(0, seq.prompt_logprobs_sent - row.start) :]
             seq.prompt_logprobs_sent += len(prompt_logprobs)
@@ -337,7 +347,8 @@ class Scheduler:
             seq.timing.recomputed_tokens += again
             self.counters.recomputed_tokens += again
         self.blocks.advance(seq, count)
-        seq.furthest = max(seq.furthest, seq.num_computed)
+        if seq.num_computed > seq.furthest:
+            seq.furthest = seq.num_computed
 
     def _complete_prompt(self, row: StepRow) -> None:
         """The prompt's KV is there: from now on each sibling runs by itself, on the same blocks."""
@@ -359,29 +370,31 @@ class Scheduler:
         """One more token. Its own KV is written by the next step."""
         if sampled.error is not None:
             return self._fail(seq, FinishReason.ERROR, now, sampled.error)
-        seq.tokens.append(sampled.token)
+        token = sampled.token
+        seq.tokens.append(token)
         seq.timing.token_times.append(now)
         self.counters.output_tokens += 1
-        stops = sampled.token in seq.end_ids and seq.num_output > seq.params.min_tokens
-        reason = None
-        if stops:
-            reason = FinishReason.STOP
+        logprobs = [] if sampled.logprob is None else [sampled.logprob]
+        stop_token = reason = None
+        if token in seq.end_ids and seq.num_output > seq.params.min_tokens:
+            stop_token, reason = token, FinishReason.STOP
         elif len(seq.tokens) >= seq.max_len:
             reason = FinishReason.LENGTH
-        if reason:
+        elif seq.timing_sent:
+            return SeqDelta(seq.request.request_id, seq.index, [token], logprobs, prompt_logprobs)
+        if reason is not None:
             self._end(seq, reason, now)
             self.output_lengths.record(seq.num_output)
-        timing = seq.timing if reason or not seq.timing_sent else None
         seq.timing_sent = True
         return SeqDelta(
-            request_id=seq.request.request_id,
-            index=seq.index,
-            tokens=[sampled.token],
-            logprobs=[] if sampled.logprob is None else [sampled.logprob],
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=reason,
-            stop_token=sampled.token if stops else None,
-            timing=timing,
+            seq.request.request_id,
+            seq.index,
+            [token],
+            logprobs,
+            prompt_logprobs,
+            reason,
+            stop_token,
+            timing=seq.timing,
         )
 
     def _fail(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> SeqDelta:
@@ -408,7 +421,7 @@ class Scheduler:
         samples = self._samples[seq.request.request_id]
         if all(s.state is SeqState.FINISHED for s in samples):
             del self._samples[seq.request.request_id]
-            self._request_ends.append(now)
+            self._pace.record(now)
 
     # ── what can be seen from outside ────────────────────────────────────────────────────────────────────
 
@@ -442,45 +455,6 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise PoolCorrupted unless every block and every sequence is where it must be."""
-        self.blocks.check_integrity([*self.running, *self._leaving])
-        self._check_flights()
-        for seq in self.running:
-            ahead, length = seq.num_computed + seq.in_flight, len(seq.tokens) + seq.pending
-            if seq.state is not SeqState.RUNNING or not ahead < length:
-                raise PoolCorrupted(f"{seq.name} runs as {seq.state}, {ahead} of {length} tokens computed")
-        for seq in self.waiting:
-            if seq.state is not SeqState.WAITING or seq.block_table or seq.num_computed:
-                raise PoolCorrupted(f"{seq.name} waits as {seq.state} with blocks {seq.block_table}")
-        placed = {*self.running, *self.waiting}
-        for samples in self._samples.values():
-            for seq in samples:
-                awaits_prompt = seq.index > 0 and not samples[0].num_output
-                if seq not in placed and seq.state is not SeqState.FINISHED and not awaits_prompt:
-                    raise PoolCorrupted(f"{seq.name} was accepted and is nowhere")
-
-    def _check_flights(self) -> None:
-        """What each sequence says of its steps in flight is what these steps say."""
-        tokens, samples, steps = Counter[Sequence](), Counter[Sequence](), Counter[Sequence]()
-        for plan in self._in_flight:
-            for row in plan.rows:
-                tokens[row.seq] += row.count
-                samples[row.seq] += bool(row.samplers)
-                steps.update({row.seq, *row.samplers})
-        for seq in {*self.running, *self.waiting, *self._leaving, *steps}:
-            if (seq.in_flight, seq.pending, seq.steps_in_flight) != (tokens[seq], samples[seq], steps[seq]):
-                raise PoolCorrupted(
-                    f"{seq.name} counts {seq.in_flight} tokens, {seq.pending} samples, "
-                    f"{seq.steps_in_flight} steps in flight"
-                )
-            if (seq in self._leaving) != (seq.state is SeqState.FINISHED):
-                raise PoolCorrupted(
-                    f"{seq.name} is {seq.state} and in flight, or leaving with nothing in flight"
-                )
-
-    def _retry_after_s(self) -> float:
-        """How long the queue takes at the recent pace."""
-        least_s, most_s = RETRY_AFTER_RANGE_S
-        if len(self._request_ends) < 2:
-            return least_s
-        s_per_request = (self._request_ends[-1] - self._request_ends[0]) / (len(self._request_ends) - 1)
-        return min(most_s, max(least_s, s_per_request * len(self.waiting)))
+        check_integrity(
+            self.blocks, self.running, self.waiting, self._leaving, self._in_flight, self._samples.values()
+        )

@@ -52,8 +52,9 @@ class StepPlan:
 
     preempted: lost their blocks while this was planned
     retired:   ended or were preempted since the last plan with rows, and no step in flight has them: a runner
-               that keeps something for each sequence may drop it before it computes this plan. Who was
-               preempted may come back, even in this very plan, and then begins anew.
+               that keeps something for each sequence drops it before it computes this plan. Who was preempted
+               may come back, even in this very plan, and then begins anew. The runner may not know one of
+               them, if the launch failed that would have been its first.
     """
 
     step_id: int

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ridgeline.engine.errors import DeviceOutOfMemory
 from ridgeline.engine.request import Request, Sequence
 from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow
 from tests.engine.simulated_engine import next_token, prefixes
@@ -54,6 +55,7 @@ class FakeDevice:
     queue: deque[Ticket] = field(default_factory=deque)  # launched, not computed
     in_flight: list[Ticket] = field(default_factory=list)  # launched, not collected
     log: list[str] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)  # all that were launched
 
     # ── the runner's contract ────────────────────────────────────────────────────────────────────────────
 
@@ -62,10 +64,12 @@ class FakeDevice:
         ticket = Ticket(plan, [self._take_over(row) for row in plan.rows])
         error = self.fail_launch(plan)
         if error is not None:
-            self._compute_all()
-            self._write(ticket.plan, ticket.rows[::2])  # half of it is done, none of it is sampled
+            if not isinstance(error, DeviceOutOfMemory):  # half of it is done, none of it is sampled
+                self._compute_all()
+                self._write(ticket.plan, ticket.rows[::2])
             raise error
         self.log.append(f"launch {plan.step_id}")
+        self.plans.append(plan)
         self.queue.append(ticket)
         self.in_flight.append(ticket)
         if self.timing is not None and self.timing.random() < 0.5:

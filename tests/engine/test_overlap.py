@@ -254,6 +254,17 @@ def test_who_must_give_way_in_flight_gives_way_when_its_token_is_there() -> None
     assert engine.final["old", 0].timing.preemptions == 0
 
 
+def test_the_elder_never_waits_while_who_must_give_way_goes_on() -> None:
+    forecast = OutputLengths(evidence=99, cold_tokens=1)
+    requests = [request("old", 8, max_tokens=20), request("new", 8, arrival=1.0, max_tokens=20)]
+    engine = Overlapped(limits(num_blocks=8), *requests, forecast=forecast)
+    while ("old", 0) not in engine.final:
+        engine.step()
+    for plan in engine.device.plans:
+        names = [row.seq.request.request_id for row in plan.rows]
+        assert "old" in names or plan is engine.device.plans[-1]
+
+
 def test_samples_part_only_when_their_prompt_has_landed() -> None:
     engine = Overlapped(limits(), request("a", 6, n=3, max_tokens=5))
     assert engine.step() == []
@@ -308,6 +319,19 @@ def test_out_of_memory_halves_the_budget_and_everybody_is_served() -> None:
     engine.check_answers()
     assert engine.scheduler.stats().step_tokens == 512
     assert all(final.finish_reason is FinishReason.LENGTH for final in engine.final.values())
+
+
+def test_samples_whose_blocks_were_never_copied_start_again() -> None:
+    """The step in which they part is refused: their tables name blocks that nothing was copied into."""
+    refused = iter([DeviceOutOfMemory("full")])
+
+    def at_the_fork(plan: StepPlan) -> DeviceOutOfMemory | None:
+        return next(refused, None) if plan.copies else None
+
+    engine = Overlapped(limits(), request("a", 6, n=3, max_tokens=5), fail_launch=at_the_fork)
+    engine.run().check_answers()
+    assert next(refused, None) is None
+    assert [len(engine.output["a", index]) for index in range(3)] == [5, 5, 5]
 
 
 def test_a_device_without_any_memory_ends_each_with_the_reason() -> None:
