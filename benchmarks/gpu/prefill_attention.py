@@ -35,6 +35,8 @@ CASES = {
 }
 ODD_CASE = (3, 333, 1111)
 CONFIGS = [
+    PrefillConfig(128, 128, 4, 2, specialized=True),
+    PrefillConfig(128, 64, 4, 4, specialized=True),
     PrefillConfig(128, 128, 8, 2),
     PrefillConfig(128, 64, 8, 3),
     PrefillConfig(64, 64, 4, 2),

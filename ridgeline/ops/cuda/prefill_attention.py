@@ -27,7 +27,7 @@ GATHER_FROM_REUSE = 512  # tokens of a row in the step from which a gathered cop
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Shape of a program's work; `gathered` reads the copy, `specialized` gives loads their own warps."""
+    """Shape of a program's work; `gathered` reads the copy; `specialized` is a kernel of its own."""
 
     block_m: int
     block_n: int
@@ -82,6 +82,12 @@ def prefill_attention(
         config = prefill_config(dim, q.dtype, gathered)
     if plan.tile_tokens != config.block_m // group:
         raise ValueError(f"the plan has tiles of {plan.tile_tokens} tokens, not {config.block_m // group}")
+    if config.specialized:
+        from ridgeline.ops.cuda.prefill_specialized import specialized_attention
+
+        stages, block_n = config.stages, config.block_n
+        specialized_attention(q, kv, tables, plan, out, scale=scale, block_n=block_n, stages=stages)
+        return
     keys = values = None
     if config.gathered:
         assert scratch is not None
@@ -125,7 +131,6 @@ def _compiled_for(config: PrefillConfig, dim: int, dtype: torch.dtype) -> dict[s
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "GATHERED": config.gathered,
-        "SPECIALIZED": config.specialized,
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "num_warps": config.warps,
         "num_stages": config.stages,
@@ -160,7 +165,6 @@ def _attend(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     GATHERED: tl.constexpr,
-    SPECIALIZED: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -241,7 +245,7 @@ def _attend(
                 BLOCK_N,
                 PRECISION,
             )
-    for n in tl.range(clear, cut, BLOCK_N, warp_specialize=SPECIALIZED):
+    for n in tl.range(clear, cut, BLOCK_N):
         k, v = _keys_values(
             head_ptr,
             table_ptr,

@@ -14,7 +14,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from ridgeline.ops import reference
+from ridgeline.ops.cuda import prefill_specialized
 from ridgeline.ops.cuda.gather_kv import gather_scratch_tokens, make_prefill_scratch
+from ridgeline.ops.cuda.launch import INTERPRETED
 from ridgeline.ops.cuda.prefill_attention import (
     PrefillConfig,
     prefill_attention,
@@ -24,6 +26,7 @@ from ridgeline.ops.cuda.prefill_attention import (
 from ridgeline.ops.cuda.prefill_plan import GATHER_UNIT, plan_prefill
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.ops.cuda.conftest import assert_close
+from tests.ops.cuda.gluon_model import modelled
 
 BLOCK_SIZE = 16
 
@@ -235,6 +238,42 @@ def test_the_bits_of_a_token_depend_on_its_context_alone(
     assert torch.equal(whole, steps(alone, 0, [0, 1, 33, 64, 65, 128, 141]))
     assert torch.equal(whole[125:], steps(alone, 0, list(range(125, 142))))
     assert torch.equal(whole, steps(company, 1, [0, 50, 141]))
+
+
+@pytest.fixture
+def _gluon_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The specialized kernel runs as it is on a GPU, else against a model of Gluon."""
+    if INTERPRETED:
+        model = modelled(prefill_specialized.__file__)
+        monkeypatch.setattr(prefill_specialized, "specialized_attention", model["specialized_attention"])
+
+
+SPECIALIZED = [
+    PrefillConfig(128, 128, 4, 2, specialized=True),
+    PrefillConfig(128, 64, 4, 4, specialized=True),
+]
+
+
+@pytest.mark.usefixtures("_gluon_runs")
+@pytest.mark.parametrize("config", SPECIALIZED, ids=lambda config: f"{config.block_n}x{config.stages}")
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 2), (3, 1)])
+def test_the_specialized_kernel_agrees_with_the_reference(
+    heads: int, kv_heads: int, config: PrefillConfig, device: str
+) -> None:
+    lengths, rows = of_mixed([(0, 1), (39, 1), (0, 37), (150, 13), (127, 2), (500, 140), (5, 130)])
+    sequences = make_sequences(lengths, heads, kv_heads, 128, torch.bfloat16)
+    out = attend(sequences, rows, device, config, first_token=3)
+    assert_close(torch.cat(out), expected(sequences, rows, None, None), torch.bfloat16)
+
+
+@pytest.mark.usefixtures("_gluon_runs")
+def test_the_specialized_kernel_gives_a_token_the_same_bits_however_it_is_cut(device: str) -> None:
+    sequences = make_sequences([300], 4, 2, 128, torch.bfloat16)
+    (whole,) = attend(sequences, [(0, 0, 300)], device, SPECIALIZED[0])
+    parts = [
+        attend(sequences, [(0, a, b - a)], device, SPECIALIZED[0]) for a, b in pairwise([0, 1, 200, 257, 300])
+    ]
+    assert torch.equal(whole, torch.cat([part for (part,) in parts]))
 
 
 def test_a_plan_covers_every_token_once_with_the_most_keys_first() -> None:
