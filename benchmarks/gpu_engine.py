@@ -175,7 +175,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--profile", action="store_true", help="the top kernels of each case, after it")
     parser.add_argument("--step-tokens", type=int, help="most tokens of one step")
-    parser.add_argument("--no-overlap", action="store_true", help="read every step before the next is launched")
+    parser.add_argument(
+        "--no-overlap", action="store_true", help="read every step before the next is launched"
+    )
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel of every step")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -72,7 +72,7 @@ class CudaRunner:
         buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context)
         self.decoder = CudaDecoder(spec, weights, self.kv, buffers, max_context, deterministic)
         # Twice as many rows as run: those that ended keep theirs until the step in flight has landed.
-        num_rows = 2 * sizes[-1]
+        num_rows = 2 * sizes[-1] + 8
         self._rows = DeviceRows(num_rows, -(-max_context // block_size))
         tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype)
         self._inputs = CudaInputs(device, self._rows, num_rows, tokens, block_size, tile_tokens)
@@ -164,7 +164,10 @@ class CudaRunner:
         step = self._inputs.step(tokens, num_decodes, len(picks), prefill, logit_rows)
         logits = self.decoder.forward(step)
         samples = self._sample(logits, picks, staged)
-        scores = [None if where is None else self._score(row, where) for row, where in zip(rows, scored, strict=True)]
+        scores = [
+            None if where is None else self._score(row, where)
+            for row, where in zip(rows, scored, strict=True)
+        ]
         return Flight(order, rows, samples, scores)
 
     def _stage_picks(self, rows: list[StepRow]) -> tuple[list[Pick], tuple[Tensor, Tensor]]:
@@ -195,7 +198,9 @@ class CudaRunner:
         known = self._rows.of(row.seq) or self._take(row.seq)
         self._rows.note_blocks(known, row.seq.block_table)
         for seq in row.samplers:
-            if seq is not row.seq and self._rows.of(seq) is None:  # siblings: their first token is sampled now
+            if (
+                seq is not row.seq and self._rows.of(seq) is None
+            ):  # siblings: their first token is sampled now
                 self._take(seq)
 
     def _take(self, seq: Sequence) -> DeviceRow:

@@ -7,15 +7,15 @@ live in the sequence's device row; `ops.cuda.sampling` holds the kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.engine.request import Sequence
 from ridgeline.engine.step import Sampled, TokenLogprob
-from ridgeline.ops.cuda.sampling import sample, sample_scratch
-from ridgeline.ops.cuda.sampling_state import RowParams, SamplePlan, SamplerState
+from ridgeline.ops.cuda.sampling import SampleScratch, sample
+from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
+from ridgeline.ops.cuda.sampling_state import RowParams, SamplerState
 
 _TURNS = 4  # results in turn: more than steps that can be in flight
 NOT_FINITE = "sampling failed: the model's logits are not finite"
@@ -36,7 +36,9 @@ class DeviceSampler:
     ) -> None:
         self._eos_ids = eos_ids
         self._state = SamplerState(num_rows, vocab, device)
-        self._scratch = sample_scratch(most_picks, device)
+        self._scratch = SampleScratch(most_picks, vocab, device)
+        self._logprobs: LogprobBuffers | None = None  # made when somebody asks
+        self._sizes = most_picks, vocab, device
         on_gpu = device.type == "cuda"
         self._tokens = torch.zeros(_TURNS, most_picks, dtype=torch.int32, device=device)
         self._fetched = torch.zeros(_TURNS, most_picks, dtype=torch.int32, pin_memory=on_gpu)
@@ -44,7 +46,9 @@ class DeviceSampler:
 
     def set_row(self, row: int, seq: Sequence) -> None:
         """A sequence moves into a row; what it has of output was chosen before a preemption."""
-        self._state.set_row(row, self._row_params(seq), seq.tokens[: seq.prompt_len], seq.tokens[seq.prompt_len :])
+        self._state.set_row(
+            row, self._row_params(seq), seq.tokens[: seq.prompt_len], seq.tokens[seq.prompt_len :]
+        )
 
     def clear_row(self, row: int) -> None:
         self._state.clear_row(row)
@@ -61,9 +65,33 @@ class DeviceSampler:
         count = len(picks)
         tokens, fetched = self._tokens[turn, :count], self._fetched[turn, :count]
         plan = self._state.plan([pick.row for pick in picks], [pick.position for pick in picks])
-        found = sample(logits, rows, positions, self._state, last_tokens, tokens, self._scratch, plan)
+        if plan.logprobs is not None and self._logprobs is None:
+            self._logprobs = LogprobBuffers(*self._sizes)
+        sample(
+            logits,
+            rows,
+            positions,
+            self._state,
+            last_tokens,
+            tokens,
+            self._scratch,
+            plan,
+            self._logprobs if plan.logprobs is not None else None,
+        )
         fetched.copy_(tokens, non_blocking=True)
-        return SampleTicket(picks, fetched, found, _record(logits.device))
+        logprobs = None if plan.logprobs is None else self._fetch_logprobs(count)
+        return SampleTicket(picks, fetched, logprobs, _record(logits.device))
+
+    def _fetch_logprobs(self, count: int) -> FetchedLogprobs:
+        """Host copies of their own: rare, so not kept."""
+        found = self._logprobs
+        assert found is not None
+        columns = (found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
+        hosts = []
+        for column in columns:
+            host = torch.empty_like(column[:count], device="cpu", pin_memory=column.is_cuda)
+            hosts.append(host.copy_(column[:count], non_blocking=True))
+        return FetchedLogprobs(*hosts)
 
     def _row_params(self, seq: Sequence) -> RowParams:
         params = seq.params
@@ -84,12 +112,27 @@ class DeviceSampler:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchedLogprobs:
+    """Of each pick, on the host when its step is done; of picks that did not ask, anything."""
+
+    logprobs: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+    def of(self, place: int, token: int, count: int) -> TokenLogprob:
+        ids, values = self.top_ids[place, :count].tolist(), self.top_logprobs[place, :count].tolist()
+        top = list(zip(ids, values, strict=True))
+        return TokenLogprob(token, float(self.logprobs[place]), int(self.ranks[place]), top)
+
+
+@dataclass(frozen=True, slots=True)
 class SampleTicket:
     """Samples on their way from the device."""
 
     picks: list[Pick]
     tokens: Tensor  # on the host, when `done`
-    logprobs: Any
+    logprobs: FetchedLogprobs | None
     done: torch.cuda.Event | None
 
     def collect(self) -> list[Sampled]:
@@ -97,7 +140,17 @@ class SampleTicket:
         if self.done is not None:
             self.done.synchronize()
         tokens: list[int] = self.tokens.tolist()
-        return [Sampled(token) if token >= 0 else Sampled(-1, error=NOT_FINITE) for token in tokens]
+        if self.logprobs is None and min(tokens) >= 0:  # nearly always
+            return [Sampled(token) for token in tokens]
+        return [self._sampled(place, token) for place, token in enumerate(tokens)]
+
+    def _sampled(self, place: int, token: int) -> Sampled:
+        if token < 0:
+            return Sampled(-1, error=NOT_FINITE)
+        count = self.picks[place].seq.params.logprobs
+        if count is None or self.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, self.logprobs.of(place, token, count))
 
 
 def _record(device: torch.device) -> torch.cuda.Event | None:

@@ -12,10 +12,8 @@ from torch import Tensor
 from ridgeline.models.spec import ModelSpec
 from ridgeline.ops.cuda.decode_attention import decode_splits
 from ridgeline.ops.cuda.decode_combine import DecodeScratch, decode_scratch
-from ridgeline.ops.cuda.gemm import splits_for
 from ridgeline.ops.cuda.gather_kv import PrefillScratch, gather_scratch_tokens, make_prefill_scratch
-
-SPLIT_ROWS = 256  # batches up to this size may use split matrix products
+from ridgeline.ops.cuda.linear import MOST_SPLIT, branch_splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,9 @@ class Buffers:
             gated=empty(tokens, spec.ffn_size),
             logits=empty(logit_rows, spec.vocab_size),
             partials=torch.empty(_partial_sums(spec), dtype=torch.float32, device=device),
-            decode=decode_scratch(logit_rows, heads, kv_heads, head_dim, _parts(logit_rows, kv_heads), device),
+            decode=decode_scratch(
+                logit_rows, heads, kv_heads, head_dim, _parts(logit_rows, kv_heads), device
+            ),
             prefill=make_prefill_scratch(
                 gather_scratch_tokens(tokens, max_context), kv_heads, head_dim, dtype, device
             ),
@@ -78,6 +78,4 @@ def _partial_sums(spec: ModelSpec) -> int:
     heads = spec.num_heads * spec.head_dim
     qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
     shapes = ((qkv, spec.hidden_size), (spec.hidden_size, heads), (spec.hidden_size, spec.ffn_size))
-    return max(
-        splits_for(rows, n, k) * rows * n for rows in range(1, SPLIT_ROWS + 1) for n, k in shapes
-    )
+    return max(branch_splits(rows, n, k) * rows * n for rows in range(1, MOST_SPLIT + 1) for n, k in shapes)

@@ -13,20 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.models.cuda_buffers import SPLIT_ROWS, Buffers
+from ridgeline.models.cuda_buffers import Buffers
 from ridgeline.models.rope_tables import rope_tables
 from ridgeline.models.spec import LayerSpec, ModelSpec
 from ridgeline.models.weights import DecoderWeights, LayerWeights
-from ridgeline.ops.cuda.activation import gated
 from ridgeline.ops.cuda.decode_attention import decode_attention, decode_splits
-from ridgeline.ops.cuda.gemm import fixed_linear, gated_linear, split_linear, splits_for
 from ridgeline.ops.cuda.gemv import gemv
+from ridgeline.ops.cuda.linear import branch_splits, gate_up, linear, uses_gemv
 from ridgeline.ops.cuda.norm import add_norm, embed_norm
 from ridgeline.ops.cuda.prefill_attention import prefill_attention
 from ridgeline.ops.cuda.prefill_plan import PrefillViews
 from ridgeline.ops.cuda.rope_kv import rope_write
-
-GEMV_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,8 @@ class CudaDecoder:
         """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's dtype,
         valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
         """
-        if step.only_decodes and step.num_tokens <= GEMV_ROWS and self._takes_gemv:
+        fuses = uses_gemv(step.num_tokens, deterministic=self.deterministic) and not self.spec.post_norms
+        if step.only_decodes and fuses:
             return self._forward_few(step)
         spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
         tokens = step.num_tokens
@@ -92,7 +90,7 @@ class CudaDecoder:
             self._attend(qkv, layer, w, self.kv[number], step)
             branch = self._project(buffers.attended[:tokens], w.o, buffers.branch, step)
             add_norm(branch, residual, w.ffn_norm, eps, normed, bias=w.o_bias, post_weight=w.post_attn_norm)
-            self._gate(normed, w, step)
+            self._gate(normed, w)
             branch = self._project(buffers.gated[:tokens], w.down, buffers.branch, step)
             rows = step.logit_rows if number == spec.num_layers - 1 else None
             add_norm(
@@ -110,13 +108,7 @@ class CudaDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Of normed hidden states [L, hidden]; L is bounded by the buffer."""
         out = self.buffers.logits[: len(hidden)]
-        head = self.weights.lm_head
-        if self.deterministic:
-            fixed_linear(hidden, head, out)
-        elif len(hidden) <= GEMV_ROWS:
-            gemv(hidden, head, out)
-        else:
-            torch.mm(hidden, head.t(), out=out)
+        linear(hidden, self.weights.lm_head, out, deterministic=self.deterministic)
         return self._capped(out)
 
     def _capped(self, logits: Tensor) -> Tensor:
@@ -125,17 +117,15 @@ class CudaDecoder:
 
     # ── few rows: five kernels a layer, norms inside the products ────────────────────────────────────────
 
-    @property
-    def _takes_gemv(self) -> bool:
-        return not (self.deterministic or self.spec.post_norms)
-
     def _forward_few(self, step: DeviceStep) -> Tensor:
         spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
         rows = step.num_tokens
         residual, normed, gates = buffers.residual[:rows], buffers.normed[:rows], buffers.gated[:rows]
         qkv, attended = buffers.qkv[:rows], buffers.attended[:rows]
         first = weights.layers[0]
-        embed_norm(step.token_ids, weights.embed, spec.embedding_scale, first.attn_norm, eps, residual, normed)
+        embed_norm(
+            step.token_ids, weights.embed, spec.embedding_scale, first.attn_norm, eps, residual, normed
+        )
         for number, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
             gemv(residual, w.qkv, qkv, norm_weight=w.attn_norm, eps=eps, bias=w.qkv_bias)
             self._attend_decodes(qkv, layer, w, self.kv[number], step, bias=None)
@@ -159,25 +149,27 @@ class CudaDecoder:
     def _project(self, x: Tensor, weight: Tensor, out: Tensor, step: DeviceStep) -> Tensor:
         """x · weightᵀ: in `out`'s first rows, or as partial sums [S, T, N] in float32 for a decode batch."""
         tokens, width = len(x), len(weight)
-        if self.deterministic:
-            fixed_linear(x, weight, out[:tokens])
-        elif step.only_decodes and tokens <= SPLIT_ROWS:
-            splits = splits_for(tokens, width, x.shape[1])
-            partials = self.buffers.partials[: splits * tokens * width].view(splits, tokens, width)
-            split_linear(x, weight, partials)
-            return partials
-        else:
-            torch.mm(x, weight.t(), out=out[:tokens])
-        return out[:tokens]
+        result = out[:tokens]
+        splits = 0
+        if step.only_decodes:
+            splits = branch_splits(tokens, width, x.shape[1], dtype=x.dtype, deterministic=self.deterministic)
+        if splits:
+            result = self.buffers.partials[: splits * tokens * width].view(splits, tokens, width)
+        linear(x, weight, result, deterministic=self.deterministic)
+        return result
 
-    def _gate(self, normed: Tensor, w: LayerWeights, step: DeviceStep) -> None:
+    def _gate(self, normed: Tensor, w: LayerWeights) -> None:
         """buffers.gated = act(gate(normed)) · up(normed)"""
-        tokens, activation = len(normed), self.spec.activation
-        out = self.buffers.gated[:tokens]
-        if step.only_decodes and tokens <= SPLIT_ROWS and not self.deterministic:
-            gated_linear(normed, w.gate_up, out, activation, bias=w.gate_up_bias)
-        else:
-            gated(self._project(normed, w.gate_up, self.buffers.gate_up, step), out, activation, bias=w.gate_up_bias)
+        tokens = len(normed)
+        gate_up(
+            normed,
+            w.gate_up,
+            self.buffers.gated[:tokens],
+            self.spec.activation,
+            bias=w.gate_up_bias,
+            scratch=self.buffers.gate_up[:tokens],
+            deterministic=self.deterministic,
+        )
 
     def _attend(self, qkv: Tensor, layer: LayerSpec, w: LayerWeights, kv: Tensor, step: DeviceStep) -> None:
         """buffers.attended of all rows; their keys and values are in the cache afterwards."""
@@ -220,7 +212,13 @@ class CudaDecoder:
         )
 
     def _attend_decodes(
-        self, qkv: Tensor, layer: LayerSpec, w: LayerWeights, kv: Tensor, step: DeviceStep, bias: Tensor | None
+        self,
+        qkv: Tensor,
+        layer: LayerSpec,
+        w: LayerWeights,
+        kv: Tensor,
+        step: DeviceStep,
+        bias: Tensor | None,
     ) -> None:
         spec, rows = self.spec, step.num_decodes
         cos, sin = self._ropes[layer.rope]

@@ -57,6 +57,8 @@ def tile_config(tokens: int, n: int, k: int, *, gated: bool = False) -> TileConf
     if few:
         stages = {16: 8, 32: 8, 64: 6, 128: 4}[block_t]
         return TileConfig(32 if gated else 64, block_t, 64, num_warps=4, num_stages=stages)
+    if block_t == 64 and not gated:
+        return TileConfig(64, 64, 64, num_warps=4, num_stages=6)
     if block_t == 128:
         return TileConfig(64 if gated else 128, 128, 64, num_warps=8, num_stages=6)
     return TileConfig(64 if gated else 128, block_t, 64, num_warps=4, num_stages=4 if block_t == 64 else 5)

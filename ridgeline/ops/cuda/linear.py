@@ -16,9 +16,11 @@ from ridgeline.ops.cuda.activation import gated
 from ridgeline.ops.cuda.gemm import fixed_linear, gated_linear, linear_into, split_linear, splits_for
 from ridgeline.ops.cuda.gemv import gemv
 
-MOST_GEMV = 4  # tokens; `gemv` can take 8, but its arithmetic then costs more than the weights' way
-MOST_SPLIT = 128  # tokens; above, cuBLAS is at the limit of arithmetic
-MOST_GATED = 128
+# Measured on an H200; the tables are in docs/performance/gpu-ledger.md.
+MOST_GEMV = 2  # tokens; beyond, its arithmetic costs more than the weights' way
+MOST_SPLIT = 64  # tokens; beyond, cuBLAS is as fast, and there is nothing to sum up behind it
+MOST_SPLIT_ROWS = 4096  # of the weight: more of them fill every SM without a split, and cuBLAS is faster
+MOST_GATED = 16  # tokens
 MOST_WHOLE = 64  # tokens of a linear without a split: the head's
 
 
@@ -32,6 +34,8 @@ def branch_splits(
 ) -> int:
     """S of the partial sums to give `linear` for this shape; 0: give it [T, N] in the model's dtype."""
     if deterministic or dtype == torch.float32 or not MOST_GEMV < tokens <= MOST_SPLIT:
+        return 0
+    if n > MOST_SPLIT_ROWS:
         return 0
     return splits_for(tokens, n, k)
 
@@ -71,7 +75,7 @@ def gate_up(
 ) -> None:
     """out [T, F] = act(gate) · up of x [T, K] and weight [2F, K]. scratch [T, 2F] where `needs_scratch`."""
     tokens = x.shape[0]
-    if not needs_scratch(tokens, dtype=x.dtype, deterministic=deterministic):
+    if not needs_scratch(tokens, weight, deterministic=deterministic):
         if tokens <= MOST_GEMV:
             gemv(x, weight, out, activation=activation, bias=bias)
         else:
@@ -82,9 +86,12 @@ def gate_up(
     gated(scratch, out, activation)
 
 
-def needs_scratch(tokens: int, *, dtype: torch.dtype = torch.bfloat16, deterministic: bool = False) -> bool:
+def needs_scratch(tokens: int, weight: Tensor, *, deterministic: bool = False) -> bool:
     """Whether `gate_up` puts gates and ups into memory before it multiplies them."""
-    return deterministic or tokens > (MOST_GEMV if dtype == torch.float32 else MOST_GATED)
+    if deterministic or tokens <= MOST_GEMV:
+        return deterministic
+    large = weight.shape[0] > 2 * MOST_SPLIT_ROWS
+    return large or tokens > MOST_GATED or weight.dtype == torch.float32
 
 
 def _many_tiles(weight: Tensor) -> bool:

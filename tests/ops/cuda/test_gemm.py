@@ -147,7 +147,7 @@ def test_whichever_kernel_the_number_of_tokens_chooses_is_right(
         assert_close(partials.sum(0), _exact(x, weight), torch.float32, tolerance=1e-4)
 
     gated, scratch = _poisoned(tokens, n // 2, dtype=dtype, device=device), None
-    if needs_scratch(tokens, dtype=dtype, deterministic=deterministic):
+    if needs_scratch(tokens, weight, deterministic=deterministic):
         scratch = _poisoned(tokens, n, dtype=dtype, device=device)
     gate_up(x, weight, gated, "silu", bias, scratch=scratch, deterministic=deterministic)
     gate, up = _exact(x, weight, bias).to(dtype).chunk(2, dim=-1)
