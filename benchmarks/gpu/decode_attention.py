@@ -305,13 +305,14 @@ def _sweep(
         report.attempt(label, _launches(sets, scratch, splits, config), bytes=needed)
     timed = []
     for config in _configs(chosen.split_tokens, configs):
-        label = f"{name} {config.block_tokens}t {config.num_stages}s {config.num_warps}w x{splits}"
-        seconds = report.attempt(label, _launches(sets, scratch, splits, config), bytes=needed)
-        if seconds is not None:
-            timed.append((seconds, config))
+        for other in {splits, 1 if count >= 64 else splits}:
+            label = f"{name} {config.block_tokens}t {config.num_stages}s {config.num_warps}w x{other}"
+            seconds = report.attempt(label, _launches(sets, scratch, other, config), bytes=needed)
+            if seconds is not None:
+                timed.append((seconds, config))
     for config in [config for _, config in sorted(timed, key=lambda pair: pair[0])[:1]]:
         for other in _split_counts(shape, splits):
-            for least in (64, 256):
+            for least in (32, 64, 128) if count == 1 else (256, 512):
                 cut = dataclasses.replace(config, split_tokens=least)
                 label = (
                     f"{name} {cut.block_tokens}t {cut.num_stages}s {cut.num_warps}w x{other} of >= {least}"

@@ -42,7 +42,7 @@ class DecodeConfig:
     block_tokens: int = 64
     split_tokens: int = 256
     num_warps: int = 4
-    num_stages: int = 4
+    num_stages: int = 3  # three programs of 64 tokens fit on a multiprocessor
     fetched_blocks: int = 4
 
 
@@ -159,7 +159,7 @@ def decode_attention(
         BLOCK_SIZE=kv.shape[3],
         BLOCK_N=config.block_tokens,
         CHUNK=max(1, min(16, 4096 // (triton.next_power_of_2(group) * padded))),
-        FETCH=0 if INTERPRETED else config.fetched_blocks,
+        FETCH=0 if INTERPRETED or head_dim != padded else config.fetched_blocks,
         PDL=PDL,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -250,11 +250,9 @@ def _attend(
     table_at = tables + table_row.to(tl.int64) * table_stride
     if FETCH > 0:
         LINE: tl.constexpr = 128 // (kv.dtype.element_ty.primitive_bitwidth // 8)
-        ahead = begin // BLOCK_SIZE + start * (BLOCK_N // BLOCK_SIZE) + tl.arange(0, FETCH)
+        ahead = (begin + start * BLOCK_N) // BLOCK_SIZE + tl.arange(0, FETCH)
         last = (tl.minimum(begin + stop * BLOCK_N, end) - 1) // BLOCK_SIZE
-        fetched = tl.load(table_at + tl.minimum(ahead, last), mask=last >= 0, other=0).to(tl.int64) * (
-            K * HEAD
-        )
+        fetched = tl.load(table_at + tl.maximum(tl.minimum(ahead, last), 0)).to(tl.int64) * (K * HEAD)
         fetch_into_l2(head_at + fetched[:, None] + (tl.arange(0, HEAD // LINE) * LINE)[None, :])
     n = tl.arange(0, BLOCK_N)
     token = begin + start * BLOCK_N + n
