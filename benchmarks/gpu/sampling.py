@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,12 +17,22 @@ from benchmarks.gpu.timing import Report, copies_beyond_l2
 from ridgeline.ops import sampling as spec
 from ridgeline.ops.cuda import sampling
 from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling_state import PLAIN, RowParams, SamplePlan, SamplerState
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 PARAMS: dict[str, RowParams] = {
     "greedy": RowParams(temperature=0.0),
     "temperature 0.6": RowParams(temperature=0.6),
+    "top-k 50, top-p 0.9": RowParams(temperature=0.8, top_k=50, top_p=0.9),
+    "top-k 20, top-p 0.95, min-p 0.01": RowParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01),
+    "top-p 0.9, peaked": RowParams(temperature=0.25, top_p=0.9),
+    "top-p 0.9, flat": RowParams(temperature=1.0, top_p=0.9),
+    "top-k 1000": RowParams(temperature=0.8, top_k=1000),
+    "min-p 0.05": RowParams(temperature=0.8, min_p=0.05),
+    "penalties": RowParams(temperature=0.6, repetition_penalty=1.1, presence_penalty=0.5),
+    "bias on 300 tokens": RowParams(temperature=0.0, bias=dict.fromkeys(range(0, 900, 3), 2.0)),
+    "20 logprobs": RowParams(temperature=0.6, logprobs=20),
 }
 # (tokens a block, warps, programs for the whole batch)
 CONFIGS = [(1024, 4, 1056), (1024, 4, 528), (2048, 4, 1056), (2048, 8, 528), (512, 4, 1056), (1024, 8, 528)]
@@ -33,15 +44,17 @@ class Batch:
     def __init__(self, count: int, vocab: int, params: RowParams, sets: int = 1) -> None:
         self.params = [_with_seed(params, i) for i in range(count)]
         self.state = SamplerState(count, vocab, DEVICE)
+        self.prompt = list(range(0, min(vocab, 2000), 7))
         for row, row_params in enumerate(self.params):
-            self.state.set_row(row, row_params, prompt=range(0, min(vocab, 2000), 7))
+            self.state.set_row(row, row_params, self.prompt)
         self.state.flush()
-        self.scratch = sampling.SampleScratch(count, DEVICE)
+        self.scratch = sampling.SampleScratch(count, vocab, DEVICE)
         self.logits = [_logits(count, vocab) for _ in range(sets)]
         self.rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
         self.positions = torch.full((count,), 11, dtype=torch.int32, device=DEVICE)
         self.last_tokens = torch.zeros(count, dtype=torch.int32, device=DEVICE)
         self.out_tokens = torch.full((count,), -99, dtype=torch.int32, device=DEVICE)
+        self.logprobs = LogprobBuffers(count, vocab, DEVICE)
         self.plan = self.state.plan(range(count), [11] * count)
 
     def launches(self, kernel: Callable[..., None], plan: SamplePlan, **options: int) -> list[partial[None]]:
@@ -67,19 +80,33 @@ def _logits(count: int, vocab: int) -> Tensor:
 
 
 def measure(report: Report, vocab: int = 151936, batches: tuple[int, ...] = (1, 8, 64, 256)) -> None:
+    report.heading("tokens against the specification")
     for name, params in PARAMS.items():
-        _compare(report, f"{name}, 64 rows", Batch(min(64, batches[-1]), vocab, params))
+        try:
+            _compare(report, name, Batch(min(64, batches[-1]), vocab, params))
+        except Exception as failure:  # one that does not compile must not hide the others
+            print(f"!!!!!! {name}: {type(failure).__name__}: {failure}", flush=True)
+            report.wrong.append(name)
     for count in batches:
-        sets = copies_beyond_l2(count * vocab * 2, most=16)
-        report.heading(f"draw, {count} rows of {vocab}")
+        report.heading(f"the draw alone, {count} rows of {vocab}")
         for name in ("greedy", "temperature 0.6"):
-            batch = Batch(count, vocab, PARAMS[name], sets)
+            batch = Batch(count, vocab, PARAMS[name], _sets(count, vocab))
             for block, warps, programs in CONFIGS:
                 options = {"block": block, "warps": warps, "programs": programs}
                 launches = batch.launches(sampling.draw, PLAIN, **options)
                 label = f"{name}: block {block}, {warps} warps, {programs} programs"
                 report.attempt(label, launches, bytes=count * vocab * 2)
         _peers(report, batch)
+    for count in batches[:-1]:
+        report.heading(f"all of a step's sampling, {count} rows of {vocab}")
+        for name, params in PARAMS.items():
+            batch = Batch(count, vocab, params, _sets(count, vocab))
+            report.attempt(name, batch.launches(sampling.sample, batch.plan), bytes=count * vocab * 2)
+
+
+def _sets(count: int, vocab: int) -> int:
+    """Of logits: few, because a step's logits are still in L2 when they are sampled."""
+    return min(4, copies_beyond_l2(count * vocab * 2))
 
 
 def _compare(report: Report, name: str, batch: Batch) -> None:
@@ -90,6 +117,15 @@ def _compare(report: Report, name: str, batch: Batch) -> None:
     different = 0
     for i, params in enumerate(batch.params):
         row = batch.logits[0][i].float().cpu().numpy()
+        spec.add_bias(row, params.bias)
+        spec.apply_penalties(
+            row,
+            np.array(batch.prompt),
+            np.zeros(0, dtype=np.int64),
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
         if params.temperature == 0.0:
             expected = int(row.argmax())
         else:

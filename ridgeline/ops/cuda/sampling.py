@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
-from ridgeline.ops.cuda.sampling_filters import find_thresholds, process
+from ridgeline.ops.cuda.sampling_filters import FilterScratch, find_thresholds
 from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers, report_logprobs
+from ridgeline.ops.cuda.sampling_process import process
 from ridgeline.ops.cuda.sampling_state import (
     COUNT_SLOT,
     INVERSE_TEMPERATURE,
@@ -51,13 +52,12 @@ class SampleScratch:
     the first of them comes, and kept.
     """
 
-    def __init__(self, max_rows: int, device: str | torch.device) -> None:
+    def __init__(self, max_rows: int, vocab: int, device: str | torch.device) -> None:
         self.device = torch.device(device)
         # the leader so far of each row, and how many of its programs are done: the draw leaves them so
         self.best = torch.full((max_rows,), NO_KEY.value, dtype=torch.int64, device=device)
         self.arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self.thresholds = torch.empty(max_rows, dtype=torch.float32, device=device)
-        self.tops = torch.empty(max_rows, dtype=torch.float32, device=device)
+        self.filters = FilterScratch(max_rows, vocab, device)
         self._changed = torch.empty(0, dtype=torch.float32, device=device)
 
     def changed(self, count: int, vocab: int) -> Tensor:
@@ -83,14 +83,15 @@ def sample(
     draw_positions[i] is how many tokens that sequence has chosen before. The token goes to out_tokens[i], or
     -1 where the logits have no finite maximum, and to last_tokens[rows[i]] (0 instead of -1: it may be read
     as an id before the host knows). Rows that ask for them find log-probabilities in `logprobs`: those of the
-    model itself, before bias, penalties and temperature. With a plain plan this is one launch that a CUDA graph may hold.
+    model itself, before bias, penalties and temperature. With a plain plan this is one launch that a CUDA
+    graph may hold.
     """
     changed = None
     if plan.processed:
         changed = scratch.changed(*logits.shape)
         process(logits, rows, draw_positions, state, changed)
     if plan.filtered:
-        find_thresholds(logits, changed, rows, draw_positions, state, scratch.thresholds, scratch.tops)
+        find_thresholds(logits, changed, rows, draw_positions, state, scratch.filters)
     draw(logits, rows, draw_positions, state, last_tokens, out_tokens, scratch, plan)
     if plan.logprobs is not None and logprobs is not None:
         report_logprobs(logits, rows, out_tokens, state, logprobs)
@@ -117,8 +118,8 @@ def draw(
     _draw[(count, triton.cdiv(blocks, steps))](
         logits,
         logits if changed is None else changed,
-        scratch.thresholds,
-        scratch.tops,
+        scratch.filters.thresholds,
+        scratch.filters.tops,
         rows,
         draw_positions,
         state.params,

@@ -7,6 +7,7 @@ import torch
 
 from ridgeline.ops import sampling as spec
 from ridgeline.ops.cuda.sampling import SampleScratch, sample
+from ridgeline.ops.cuda.sampling_filters import FilterScratch
 from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling_state import RowParams, SamplerState
 
@@ -16,10 +17,11 @@ NEAR_TIE = 2e-5  # of scores in float32
 class Batch:
     """One call of `sample` at a time on a state whose rows are set by hand."""
 
-    def __init__(self, device: str, vocab: int, max_rows: int = 8) -> None:
+    def __init__(self, device: str, vocab: int, max_rows: int = 8, part: int = 4096) -> None:
         self.device, self.vocab = device, vocab
         self.state = SamplerState(max_rows, vocab, device)
-        self.scratch = SampleScratch(max_rows, device)
+        self.scratch = SampleScratch(max_rows, vocab, device)
+        self.scratch.filters = FilterScratch(max_rows, vocab, device, part, candidates=128)
         self.logprobs = LogprobBuffers(max_rows, vocab, device)
         self.last_tokens = torch.full((max_rows,), -7, dtype=torch.int32, device=device)
 

@@ -100,7 +100,7 @@ def test_more_penalized_rows_than_at_first_keep_their_counts(device):
 def test_the_full_lists_fit_and_longer_ones_are_refused(device):
     vocab = 3000
     batch = Batch(device, vocab)
-    bias = {token: -100.0 for token in range(MAX_BIASED)}
+    bias = dict.fromkeys(range(MAX_BIASED), -100.0)
     params = RowParams(
         temperature=0.0,
         bias=bias,
