@@ -37,6 +37,10 @@ class PrefillConfig:
     specialized: bool = False
 
 
+SPECIALIZE = False  # whether heads of 128 on Hopper take the specialized kernel
+SPECIALIZED = PrefillConfig(128, 128, 4, 2, specialized=True)
+
+
 def prefill_config(head_dim: int, dtype: torch.dtype, gathered: bool = False) -> PrefillConfig:
     """What fits and runs best on Hopper; the shape of tiles is the same whether gathered or not."""
     if dtype == torch.float32:  # multiplied without tensor cores: small tiles, or registers spill
@@ -117,6 +121,15 @@ def prefill_attention(
         PDL=PDL,
         **pdl_options(),
     )
+
+
+def _can_specialize(dim: int, group: int, block_size: int, q: Tensor) -> bool:
+    """By shape alone, never by the step: a token's bits must not depend on its company."""
+    if not SPECIALIZE or not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return False
+    from ridgeline.ops.cuda.prefill_specialized import can_specialize
+
+    return can_specialize(dim, group, block_size, q.dtype)
 
 
 def _fits(scratch: PrefillScratch | None, plan: PrefillViews, dim: int, dtype: torch.dtype) -> bool:

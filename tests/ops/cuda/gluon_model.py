@@ -11,7 +11,7 @@ import sys
 import threading
 from itertools import product
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -105,7 +105,7 @@ class Product:
 class Kernel:
     """A jitted function: called by others, or launched over a grid with tensors as its arguments."""
 
-    def __init__(self, function: Any, place: list[tuple[int, ...]]) -> None:
+    def __init__(self, function: Any, place: SimpleNamespace) -> None:
         self.function, self.place = function, place
 
     def __call__(self, *args: Any) -> Any:
@@ -113,9 +113,10 @@ class Kernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*args: Any, num_warps: int, **constants: Any) -> None:
+            self.place.programs = grid
             pointers = [Pointer(arg.view(-1)) if isinstance(arg, Tensor) else arg for arg in args]
             for place in product(*map(range, grid)):
-                self.place[:] = [place]
+                self.place.program = place
                 self.function(*pointers, **constants)
 
         return launch
@@ -147,10 +148,12 @@ class Descriptor:
 
 
 def copy_by_tma(source: Descriptor, place: list[Any], barrier: Barrier, target: Shared) -> None:
-    row, column = (int(part) for part in place)
+    window = tuple(
+        slice(int(begin), int(begin) + size) for begin, size in zip(place, source.box, strict=True)
+    )
     part = torch.zeros(source.box, dtype=source.data.dtype)
-    found = source.data[row : row + source.box[0], column : column + source.box[1]]
-    part[: found.shape[0], : found.shape[1]] = found
+    found = source.data[window]
+    part[tuple(map(slice, found.shape))] = found
     target.store(part)
     barrier.change(0, -part.numel() * part.element_size())
 
@@ -171,7 +174,7 @@ def awaited(num_outstanding: int, deps: list[Any]) -> Any:
 
 
 def _modules() -> dict[str, ModuleType]:
-    place: list[tuple[int, ...]] = []
+    place = SimpleNamespace()
 
     def jit(function: Any = None, **options: Any) -> Any:
         return (lambda f: Kernel(f, place)) if function is None else Kernel(function, place)
@@ -197,7 +200,8 @@ def _modules() -> dict[str, ModuleType]:
         constexpr=lambda value: value,
         int64=torch.int64,
         float32=torch.float32,
-        program_id=lambda axis: place[0][axis],
+        program_id=lambda axis: place.program[axis],
+        num_programs=lambda axis: place.programs[axis],
         arange=lambda begin, end, layout: torch.arange(begin, end),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
         where=lambda mask, a, b: torch.where(torch.as_tensor(mask), a, b),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -244,8 +245,8 @@ def test_the_bits_of_a_token_depend_on_its_context_alone(
 def _gluon_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The specialized kernel runs as it is on a GPU, else against a model of Gluon."""
     if INTERPRETED:
-        model = modelled(prefill_specialized.__file__)
-        monkeypatch.setattr(prefill_specialized, "specialized_attention", model["specialized_attention"])
+        kernel = modelled(prefill_specialized.__file__)["specialized_attention"]
+        monkeypatch.setattr(prefill_specialized, "specialized_attention", partial(kernel, programs=3))
 
 
 SPECIALIZED = [
@@ -256,7 +257,7 @@ SPECIALIZED = [
 
 @pytest.mark.usefixtures("_gluon_runs")
 @pytest.mark.parametrize("config", SPECIALIZED, ids=lambda config: f"{config.block_n}x{config.stages}")
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 2), (3, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 2), (16, 1)])
 def test_the_specialized_kernel_agrees_with_the_reference(
     heads: int, kv_heads: int, config: PrefillConfig, device: str
 ) -> None:
