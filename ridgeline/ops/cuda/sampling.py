@@ -150,7 +150,7 @@ def _draw(
     tops,
     rows,
     positions,
-    params,
+    settings,
     last_tokens,
     out_tokens,
     best,
@@ -172,9 +172,9 @@ def _draw(
     i, part = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + i)
     if row >= 0:
-        inverse_temperature = float_field(params, row, INVERSE_TEMPERATURE)
+        inverse_temperature = float_field(settings, row, INVERSE_TEMPERATURE)
         position = tl.load(positions + i)
-        is_changed = is_processed(params, row, position) if ANY_CHANGED else False
+        is_changed = is_processed(settings, row, position) if ANY_CHANGED else False
         source = logits + i.to(tl.int64) * logits_stride
         work = changed + i.to(tl.int64) * changed_stride
         first = part * steps * BLOCK
@@ -190,7 +190,7 @@ def _draw(
                 leader = tl.where(score > leader, score, leader)
                 first += BLOCK
         else:
-            start = stream_start(params, row, position)
+            start = stream_start(settings, row, position)
             if FILTERED:
                 threshold, top = tl.load(thresholds + i), tl.load(tops + i)
             while first < end:
@@ -216,7 +216,7 @@ def _draw(
             tl.store(out_tokens + i, token)
             tl.store(last_tokens + row, tl.maximum(token, 0))
             if COUNTED:
-                slot = int_field(params, row, COUNT_SLOT)
+                slot = int_field(settings, row, COUNT_SLOT)
                 if (slot >= 0) & (token >= 0):
                     tl.atomic_add(counts + slot.to(tl.int64) * vocab + token, 1)
 
@@ -228,10 +228,10 @@ def marked_where_bad(value, score):
 
 
 @triton.jit
-def stream_start(params, row, position):
+def stream_start(settings, row, position):
     """What the noise of this output position is counted from: as `ops.sampling.stream_start`."""
-    low = int_field(params, row, STREAM_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = int_field(params, row, STREAM_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
+    low = int_field(settings, row, STREAM_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = int_field(settings, row, STREAM_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
     return mixed(((high << 32) | low) + position.to(tl.uint64) + GAMMA)
 
 

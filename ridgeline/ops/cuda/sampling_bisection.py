@@ -22,18 +22,18 @@ from ridgeline.ops.cuda.sampling_values import (
 
 @triton.jit
 def bisected_threshold(
-    source, work, is_changed, vocab, params, row, top, spare, ANY_CHANGED: tl.constexpr, BLOCK: tl.constexpr
+    source, work, is_changed, vocab, settings, row, top, spare, ANY_CHANGED: tl.constexpr, BLOCK: tl.constexpr
 ):
     """The smallest logit the row may draw: top-k's threshold above min-p's, then top-p's above that."""
-    scale = float_field(params, row, INVERSE_TEMPERATURE) * LOG2_E
-    threshold = top + float_field(params, row, MIN_P_GAP)
-    top_k = int_field(params, row, TOP_K)
+    scale = float_field(settings, row, INVERSE_TEMPERATURE) * LOG2_E
+    threshold = top + float_field(settings, row, MIN_P_GAP)
+    top_k = int_field(settings, row, TOP_K)
     if (top_k > 0) & (top_k < vocab):
         threshold = _bisect(
             source, work, is_changed, vocab, top, threshold, spare, scale,
             top_k.to(tl.float32), False, ANY_CHANGED, BLOCK,
         )  # fmt: skip
-    top_p = float_field(params, row, TOP_P)
+    top_p = float_field(settings, row, TOP_P)
     if top_p < 1.0:
         key = ordered(threshold)
         mass = _mass_from(source, work, is_changed, vocab, top, key, scale, True, ANY_CHANGED, BLOCK)

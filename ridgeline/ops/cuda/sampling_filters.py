@@ -140,7 +140,7 @@ def _survey(
     changed,
     rows,
     positions,
-    params,
+    settings,
     undecided,
     tops,
     thresholds,
@@ -168,16 +168,16 @@ def _survey(
     parts = tl.num_programs(1)
     row = tl.load(rows + i)
     if row >= 0:
-        if (int_field(params, row, FLAGS) & FILTERED) == 0:
+        if (int_field(settings, row, FLAGS) & FILTERED) == 0:
             if part == 0:
                 _decide(i, undecided, tops, thresholds, bounds, 0.0, float("-inf"))
         else:
-            is_changed = is_processed(params, row, tl.load(positions + i))
+            is_changed = is_processed(settings, row, tl.load(positions + i))
             source = logits + i.to(tl.int64) * logits_stride
             work = changed + i.to(tl.int64) * changed_stride
             token = part * BLOCK + tl.arange(0, BLOCK)
             value = logits_at(source, work, token, token < vocab, is_changed, ANY_CHANGED)
-            scale = float_field(params, row, INVERSE_TEMPERATURE) * LOG2_E
+            scale = float_field(settings, row, INVERSE_TEMPERATURE) * LOG2_E
             group = tl.max(tl.reshape(value, (GROUPS, BLOCK // GROUPS)), axis=1)
             best = tl.max(group)
             base = tl.where(best > float("-inf"), best, 0.0)
@@ -198,10 +198,10 @@ def _survey(
                 peak = tl.load(masses + (i * parts + lane) * 2, mask=lane < parts, other=float("-inf"))
                 mass_of = tl.load(masses + (i * parts + lane) * 2 + 1, mask=lane < parts, other=0.0)
                 if (top > float("-inf")) & (top < float("inf")):
-                    gap = float_field(params, row, MIN_P_GAP)
-                    top_k = int_field(params, row, TOP_K)
+                    gap = float_field(settings, row, MIN_P_GAP)
+                    top_k = int_field(settings, row, TOP_K)
                     cut = (top_k > 0) & (top_k < vocab)
-                    if cut | (float_field(params, row, TOP_P) < 1.0):
+                    if cut | (float_field(settings, row, TOP_P) < 1.0):
                         total = tl.sum(
                             tl.where(peak > float("-inf"), mass_of * tl.exp2((peak - top) * scale), 0.0)
                         )
@@ -251,7 +251,7 @@ def _gather(
     changed,
     rows,
     positions,
-    params,
+    settings,
     bounds,
     candidates,
     gathered,
@@ -271,7 +271,7 @@ def _gather(
     if row >= 0:
         bound = tl.load(bounds + i)
         if bound < float("inf"):
-            is_changed = is_processed(params, row, tl.load(positions + i))
+            is_changed = is_processed(settings, row, tl.load(positions + i))
             source = logits + i.to(tl.int64) * logits_stride
             work = changed + i.to(tl.int64) * changed_stride
             token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -289,7 +289,7 @@ def _settle(
     changed,
     rows,
     positions,
-    params,
+    settings,
     undecided,
     tops,
     thresholds,
@@ -318,32 +318,32 @@ def _settle(
         if (found > 0) & (found <= CANDIDATES):
             lane = tl.arange(0, CANDIDATES)
             value = tl.load(candidates + i * CANDIDATES + lane, mask=lane < found, other=float("-inf"))
-            threshold = _threshold_among(value, found, params, row, top, tl.load(totals + i), CANDIDATES)
+            threshold = _threshold_among(value, found, settings, row, top, tl.load(totals + i), CANDIDATES)
         if threshold == threshold:
             tl.store(undecided + i, 0)
         else:
-            is_changed = is_processed(params, row, tl.load(positions + i))
+            is_changed = is_processed(settings, row, tl.load(positions + i))
             spare = tl.where(is_changed, 0, SPARE_BITS) if ANY_CHANGED else SPARE_BITS
             source = logits + i.to(tl.int64) * logits_stride
             work = changed + i.to(tl.int64) * changed_stride
             threshold = bisected_threshold(
-                source, work, is_changed, vocab, params, row, top, spare, ANY_CHANGED, BLOCK
+                source, work, is_changed, vocab, settings, row, top, spare, ANY_CHANGED, BLOCK
             )
         tl.store(thresholds + i, threshold)
 
 
 @triton.jit
-def _threshold_among(value, found, params, row, top, total, CANDIDATES: tl.constexpr):
+def _threshold_among(value, found, settings, row, top, total, CANDIDATES: tl.constexpr):
     """The threshold, from all the candidates; NaN where the nucleus does not end among them."""
     lane = tl.arange(0, CANDIDATES)
     value = tl.sort(value, descending=True)  # whoever came first: the sums below have one order
-    threshold = top + float_field(params, row, MIN_P_GAP)
-    top_k = int_field(params, row, TOP_K)
+    threshold = top + float_field(settings, row, MIN_P_GAP)
+    top_k = int_field(settings, row, TOP_K)
     if (top_k > 0) & (top_k <= found):
         threshold = tl.maximum(threshold, tl.max(tl.where(lane == top_k - 1, value, float("-inf"))))
-    top_p = float_field(params, row, TOP_P)
+    top_p = float_field(settings, row, TOP_P)
     if top_p < 1.0:
-        scale = float_field(params, row, INVERSE_TEMPERATURE) * LOG2_E
+        scale = float_field(settings, row, INVERSE_TEMPERATURE) * LOG2_E
         weight = tl.where((value >= threshold) & (lane < found), tl.exp2((value - top) * scale), 0.0)
         running = tl.cumsum(weight, axis=0)
         whole = total < 0.0  # nothing but candidates is left by min-p and top-k

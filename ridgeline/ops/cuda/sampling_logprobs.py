@@ -86,7 +86,7 @@ def _part_logprobs(
     logits,
     rows,
     out_tokens,
-    params,
+    settings,
     part_keys,
     part_sums,
     part_ranks,
@@ -103,7 +103,7 @@ def _part_logprobs(
     row = tl.load(rows + i)
     chosen = tl.load(out_tokens + i)
     if (row >= 0) & (chosen >= 0):
-        wanted = int_field(params, row, LOGPROBS)
+        wanted = int_field(settings, row, LOGPROBS)
         if wanted >= 0:
             source = logits + i.to(tl.int64) * logits_stride
             token = part * BLOCK + tl.arange(0, BLOCK)
@@ -129,7 +129,7 @@ def _merge_logprobs(
     logits,
     rows,
     out_tokens,
-    params,
+    settings,
     part_keys,
     part_sums,
     part_ranks,
@@ -150,7 +150,7 @@ def _merge_logprobs(
     row = tl.load(rows + i)
     chosen = tl.load(out_tokens + i)
     if (row >= 0) & (chosen >= 0):
-        wanted = int_field(params, row, LOGPROBS)
+        wanted = int_field(settings, row, LOGPROBS)
         if wanted >= 0:
             part = tl.arange(0, PARTS)
             here = part < parts

@@ -69,7 +69,7 @@ def _process(
     changed,
     rows,
     positions,
-    params,
+    settings,
     biased_tokens,
     bias_values,
     suppressed,
@@ -90,13 +90,13 @@ def _process(
     row = tl.load(rows + i)
     if row >= 0:
         position = tl.load(positions + i)
-        if is_processed(params, row, position):
+        if is_processed(settings, row, position):
             first = tl.program_id(1) * BLOCK
             token = first + tl.arange(0, BLOCK)
             mask = token < vocab
             target = changed + i.to(tl.int64) * changed_stride
             value = tl.load(logits + i.to(tl.int64) * logits_stride + token, mask=mask).to(tl.float32)
-            biased = int_field(params, row, BIASED)
+            biased = int_field(settings, row, BIASED)
             if biased > 0:
                 tl.store(target + token, value, mask=mask)
                 tl.debug_barrier()  # the threads that add a bias are not those that wrote the logit
@@ -110,14 +110,14 @@ def _process(
                     start += LIST
                 tl.debug_barrier()
                 value = tl.load(target + token, mask=mask)
-            slot = int_field(params, row, COUNT_SLOT)
+            slot = int_field(settings, row, COUNT_SLOT)
             if slot >= 0:
                 seen = tl.load(counts + slot.to(tl.int64) * vocab + token, mask=mask, other=0)
-                value = _penalized(value, seen, params, row)
+                value = _penalized(value, seen, settings, row)
             tl.store(target + token, value, mask=mask)
-            if position < int_field(params, row, MIN_TOKENS):
+            if position < int_field(settings, row, MIN_TOKENS):
                 tl.debug_barrier()
-                count = int_field(params, row, SUPPRESSED)
+                count = int_field(settings, row, SUPPRESSED)
                 start = 0
                 while start < count:
                     place = start + tl.arange(0, LIST)
@@ -130,11 +130,13 @@ def _process(
 
 
 @triton.jit
-def _penalized(value, seen, params, row):
+def _penalized(value, seen, settings, row):
     """As `ops.sampling.apply_penalties`; seen: count in the output, and IN_PROMPT."""
-    repetition = float_field(params, row, REPETITION)
+    repetition = float_field(settings, row, REPETITION)
     repeated = tl.where(value > 0.0, tl.div_rn(value, repetition + tl.zeros_like(value)), value * repetition)
     value = tl.where(seen != 0, repeated, value)
     count = seen & (IN_PROMPT - 1)
-    penalty = float_field(params, row, PRESENCE) + float_field(params, row, FREQUENCY) * count.to(tl.float32)
+    penalty = float_field(settings, row, PRESENCE) + float_field(settings, row, FREQUENCY) * count.to(
+        tl.float32
+    )
     return tl.where(count > 0, value - penalty, value)

@@ -298,7 +298,7 @@ def _fields(params: RowParams, slot: int, min_tokens: int) -> IntArray:
 @triton.jit
 def _apply_records(
     blob,
-    params,
+    settings,
     biased_tokens,
     bias_values,
     suppressed,
@@ -307,13 +307,13 @@ def _apply_records(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program per record: the row's params and lists into their tables."""
+    """One program per record: the row's settings and lists into their tables."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     record = blob + tl.program_id(0) * _RECORD
     row = tl.load(record)
     fields = tl.arange(0, FIELDS)
-    tl.store(params + row * FIELDS + fields, tl.load(record + 1 + fields))
+    tl.store(settings + row * FIELDS + fields, tl.load(record + 1 + fields))
     biased = tl.load(record + 1 + BIASED)
     source = blob + tl.load(record + _BIAS_AT)
     start = 0

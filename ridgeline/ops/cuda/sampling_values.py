@@ -12,20 +12,20 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def int_field(params, row, FIELD: tl.constexpr):
-    return tl.load(params + row * FIELDS + FIELD)
+def int_field(settings, row, FIELD: tl.constexpr):
+    return tl.load(settings + row * FIELDS + FIELD)
 
 
 @triton.jit
-def float_field(params, row, FIELD: tl.constexpr):
-    return tl.load(params + row * FIELDS + FIELD).to(tl.float32, bitcast=True)
+def float_field(settings, row, FIELD: tl.constexpr):
+    return tl.load(settings + row * FIELDS + FIELD).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def is_processed(params, row, position):
+def is_processed(settings, row, position):
     """Whether the row's logits are changed at this output position."""
-    changed = (int_field(params, row, FLAGS) & PROCESSED) != 0
-    return changed | (position < int_field(params, row, MIN_TOKENS))
+    changed = (int_field(settings, row, FLAGS) & PROCESSED) != 0
+    return changed | (position < int_field(settings, row, MIN_TOKENS))
 
 
 @triton.jit
