@@ -107,7 +107,9 @@ class CudaBuild:
 
         device = self._device
         dtype = getattr(torch, self._dtype)
-        kernels = threading.Thread(target=self._warm_kernels, args=(dtype, sizes), daemon=True)
+        kernels = threading.Thread(
+            target=self._warm_kernels, args=(dtype, sizes, plan.max_context), daemon=True
+        )
         kernels.start()
         device.mark("start")
         weights = self._weights(dtype, progress)
@@ -168,18 +170,19 @@ class CudaBuild:
             kv_dtype=weights.embed.dtype,
         )
 
-    def _warm_kernels(self, dtype: torch.dtype, sizes: StepSizes) -> None:
-        """Compile, or take from the disk cache, what the first steps launch. If it fails, so will they."""
+    def _warm_kernels(self, dtype: torch.dtype, sizes: StepSizes, context: int) -> None:
+        """Compile, or take from the disk cache, what the first steps launch; then, while the engine already
+        serves, what larger ones do. What fails here fails again where it is launched, and is told there."""
         try:
-            from ridgeline.models.cuda_decoder import warm_kernels
+            from ridgeline.models import cuda_warm
+            from ridgeline.ops.cuda.recording import compile_all
 
-            warm_kernels(
-                self._spec,
-                dtype,
-                max_running=sizes.max_running,
-                step_tokens=sizes.step_tokens,
-                deterministic=self._config.deterministic,
+            rehearsal = cuda_warm.StepRehearsal(
+                self._spec, dtype, sizes.max_running, sizes.step_tokens, context, self._config.deterministic
             )
+            compile_all(cuda_warm.first_kernels(rehearsal))
+            others = cuda_warm.other_kernels(rehearsal, sizes.max_running, sizes.step_tokens)
+            threading.Thread(target=compile_all, args=(others, 4), daemon=True).start()
         except Exception:
             log.warning("kernels could not be compiled beforehand", exc_info=True)
 
