@@ -7,7 +7,9 @@ the draw stands what a plain PyTorch engine would launch: argmax, and softmax wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +46,7 @@ class Batch:
     """`count` rows with the same kind of parameters and one seed each."""
 
     def __init__(self, count: int, vocab: int, params: RowParams, sets: int = 1) -> None:
-        self.params = [_with_seed(params, i) for i in range(count)]
+        self.params = [replace(params, seed=i) for i in range(count)]
         self.state = SamplerState(count, vocab, DEVICE)
         self.prompt = list(range(0, min(vocab, 2000), 7))
         for row, row_params in enumerate(self.params):
@@ -60,21 +62,12 @@ class Batch:
         self.plan = self.state.plan(range(count), [11] * count)
 
     def launches(self, kernel: Callable[..., None], plan: SamplePlan, **options: int) -> list[partial[None]]:
-        shared = (
-            self.rows,
-            self.positions,
-            self.state,
-            self.last_tokens,
-            self.out_tokens,
-            self.scratch,
-            plan,
-        )
-        return [partial(kernel, logits, *shared, **options) for logits in self.logits]
-
-
-def _with_seed(params: RowParams, seed: int) -> RowParams:
-    values = {name: getattr(params, name) for name in RowParams.__slots__}
-    return RowParams(**(values | {"seed": seed}))
+        outputs = (self.last_tokens, self.out_tokens, self.scratch, plan)
+        shared = (self.rows, self.positions, self.state, *outputs)
+        named: dict[str, Any] = dict(options)
+        if kernel is sampling.sample:
+            named["logprobs"] = self.logprobs
+        return [partial(kernel, logits, *shared, **named) for logits in self.logits]
 
 
 def _logits(count: int, vocab: int) -> Tensor:
@@ -138,7 +131,24 @@ def _compare(report: Report, name: str, batch: Batch) -> None:
         different += tokens[i] != expected
     print(f"{name}: {different} of {len(tokens)} tokens differ from the specification", flush=True)
     same = torch.tensor([1.0 - different / len(tokens)])
-    report.check(f"{name}: tokens as specified", same, torch.ones(1), tolerance=0.02)
+    report.check(f"{name}: tokens as specified", same, torch.ones(1), tolerance=0.04)
+    if batch.plan.logprobs is not None:
+        _compare_logprobs(report, name, batch)
+
+
+def _compare_logprobs(report: Report, name: str, batch: Batch) -> None:
+    count = batch.plan.logprobs or 0
+    exact = torch.log_softmax(batch.logits[0].double(), dim=-1)
+    best = exact.topk(count).values
+    found = batch.logprobs.top_logprobs[:, :count]
+    report.check(f"{name}: the best", found, best, tolerance=1e-5)
+    named = exact.gather(1, batch.logprobs.top_ids[:, :count].long())
+    report.check(f"{name}: of the named ids", named, best, tolerance=1e-12)
+    chosen = exact.gather(1, batch.out_tokens[:, None].long())
+    report.check(f"{name}: of the chosen", batch.logprobs.logprobs[:, None], chosen, tolerance=1e-5)
+    report.check(
+        f"{name}: ranks", batch.logprobs.ranks[:, None].double(), (exact > chosen).sum(1, True) + 1.0
+    )
 
 
 def _peers(report: Report, batch: Batch) -> None:
