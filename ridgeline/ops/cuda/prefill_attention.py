@@ -35,6 +35,7 @@ class PrefillConfig:
     stages: int
     gathered: bool = False
     specialized: bool = False
+    turns: bool = False
 
 
 SPECIALIZE = False  # whether heads of 128 on Hopper take the specialized kernel
@@ -89,8 +90,8 @@ def prefill_attention(
     if config.specialized:
         from ridgeline.ops.cuda.prefill_specialized import specialized_attention
 
-        stages, block_n = config.stages, config.block_n
-        specialized_attention(q, kv, tables, plan, out, scale=scale, block_n=block_n, stages=stages)
+        shape = {"block_n": config.block_n, "stages": config.stages, "turns": config.turns}
+        specialized_attention(q, kv, tables, plan, out, scale=scale, **shape)
         return
     keys = values = None
     if config.gathered:

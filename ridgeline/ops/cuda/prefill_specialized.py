@@ -46,11 +46,13 @@ def specialized_attention(
     scale: float,
     block_n: int = 128,
     stages: int = 2,
+    turns: bool = False,
     programs: int | None = None,
 ) -> None:
     """As `prefill_attention`, for shapes of `can_specialize` and a plan of tiles of 128 rows.
 
-    `programs`, one per multiprocessor, share the tiles of all KV heads.
+    `programs`, one per multiprocessor, share the tiles of all KV heads; `turns` makes the computing groups
+    start their products alternately.
     """
     blocks, kv_heads, _, block_size, dim = kv.shape
     tokens, heads, _ = q.shape
@@ -81,6 +83,7 @@ def specialized_attention(
         BLOCK_SIZE=block_size,
         BLOCK_N=block_n,
         STAGES=stages,
+        TURNS=turns,
         PDL=PDL,
         num_warps=4,
         **pdl_options(),
@@ -223,9 +226,16 @@ def _weigh(
 
 
 @gluon.jit
-def _multiply_scores(q, keys, stage, zeros):
-    scores = warpgroup_mma(q[0], keys.index(2 * stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    return warpgroup_mma(q[1], keys.index(2 * stage + 1).permute((1, 0)), scores, is_async=True)
+def _take_turn(bars, number, WHICH: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """Wait until the other group has started its products, so that they run during this one's softmax."""
+    if TURNS:
+        mbarrier.wait(bars.index(4 * STAGES + 2 + WHICH), (number + 1 - WHICH) & 1)
+
+
+@gluon.jit
+def _give_turn(bars, WHICH: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    if TURNS:
+        mbarrier.arrive(bars.index(4 * STAGES + 3 - WHICH))
 
 
 @gluon.jit
@@ -234,8 +244,7 @@ def _step(
     keys,
     values,
     bars,
-    acc_low,
-    acc_high,
+    acc,
     weights,
     top,
     total,
@@ -246,8 +255,10 @@ def _step(
     more,
     factor,
     CUT: gl.constexpr,
+    WHICH: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
     SCORES: gl.constexpr,
     OPERAND: gl.constexpr,
     ACC: gl.constexpr,
@@ -258,21 +269,21 @@ def _step(
     """
     stage = number % STAGES
     before = (number - 1) % STAGES
-    scores = _multiply_scores(q, keys, stage, zeros)
+    _take_turn(bars, number, WHICH, STAGES, TURNS)
+    scores = warpgroup_mma(q, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     mbarrier.wait(bars.index(3 * STAGES + before), (number - 1) // STAGES & 1)
-    low = warpgroup_mma(weights, values.index(2 * before), acc_low, is_async=True)
-    high = warpgroup_mma(weights, values.index(2 * before + 1), acc_high, is_async=True)
-    scores = warpgroup_mma_wait(num_outstanding=2, deps=[scores])
+    weighed = warpgroup_mma(weights, values.index(before), acc, is_async=True)
+    _give_turn(bars, WHICH, STAGES, TURNS)
+    scores = warpgroup_mma_wait(num_outstanding=1, deps=[scores])
     mbarrier.arrive(bars.index(stage))
     soft, decay, top, total = _weigh(scores, top, total, positions, n, factor, CUT, BLOCK_N, SCORES)
     following = gl.convert_layout(soft.to(weights.dtype), OPERAND)
     # The next keys are awaited here, not where they are used: the loop that waits keeps the assembler from
     # moving the softmax behind the wait for the values.
     mbarrier.wait(bars.index(STAGES + (number + 1) % STAGES), (number + 1) // STAGES & 1, pred=more)
-    acc_low, acc_high, weights = warpgroup_mma_wait(num_outstanding=0, deps=[low, high, weights])
+    acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[weighed, weights])
     mbarrier.arrive(bars.index(2 * STAGES + before))
-    decay = gl.convert_layout(decay, gl.SliceLayout(1, ACC))
-    return acc_low * decay[:, None], acc_high * decay[:, None], following, top, total
+    return acc * gl.convert_layout(decay, gl.SliceLayout(1, ACC))[:, None], following, top, total
 
 
 @gluon.jit
@@ -291,20 +302,22 @@ def _compute(
     GROUP: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
 ):
     """One of the two computing groups: 64 rows of every item's tile, all of its keys."""
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    # In this layout a row of 128 lies as two halves, each with all rows: as they were copied.
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    keys = key_blocks._reinterpret(dtype, [STAGES * 2, BLOCK_N, 64], SHARED)
-    values = value_blocks._reinterpret(dtype, [STAGES * 2, BLOCK_N, 64], SHARED)
-    queries = q_blocks._reinterpret(dtype, [4, 64, 64], SHARED)
+    keys = key_blocks._reinterpret(dtype, [STAGES, BLOCK_N, 128], SHARED)
+    values = value_blocks._reinterpret(dtype, [STAGES, BLOCK_N, 128], SHARED)
+    q = q_blocks._reinterpret(dtype, [2, 64, 128], SHARED).index(WHICH)
     rows = WHICH * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
     lanes = WHICH * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, COPY))
-    dims = gl.arange(0, 64, layout=gl.SliceLayout(0, COPY))
+    dims = gl.arange(0, 128, layout=gl.SliceLayout(0, COPY))
     zeros = gl.full([64, BLOCK_N], 0.0, gl.float32, layout=SCORES)
 
     number = 0
@@ -317,15 +330,17 @@ def _compute(
         positions = earliest + rows // GROUP
         last = (end - 1) // BLOCK_N  # tile of keys
         clear = (earliest + 1) // BLOCK_N  # this many tiles are seen by every query
+        # A finite start of the maximum: a tile that shows a query nothing then leaves its bits alone.
         top = gl.full([64], -1e38, gl.float32, layout=gl.SliceLayout(1, SCORES))
         total = gl.full([64], 0.0, gl.float32, layout=gl.SliceLayout(1, SCORES))
-        acc_low = gl.full([64, 64], 0.0, gl.float32, layout=ACC)
-        acc_high = gl.full([64, 64], 0.0, gl.float32, layout=ACC)
+        acc = gl.full([64, 128], 0.0, gl.float32, layout=ACC)
 
         mbarrier.wait(bars.index(STAGES + number % STAGES), number // STAGES & 1)
         mbarrier.wait(bars.index(4 * STAGES + 1), turn % 2)
-        q = (queries.index(2 * WHICH), queries.index(2 * WHICH + 1))
-        scores = _multiply_scores(q, keys, number % STAGES, zeros)
+        _take_turn(bars, number, WHICH, STAGES, TURNS)
+        first_keys = keys.index(number % STAGES).permute((1, 0))
+        scores = warpgroup_mma(q, first_keys, zeros, use_acc=False, is_async=True)
+        _give_turn(bars, WHICH, STAGES, TURNS)
         scores = warpgroup_mma_wait(num_outstanding=0, deps=[scores])
         mbarrier.arrive(bars.index(number % STAGES))
         soft, _, top, total = _weigh(scores, top, total, positions, 0, factor, True, BLOCK_N, SCORES)
@@ -333,15 +348,15 @@ def _compute(
         mbarrier.wait(bars.index(STAGES + (number + 1) % STAGES), (number + 1) // STAGES & 1, pred=last > 0)
         for tile in range(1, clear):
             number += 1
-            acc_low, acc_high, weights, top, total = _step(
-                q, keys, values, bars, acc_low, acc_high, weights, top, total, zeros, positions,
-                tile * BLOCK_N, number, tile < last, factor, False, BLOCK_N, STAGES, SCORES, OPERAND, ACC,
+            acc, weights, top, total = _step(
+                q, keys, values, bars, acc, weights, top, total, zeros, positions, tile * BLOCK_N, number,
+                tile < last, factor, False, WHICH, BLOCK_N, STAGES, TURNS, SCORES, OPERAND, ACC,
             )  # fmt: skip
         for tile in range(gl.maximum(clear, 1), last + 1):
             number += 1
-            acc_low, acc_high, weights, top, total = _step(
-                q, keys, values, bars, acc_low, acc_high, weights, top, total, zeros, positions,
-                tile * BLOCK_N, number, tile < last, factor, True, BLOCK_N, STAGES, SCORES, OPERAND, ACC,
+            acc, weights, top, total = _step(
+                q, keys, values, bars, acc, weights, top, total, zeros, positions, tile * BLOCK_N, number,
+                tile < last, factor, True, WHICH, BLOCK_N, STAGES, TURNS, SCORES, OPERAND, ACC,
             )  # fmt: skip
         mbarrier.arrive(bars.index(4 * STAGES))  # the queries were read
 
@@ -350,31 +365,26 @@ def _compute(
         if (last + 1) * BLOCK_N > context:
             # What the cache holds beyond the context may be anything, NaN included, and 0 · NaN is NaN. Both
             # groups write the same zeros over it.
-            tokens_n = last * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, COPY))
-            for half in gl.static_range(2):
-                tail = values.index(2 * stage + half)
-                tail.store(gl.where((tokens_n < context)[:, None], tail.load(COPY), 0.0).to(dtype))
+            inside = last * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, COPY)) < context
+            tail = values.index(stage)
+            tail.store(gl.where(inside[:, None], tail.load(COPY), 0.0).to(dtype))
             fence_async_shared()
             gl.thread_barrier()
-        low = warpgroup_mma(weights, values.index(2 * stage), acc_low, is_async=True)
-        high = warpgroup_mma(weights, values.index(2 * stage + 1), acc_high, is_async=True)
-        acc_low, acc_high, weights = warpgroup_mma_wait(num_outstanding=0, deps=[low, high, weights])
+        weighed = warpgroup_mma(weights, values.index(stage), acc, is_async=True)
+        acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[weighed, weights])
         mbarrier.arrive(bars.index(2 * STAGES + stage))
         number += 1
 
         tokens = first + lanes // GROUP
-        there = (tokens < count)[:, None]
         heads = (begin + tokens).to(gl.int64) * (KV_HEADS * GROUP) + head * GROUP + lanes % GROUP
-        places = heads[:, None] * 128 + dims[None, :]
+        there = (tokens < count)[:, None]
         turn += 1
         more, head, _, begin, first, count, context, end = _item(
             turn, tiles, rows_ptr, tiles_ptr, KV_HEADS, GROUP
         )
         share = gl.convert_layout(gl.where(total == 0.0, 0.0, 1.0 / total), gl.SliceLayout(1, ACC))
-        low_out = gl.convert_layout((acc_low * share[:, None]).to(dtype), COPY)
-        gl.store(out_ptr + places, low_out, mask=there)
-        high_out = gl.convert_layout((acc_high * share[:, None]).to(dtype), COPY)
-        gl.store(out_ptr + places + 64, high_out, mask=there)
+        result = gl.convert_layout((acc * share[:, None]).to(dtype), COPY)
+        gl.store(out_ptr + heads[:, None] * 128 + dims[None, :], result, mask=there)
 
 
 @gluon.jit(
@@ -397,6 +407,7 @@ def _attend_specialized(
     BLOCK_SIZE: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     if PDL:
@@ -413,7 +424,7 @@ def _attend_specialized(
     q_blocks = gl.allocate_shared_memory(dtype, [4, 64 // GROUP, GROUP, 64], PACKED)
     keys = gl.allocate_shared_memory(dtype, [STAGES * 2 * BLOCKS, BLOCK_SIZE, 64], SHARED)
     values = gl.allocate_shared_memory(dtype, [STAGES * 2 * BLOCKS, BLOCK_SIZE, 64], SHARED)
-    bars = gl.allocate_shared_memory(gl.int64, [4 * STAGES + 2, 1], mbarrier.MBarrierLayout())
+    bars = gl.allocate_shared_memory(gl.int64, [4 * STAGES + 4, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(bars.index(stage), count=2)  # keys are free: both groups say so
         mbarrier.init(bars.index(STAGES + stage), count=1)  # keys are there
@@ -421,13 +432,15 @@ def _attend_specialized(
         mbarrier.init(bars.index(3 * STAGES + stage), count=1)  # values are there
     mbarrier.init(bars.index(4 * STAGES), count=2)  # queries are free
     mbarrier.init(bars.index(4 * STAGES + 1), count=1)  # queries are there
+    mbarrier.init(bars.index(4 * STAGES + 2), count=1)  # the first group's turn
+    mbarrier.init(bars.index(4 * STAGES + 3), count=1)  # the second's
     fence_async_shared()
     gl.warp_specialize(
         [
             (_compute, (out_ptr, rows_ptr, tiles_ptr, tiles, q_blocks, keys, values, bars, factor,
-                        gl.constexpr(0), KV_HEADS, GROUP, BLOCK_N, STAGES)),
+                        gl.constexpr(0), KV_HEADS, GROUP, BLOCK_N, STAGES, TURNS)),
             (_compute, (out_ptr, rows_ptr, tiles_ptr, tiles, q_blocks, keys, values, bars, factor,
-                        gl.constexpr(1), KV_HEADS, GROUP, BLOCK_N, STAGES)),
+                        gl.constexpr(1), KV_HEADS, GROUP, BLOCK_N, STAGES, TURNS)),
             (_load, (q_desc, kv_desc, zero_row, tables_ptr, table_stride, rows_ptr, tiles_ptr, tiles,
                      q_blocks, keys, values, bars, KV_HEADS, GROUP, BLOCK_SIZE, BLOCK_N, STAGES)),
         ],

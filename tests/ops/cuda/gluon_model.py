@@ -43,26 +43,34 @@ def store(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
 
 
 class Shared:
-    """Shared memory; poisoned, so that what was never written shows."""
+    """Shared memory; poisoned, so that what was never written shows.
 
-    def __init__(self, data: Any) -> None:
-        self.data = data
+    A tile of 128 columns of two bytes lies as two halves of 64 columns, one after the other: as the swizzled
+    layout of the tensor cores has it. `halves` is such a view.
+    """
+
+    def __init__(self, data: Any, halves: bool = False, flipped: bool = False) -> None:
+        self.data, self.halves, self.flipped = data, halves, flipped
 
     def index(self, index: Any) -> Any:
         part = self.data[int(index)]
-        return Shared(part) if isinstance(part, Tensor) else part
+        return Shared(part, self.halves) if isinstance(part, Tensor) else part
 
     def permute(self, order: tuple[int, ...]) -> Shared:
-        return Shared(self.data.permute(order))
+        assert order == (1, 0)
+        return Shared(self.data, self.halves, not self.flipped)
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: None) -> Shared:
-        return Shared(self.data.view(shape))
+        *outer, rows, columns = shape
+        assert columns == 128
+        return Shared(self.data.view(*outer, 2, rows, 64), halves=True)
 
-    def load(self, layout: None) -> Tensor:
-        return self.data.clone()
+    def load(self, layout: None = None) -> Tensor:
+        data = torch.cat(list(self.data), dim=-1) if self.halves else self.data.clone()
+        return data.T if self.flipped else data
 
     def store(self, value: Tensor) -> None:
-        self.data.copy_(value)
+        self.data.copy_(torch.stack(value.split(64, dim=-1)) if self.halves else value)
 
 
 class Barrier:
@@ -96,10 +104,11 @@ class Product:
 
     def value(self) -> Tensor:
         a, b, acc = self.parts
-        a = a.data if isinstance(a, Shared) else a
+        a = a.load() if isinstance(a, Shared) else a
         acc = acc.value() if isinstance(acc, Product) else acc
-        assert acc.shape == (a.shape[0], b.data.shape[1])
-        return acc + a.float() @ b.data.float()
+        found = a.float() @ b.load().float()
+        assert acc.shape == found.shape
+        return acc + found
 
 
 class Kernel:

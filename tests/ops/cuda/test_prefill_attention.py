@@ -251,7 +251,7 @@ def _gluon_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SPECIALIZED = [
     PrefillConfig(128, 128, 4, 2, specialized=True),
-    PrefillConfig(128, 64, 4, 4, specialized=True),
+    PrefillConfig(128, 64, 4, 4, specialized=True, turns=True),
 ]
 
 
