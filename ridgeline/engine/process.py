@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import logging
 import os
 import queue
@@ -171,6 +172,7 @@ def main() -> int:
     except (ModelError, EngineError) as error:
         print(f"ridgeline: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
+    gc.freeze()  # what was made until now stays; looking through it again would hold up a step
     EngineLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent).run()
     return 0
 

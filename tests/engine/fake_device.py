@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ridgeline.engine.errors import DeviceOutOfMemory
-from ridgeline.engine.request import Request, Sequence
+from ridgeline.engine.request import Request, SeqState, Sequence
 from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow
 from tests.engine.simulated_engine import next_token, prefixes
 
 Failure = Callable[[StepPlan], BaseException | None]
+
+
+class BrokenPromise(BaseException):
+    """What the host asked for cannot be. Not an Exception: the engine would survive it, and the test pass."""
+
+
+@contextmanager
+def promises() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise BrokenPromise(f"{type(error).__name__}: {error}") from error
 
 
 def never(_: StepPlan) -> None:
@@ -60,8 +73,7 @@ class FakeDevice:
     # ── the runner's contract ────────────────────────────────────────────────────────────────────────────
 
     def launch(self, plan: StepPlan) -> Ticket:
-        self._retire(plan)
-        ticket = Ticket(plan, [self._take_over(row) for row in plan.rows])
+        ticket = self._ticket(plan)
         error = self.fail_launch(plan)
         if error is not None:
             if not isinstance(error, DeviceOutOfMemory):  # half of it is done, none of it is sampled
@@ -77,29 +89,37 @@ class FakeDevice:
         return ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
-        assert ticket is self.in_flight.pop(0), "collected out of order"
+        with promises():
+            assert ticket is self.in_flight.pop(0), "collected out of order"
         error = self.fail_collect(ticket.plan)
         if error is not None:
             raise error
-        while ticket.result is None:
-            self._compute(self.queue.popleft())
+        with promises():
+            while ticket.result is None:
+                self._compute(self.queue.popleft())
         self.log.append(f"collect {ticket.plan.step_id}")
         return ticket.result
 
     def execute(self, plan: StepPlan) -> StepResult:
-        assert not self.in_flight, "executed with steps in flight"
+        with promises():
+            assert not self.in_flight, "executed with steps in flight"
+        ticket = self._ticket(plan)
         error = self.fail_execute(plan)
         if error is not None:
             raise error
-        self._compute_all()
-        self._retire(plan)
-        ticket = Ticket(plan, [self._take_over(row) for row in plan.rows])
-        self._compute(ticket)
-        assert ticket.result is not None
-        return ticket.result
+        with promises():
+            self._compute_all()
+            self._compute(ticket)
+            assert ticket.result is not None
+            return ticket.result
 
     def idle(self) -> bool:
         return False
+
+    def _ticket(self, plan: StepPlan) -> Ticket:
+        with promises():
+            self._retire(plan)
+            return Ticket(plan, [self._take_over(row) for row in plan.rows])
 
     # ── the device ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -111,6 +131,7 @@ class FakeDevice:
 
     def _take_over(self, row: StepRow) -> LaunchedRow:
         seq = row.seq
+        assert seq.state is SeqState.RUNNING, f"{seq.name} is computed as {seq.state}"
         known = seq.tokens[row.start : row.start + row.count]
         assert len(known) == row.count or (row.count == 1 and seq in self.newest)
         for sampler in (seq, *row.samplers):

@@ -18,8 +18,10 @@ from ridgeline.engine.request import FinishReason, Request
 from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.step import SeqDelta, StepPlan
 from tests.engine.fake_device import Failure, FakeDevice, never
-from tests.engine.simulated_engine import answer_alone, limits, request
+from tests.engine.simulated_engine import answer_alone, engine_with, limits, request, shape
 from tests.engine.test_scheduler_properties import Arrival, arrivals, forecasts, scheduler_limits
+
+FAILED = "the forward pass failed: RuntimeError: "
 
 
 class Overlapped:
@@ -67,8 +69,11 @@ class Overlapped:
         self.core.idle()
         return self
 
-    def check_answers(self) -> None:
-        """Everything accepted ended; what was said is what it would have said alone, or its beginning."""
+    def check_answers(self, *errors: str) -> None:
+        """Everything accepted ended; what was said is what it would have said alone, or its beginning.
+
+        errors: how those begin that were made to happen
+        """
         told = 0
         for req in self.requests.values():
             for index in range(req.params.n):
@@ -76,6 +81,7 @@ class Overlapped:
                 alone, reason = answer_alone(req, index, self.scheduler.limits.context)
                 output, final = self.output[key], self.final[key]
                 told += len(output)
+                assert final.error is None or final.error.startswith(errors), final.error
                 if final.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                     assert output == alone[: len(output)]
                 else:
@@ -172,7 +178,7 @@ def test_whatever_the_device_refuses_or_breaks_the_rest_says_what_it_would_say_a
         fail_collect=sometimes(RuntimeError, 0.03),
         fail_execute=sometimes(RuntimeError, 0.1),
     )
-    play(engine, arriving, aborted).check_answers()
+    play(engine, arriving, aborted).check_answers("out of memory", FAILED)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -185,7 +191,6 @@ def test_a_device_with_memory_for_few_rows_serves_everybody(
 
     engine = play(Overlapped(figures, forecast=forecast, fail_launch=full), arriving)
     engine.check_answers()
-    assert {final.error for final in engine.final.values()} <= {None}
 
 
 # ── scenes ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -256,13 +261,26 @@ def test_who_must_give_way_in_flight_gives_way_when_its_token_is_there() -> None
 
 def test_the_elder_never_waits_while_who_must_give_way_goes_on() -> None:
     forecast = OutputLengths(evidence=99, cold_tokens=1)
-    requests = [request("old", 8, max_tokens=20), request("new", 8, arrival=1.0, max_tokens=20)]
+    requests = [request("old", 8, max_tokens=20), request("new", 10, arrival=1.0, max_tokens=20)]
     engine = Overlapped(limits(num_blocks=8), *requests, forecast=forecast)
     while ("old", 0) not in engine.final:
         engine.step()
-    for plan in engine.device.plans:
-        names = [row.seq.request.request_id for row in plan.rows]
-        assert "old" in names or plan is engine.device.plans[-1]
+    alone = [plan.step_id for plan in engine.device.plans if plan.rows[0].seq.request.request_id == "new"]
+    assert alone == []
+
+
+def test_blocks_of_one_that_ended_in_flight_are_waited_for_before_anybody_gives_way() -> None:
+    """`a` is never planned ahead; `b` ends with a step of its own in flight, and all blocks are held."""
+    requests = [request("a", 4, prompt_logprobs=0, max_tokens=4), request("b", 4)]
+    engine = engine_with(*requests, num_blocks=3, expect=1, lookahead=1)
+    engine.launch()
+    assert shape(engine.launch()) == [("b/0", 4, 1)]
+    engine.land()
+    engine.abort("b")
+    waits = engine.launch()
+    assert (shape(waits), waits.preempted) == ([], [])
+    engine.land()
+    assert shape(engine.launch()) == [("a/0", 4, 1)]
 
 
 def test_samples_part_only_when_their_prompt_has_landed() -> None:
@@ -286,7 +304,7 @@ def test_a_step_that_failed_on_the_device_ends_its_sequences_and_no_other() -> N
     engine.step()
     engine.step()
     engine.add(request("b", 6, max_tokens=3))
-    engine.run().check_answers()
+    engine.run().check_answers(FAILED)
     assert engine.final["a", 0].error == "the forward pass failed: RuntimeError: illegal instruction"
     assert len(engine.output["a", 0]) == 1  # what came before the failed step, and nothing of the one after
     assert engine.final["b", 0].finish_reason is FinishReason.LENGTH
@@ -301,7 +319,7 @@ def test_a_launch_that_fails_is_run_row_by_row_once_the_others_have_landed() -> 
 
     requests = [request("a", 6, max_tokens=6), request("b", 6, max_tokens=6)]
     engine = Overlapped(limits(), *requests, fail_launch=third, fail_execute=b_alone)
-    engine.run().check_answers()
+    engine.run().check_answers(FAILED)
     assert engine.final["a", 0].finish_reason is FinishReason.LENGTH
     assert "b is bad" in (engine.final["b", 0].error or "")
     assert len(engine.output["b", 0]) == 3
@@ -337,7 +355,7 @@ def test_samples_whose_blocks_were_never_copied_start_again() -> None:
 def test_a_device_without_any_memory_ends_each_with_the_reason() -> None:
     requests = [request(f"r{i}", 6, n=1 + i, max_tokens=3) for i in range(3)]
     engine = Overlapped(limits(), *requests, fail_launch=lambda _: DeviceOutOfMemory("none"))
-    engine.run().check_answers()
+    engine.run().check_answers("out of memory")
     assert len(engine.final) == 6
     assert all((final.error or "").startswith("out of memory") for final in engine.final.values())
 
