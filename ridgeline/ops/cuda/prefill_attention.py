@@ -90,8 +90,8 @@ def prefill_attention(
     if config.specialized:
         from ridgeline.ops.cuda.prefill_specialized import specialized_attention
 
-        shape = {"block_n": config.block_n, "stages": config.stages, "turns": config.turns}
-        specialized_attention(q, kv, tables, plan, out, scale=scale, **shape)
+        size, stages, turns = config.block_n, config.stages, config.turns
+        specialized_attention(q, kv, tables, plan, out, scale=scale, block_n=size, stages=stages, turns=turns)
         return
     keys = values = None
     if config.gathered:
@@ -225,110 +225,20 @@ def _attend(
     slope = 2.0 * log2e * scale / softcap if CAPPED else scale
     if WINDOWED:
         for n in tl.range(start, clear, BLOCK_N):
-            k, v = _keys_values(
-                head_ptr,
-                table_ptr,
-                keys_desc,
-                values_desc,
-                place,
-                n,
-                context,
-                KV_HEADS,
-                BLOCK_SIZE,
-                D,
-                BLOCK_D,
-                BLOCK_N,
-                True,
-                GATHERED,
-            )
-            acc, top, total = _advance(
-                acc,
-                top,
-                total,
-                q,
-                k,
-                v,
-                n,
-                positions,
-                window,
-                factor,
-                slope,
-                True,
-                WINDOWED,
-                CAPPED,
-                BLOCK_N,
-                PRECISION,
-            )
+            k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
+                                KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
+            acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
+                                       True, WINDOWED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(clear, cut, BLOCK_N):
-        k, v = _keys_values(
-            head_ptr,
-            table_ptr,
-            keys_desc,
-            values_desc,
-            place,
-            n,
-            context,
-            KV_HEADS,
-            BLOCK_SIZE,
-            D,
-            BLOCK_D,
-            BLOCK_N,
-            False,
-            GATHERED,
-        )
-        acc, top, total = _advance(
-            acc,
-            top,
-            total,
-            q,
-            k,
-            v,
-            n,
-            positions,
-            window,
-            factor,
-            slope,
-            False,
-            WINDOWED,
-            CAPPED,
-            BLOCK_N,
-            PRECISION,
-        )
+        k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
+                            KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, False, GATHERED)  # fmt: skip
+        acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
+                                   False, WINDOWED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(cut, end, BLOCK_N):
-        k, v = _keys_values(
-            head_ptr,
-            table_ptr,
-            keys_desc,
-            values_desc,
-            place,
-            n,
-            context,
-            KV_HEADS,
-            BLOCK_SIZE,
-            D,
-            BLOCK_D,
-            BLOCK_N,
-            True,
-            GATHERED,
-        )
-        acc, top, total = _advance(
-            acc,
-            top,
-            total,
-            q,
-            k,
-            v,
-            n,
-            positions,
-            window,
-            factor,
-            slope,
-            True,
-            WINDOWED,
-            CAPPED,
-            BLOCK_N,
-            PRECISION,
-        )
+        k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
+                            KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
+        acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
+                                   True, WINDOWED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + places, acc.to(out_ptr.dtype.element_ty), there)
 
