@@ -30,6 +30,8 @@ class Admission:
         self._running = running
         self._places = sum(map(_places, running))
         self._most_blocks = num_leaving_blocks + sum(map(self._most_blocks_of, running))
+        self._running_claims: list[Claim] | None = None  # made when first needed,
+        self._own_blocks = 0  # with the blocks that they hold alone
 
     def hits(self, seq: Sequence) -> list[int] | None:
         """The cached blocks it could start from; None: it must wait."""
@@ -44,9 +46,15 @@ class Admission:
             return None
         return hits
 
-    def joined(self, seq: Sequence) -> None:
+    def joined(self, seq: Sequence, hits: list[int]) -> None:
+        """It was admitted, and has its blocks."""
         self._places += _places(seq)
         self._most_blocks += self._most_blocks_of(seq)
+        if hits:
+            self._running_claims = None  # what others held alone may be shared now
+        elif self._running_claims is not None:
+            self._running_claims += self._claims(seq, 0)
+            self._own_blocks += len(seq.block_table)
 
     def _fits_to_the_end(self, seq: Sequence, hits: list[int]) -> bool:
         """With those who run, as long as each is expected to."""
@@ -59,13 +67,14 @@ class Admission:
 
     def _peak_with(self, candidate: Sequence, hits: list[int]) -> int:
         """The most blocks held at once if `candidate` joins those who run."""
-        claims = self._claims(candidate, len(hits))
-        own_blocks = 0
-        for seq in self._running:
-            num_shared = self._blocks.num_shared(seq)
-            own_blocks += len(seq.block_table) - num_shared
-            claims += self._claims(seq, num_shared)
-        shared_blocks = max(0, self._pool.num_held - own_blocks) + self._blocks.num_idle(hits)
+        if self._running_claims is None:
+            self._running_claims, self._own_blocks = [], 0
+            for seq in self._running:
+                num_shared = self._blocks.num_shared(seq)
+                self._own_blocks += len(seq.block_table) - num_shared
+                self._running_claims += self._claims(seq, num_shared)
+        claims = self._claims(candidate, len(hits)) + self._running_claims
+        shared_blocks = max(0, self._pool.num_held - self._own_blocks) + self._blocks.num_idle(hits)
         return peak_blocks(claims, self._limits.block_size, shared_blocks)
 
     def _claims(self, seq: Sequence, num_shared: int) -> list[Claim]:

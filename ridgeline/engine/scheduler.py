@@ -201,8 +201,8 @@ class Scheduler:
             hits = admission.hits(seq)
             if hits is None:
                 break
-            admission.joined(seq)
             self._admit(seq, hits, now)
+            admission.joined(seq, hits)
             room -= self._compute(seq, room, plan, now)
 
     def _may_go_ahead(self, seq: Sequence, length: int) -> bool:
