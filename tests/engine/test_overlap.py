@@ -272,6 +272,18 @@ def test_the_elder_never_waits_while_who_must_give_way_goes_on() -> None:
     assert engine.scheduler.counters.preemptions > 0
 
 
+def test_who_is_aborted_after_it_gave_way_is_retired_once() -> None:
+    forecast = OutputLengths(evidence=99, cold_tokens=1)
+    requests = [request("old", 8, max_tokens=20), request("new", 11, arrival=1.0, max_tokens=16)]
+    engine = Overlapped(limits(num_blocks=7), *requests, forecast=forecast)
+    while not engine.scheduler.counters.preemptions:
+        engine.step()
+    engine.abort("new")
+    engine.run().check_answers()
+    retired = [seq.name for plan in engine.device.plans for seq in plan.retired]
+    assert retired == ["new/0"]
+
+
 def test_blocks_of_one_that_ended_in_flight_are_waited_for_before_anybody_gives_way() -> None:
     """`a` is never planned ahead; `b` ends with a step of its own in flight, and all blocks are held."""
     requests = [request("a", 4, prompt_logprobs=0, max_tokens=4), request("b", 4)]
