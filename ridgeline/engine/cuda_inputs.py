@@ -19,6 +19,8 @@ from ridgeline.engine.step_block import StepBlock, aligned
 from ridgeline.models.cuda_decoder import DeviceStep
 from ridgeline.ops.cuda.inputs import apply_diffs, prepare_step
 from ridgeline.ops.cuda.prefill_plan import PrefillViews, plan_prefill
+from ridgeline.ops.cuda.prefix_groups import PrefixTiles
+from ridgeline.ops.cuda.shared_prefix import SharedPrefix, prefix_parts
 
 _FROM_DEVICE = -1  # a token the device is still sampling
 _PADDING = -1  # a row that is nobody's
@@ -33,6 +35,8 @@ class CudaInputs:
         max_tokens: int,
         block_size: int,
         tile_tokens: int,
+        num_heads: int,
+        num_kv_heads: int,
     ) -> None:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -41,6 +45,7 @@ class CudaInputs:
         self._rows = rows
         self._block_size = block_size
         self._tile_tokens = tile_tokens
+        self._num_heads, self._num_kv_heads = num_heads, num_kv_heads
         # Tokens, positions, rows, logit rows; prefill plans; differences of every table at once at worst.
         self.block = StepBlock(16 * aligned(max_tokens) + 2 * num_rows * (width + 32) + 4096, device)
         self.tables = ints(num_rows, width)
@@ -49,8 +54,8 @@ class CudaInputs:
 
     # ── host side: one step's integers ───────────────────────────────────────────────────────────────────
 
-    def stage_decodes(self, rows: list[StepRow], size: int) -> None:
-        """Rows of one token each, padded to `size` rows."""
+    def stage_decodes(self, rows: list[StepRow], size: int, tiles: PrefixTiles | None = None) -> None:
+        """Rows of one token each, padded to `size` rows; `tiles`: those that share their first blocks."""
         index_of = self._rows.index_of
         tokens = [
             row.seq.tokens[row.start] if row.start < len(row.seq.tokens) else _FROM_DEVICE for row in rows
@@ -59,6 +64,9 @@ class CudaInputs:
         self.block.put(tokens, size)
         self.block.put([row.start for row in rows], size)
         self.block.put([index_of(row.seq) for row in rows], size, fill=_PADDING)
+        if tiles is not None:  # as `prefix` finds them
+            for values in (tiles.tokens, tiles.first_rows, tiles.row_counts, tiles.tile_tokens):
+                self.block.put(values)
 
     def stage_mixed(
         self, rows: list[StepRow], num_decodes: int, logit_tokens: list[int]
@@ -123,6 +131,7 @@ class CudaInputs:
         num_logits: int,
         prefill: PrefillViews | None = None,
         logit_rows: Tensor | None = None,
+        prefix: SharedPrefix | None = None,
     ) -> DeviceStep:
         """The inputs as the decoder takes them."""
         return DeviceStep(
@@ -135,6 +144,20 @@ class CudaInputs:
             num_logits=num_logits,
             logit_rows=logit_rows,
             prefill=prefill,
+            prefix=prefix,
+        )
+
+    def prefix(self, size: int, num_tiles: int) -> SharedPrefix:
+        """What `stage_decodes` says of shared blocks, at the place it always has for batches of this size."""
+        first = 3 * aligned(size)
+        second = first + aligned(size)
+        each = aligned(num_tiles)
+        return SharedPrefix(
+            first_rows=self.block.view(second, num_tiles),
+            row_counts=self.block.view(second + each, num_tiles),
+            tile_tokens=self.block.view(second + 2 * each, num_tiles),
+            tokens=self.block.view(first, size),
+            parts=prefix_parts(size, self._num_heads, self._num_kv_heads),
         )
 
 

@@ -22,6 +22,7 @@ from ridgeline.engine.device_rows import DeviceRow, DeviceRows
 from ridgeline.engine.errors import DeviceOutOfMemory
 from ridgeline.engine.prompt_scores import PromptScores
 from ridgeline.engine.request import Sequence
+from ridgeline.engine.shared_rows import SharedRows
 from ridgeline.engine.step import RowResult, StepPlan, StepResult, StepRow
 from ridgeline.models.cuda_buffers import Buffers
 from ridgeline.models.cuda_decoder import CudaDecoder
@@ -29,6 +30,7 @@ from ridgeline.models.spec import ModelSpec
 from ridgeline.models.weights import DecoderWeights
 from ridgeline.ops.cuda.blocks import copy_blocks
 from ridgeline.ops.cuda.prefill_attention import tile_tokens_of
+from ridgeline.ops.cuda.shared_prefix import rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,10 @@ class CudaRunner:
         num_rows = 2 * sizes[-1] + 8
         self._rows = DeviceRows(num_rows, -(-max_context // block_size))
         tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype)
-        self._inputs = CudaInputs(device, self._rows, num_rows, tokens, block_size, tile_tokens)
+        self._inputs = CudaInputs(
+            device, self._rows, num_rows, tokens, block_size, tile_tokens, spec.num_heads, spec.num_kv_heads
+        )
+        self._shared = SharedRows(rows_per_tile(spec.num_heads, spec.num_kv_heads), block_size)
         self._sampler = DeviceSampler(spec.eos_ids, spec.vocab_size, num_rows, sizes[-1], device)
         # In deterministic mode decodes are rows like others, so there is no batch size to have a graph for.
         self.graphs = DecodeGraphs(self._run_decodes, sizes, cuda_graphs and on_gpu and not deterministic)
@@ -145,15 +150,23 @@ class CudaRunner:
 
     def _launch_decodes(self, order: list[int], rows: list[StepRow]) -> Flight:
         size = self.graphs.padded(len(rows))
-        self._inputs.stage_decodes(rows, size)
+        arrangement = self._shared.arrange(rows, size)
+        tiles = arrangement.tiles
+        if tiles is not None:
+            order = [order[place] for place in arrangement.order]
+            rows = [rows[place] for place in arrangement.order]
+        self._inputs.stage_decodes(rows, size, tiles)
         picks, staged = self._stage_picks(rows)
         self._inputs.send(size)
-        logits = self.graphs.step(GraphKey(size))
+        logits = self.graphs.step(GraphKey(size, tiles is not None))
         return Flight(order, rows, self._sample(logits, picks, staged), [None] * len(rows))
 
     def _run_decodes(self, key: GraphKey) -> Tensor:
         """A padded decode batch from the permanent buffers: what graphs are made of."""
-        return self.decoder.forward(self._inputs.step(key.size, key.size, key.size))
+        prefix = (
+            self._inputs.prefix(key.size, self._shared.num_tiles(key.size)) if key.shares_prefix else None
+        )
+        return self.decoder.forward(self._inputs.step(key.size, key.size, key.size, prefix=prefix))
 
     def _launch_mixed(self, order: list[int], rows: list[StepRow], num_decodes: int) -> Flight:
         logit_tokens, scored = _wanted_tokens(rows)

@@ -14,6 +14,7 @@ from ridgeline.ops.cuda.decode_attention import decode_splits
 from ridgeline.ops.cuda.decode_combine import DecodeScratch, decode_scratch
 from ridgeline.ops.cuda.gather_kv import PrefillScratch, gather_scratch_tokens, make_prefill_scratch
 from ridgeline.ops.cuda.linear import MOST_SPLIT, branch_splits
+from ridgeline.ops.cuda.shared_prefix import prefix_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Buffers:
             logits=empty(logit_rows, spec.vocab_size),
             partials=torch.empty(_partial_sums(spec), dtype=torch.float32, device=device),
             decode=decode_scratch(
-                logit_rows, heads, kv_heads, head_dim, _parts(logit_rows, kv_heads), device
+                logit_rows, heads, kv_heads, head_dim, _parts(logit_rows, heads, kv_heads), device
             ),
             prefill=make_prefill_scratch(
                 gather_scratch_tokens(tokens, max_context), kv_heads, head_dim, dtype, device
@@ -68,9 +69,12 @@ class Buffers:
         )
 
 
-def _parts(most_rows: int, kv_heads: int) -> int:
+def _parts(most_rows: int, heads: int, kv_heads: int) -> int:
     """Parts per row to keep scratch for: small batches have more of them, but fewer rows."""
-    return max(-(-rows * decode_splits(rows, kv_heads) // most_rows) for rows in range(1, most_rows + 1))
+    return max(
+        -(-rows * (decode_splits(rows, kv_heads) + prefix_parts(rows, heads, kv_heads)) // most_rows)
+        for rows in range(1, most_rows + 1)
+    )
 
 
 def _partial_sums(spec: ModelSpec) -> int:

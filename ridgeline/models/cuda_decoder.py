@@ -24,6 +24,7 @@ from ridgeline.ops.cuda.norm import add_norm, embed_norm
 from ridgeline.ops.cuda.prefill_attention import prefill_attention
 from ridgeline.ops.cuda.prefill_plan import PrefillViews
 from ridgeline.ops.cuda.rope_kv import rope_write
+from ridgeline.ops.cuda.shared_prefix import SharedPrefix, shared_prefix_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class DeviceStep:
     num_logits: int  # rows of logits wanted: of the first so many of `logit_rows`
     logit_rows: Tensor | None = None  # [≥ num_logits] tokens whose last hidden state is wanted; None: all
     prefill: PrefillViews | None = None  # the other rows
+    prefix: SharedPrefix | None = None  # decode rows that stand on the same first blocks
 
     @property
     def num_tokens(self) -> int:
@@ -222,6 +224,28 @@ class CudaDecoder:
     ) -> None:
         spec, rows = self.spec, step.num_decodes
         cos, sin = self._ropes[layer.rope]
+        splits = decode_splits(rows, spec.num_kv_heads)
+        prefix = step.prefix if layer.window is None else None
+        if prefix is not None:
+            shared_prefix_attention(
+                qkv,
+                kv,
+                step.tables,
+                step.table_rows,
+                step.positions[:rows],
+                cos,
+                sin,
+                self.buffers.decode,
+                prefix,
+                scale=spec.attention_scale,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                splits=splits,
+                q_norm=w.q_norm,
+                eps=spec.norm_eps,
+                bias=bias,
+                softcap=spec.attention_softcap,
+            )
         decode_attention(
             qkv,
             kv,
@@ -236,11 +260,12 @@ class CudaDecoder:
             scale=spec.attention_scale,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
-            splits=decode_splits(rows, spec.num_kv_heads),
+            splits=splits,
             q_norm=w.q_norm,
             k_norm=w.k_norm,
             eps=spec.norm_eps,
             bias=bias,
             window=layer.window,
             softcap=spec.attention_softcap,
+            prefix=prefix,
         )

@@ -51,22 +51,30 @@ def decode_splits(
 ) -> int:
     """Most parts a row is split into, from what is known when a graph is captured.
 
-    Enough programs to fill the GPU about twice over, and at least 4 parts: in a full batch, rows of unlike
-    length would leave a tail of a few long ones. Short rows use fewer (DecodeConfig.split_tokens).
+    Few rows: programs enough to fill the GPU about twice over. Rows that fill it by themselves are only split
+    where they are long (DecodeConfig.split_tokens): joining parts costs more than a tail.
     """
-    splits = max(4, triton.cdiv(8 * sms, rows * kv_heads))
+    pairs = rows * kv_heads
+    splits = 2 if _fills(pairs, sms) else triton.cdiv(8 * sms, pairs)
     if longest is not None:
         splits = min(splits, triton.cdiv(longest, decode_config(rows, kv_heads, sms).split_tokens))
     return int(max(1, min(splits, most)))
 
 
+def _fills(pairs: int, sms: int) -> bool:
+    """Nearly four programs for each multiprocessor, which is what it holds of small ones."""
+    return 4 * sms * 0.9 <= pairs
+
+
 def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 512) -> DecodeConfig:
-    """Few rows: short parts, for the sake of latency. Many: long ones, whose joining costs nothing.
+    """Few rows: short parts, for the sake of latency. Many: long ones, and small tiles, so that four programs
+    share a multiprocessor. As measured on an H200: docs/performance/gpu-ledger.md.
 
     token_bytes: key and value of one KV head. Wide ones get smaller tiles, to fit in shared memory.
     """
-    split_tokens = 64 if rows * kv_heads < sms else 256
-    if token_bytes <= 512:
+    pairs = rows * kv_heads
+    split_tokens = 64 if pairs < sms else 2048 if _fills(pairs, sms) else 256
+    if token_bytes <= 512 and not _fills(pairs, sms):
         return DecodeConfig(split_tokens=split_tokens)
     return DecodeConfig(
         block_tokens=32, split_tokens=split_tokens, num_stages=4 if token_bytes <= 1024 else 2
