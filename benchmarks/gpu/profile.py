@@ -69,6 +69,5 @@ def _print_parts(spec: Any, records: list[Any], seconds: dict[str, float], total
             rate = f"{weights / spent / 1e12:.2f} TB/s of weights, {flops / spent / 1e12:.0f} TFLOP/s"
         elif part == "attention of decodes":
             rate = f"{kv / spent / 1e12:.2f} TB/s of KV"
-        print(
-            f"    {100 * spent / total:5.1f} %  {1e3 * spent / max(1, len(records)):8.3f} ms a step  {part}  {rate}"
-        )
+        share, ms = 100 * spent / total, 1e3 * spent / max(1, len(records))
+        print(f"    {share:5.1f} %  {ms:8.3f} ms a step  {part}  {rate}")

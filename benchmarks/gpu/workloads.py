@@ -1,4 +1,4 @@
-"""The work that GPU engines are compared on: public model shapes, seeded requests, and what the peers reached.
+"""The work that GPU engines are compared on: public model shapes, seeded requests, and the peers' figures.
 
 A workload is a list of (prompt token ids, output length). The same seeds gave the peers' figures, so the
 order of the random draws must not change.

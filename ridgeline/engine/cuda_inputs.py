@@ -71,9 +71,9 @@ class CudaInputs:
     def stage_mixed(
         self, rows: list[StepRow], num_decodes: int, logit_tokens: list[int]
     ) -> tuple[PrefillViews | None, Tensor]:
-        """Rows of any length, those of one token first; `logit_tokens`: tokens whose hidden states are wanted.
+        """Rows of any length, those of one token first. Returns the views that the forward pass needs.
 
-        Returns the views that the forward pass needs of what will be uploaded.
+        logit_tokens: tokens whose hidden states are wanted
         """
         counts = np.array([row.count for row in rows], np.int32)
         starts = np.array([row.start for row in rows], np.int32)

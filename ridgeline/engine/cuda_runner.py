@@ -69,7 +69,7 @@ class CudaRunner:
         # Split sums of cuBLAS in full precision: what a batch of another size changes must stay small.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.kv = torch.empty(kv_shape, dtype=kv_dtype or dtype, device=device)
         buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context)
         self.decoder = CudaDecoder(spec, weights, self.kv, buffers, max_context, deterministic)
@@ -200,7 +200,7 @@ class CudaRunner:
         return self._sampler.sample(logits[: len(picks)], picks, *staged, self._inputs.last_tokens)
 
     def _score(self, row: StepRow, where: range) -> PromptScores:
-        """How likely the row's prompt tokens were. Rare, and waited for: its sequence is never planned ahead."""
+        """How likely the row's prompt tokens were. Waited for: its sequence is never planned ahead."""
         targets = row.seq.tokens[row.start + 1 : min(row.start + row.count + 1, row.seq.prompt_len)]
         hidden = self.decoder.buffers.normed[where.start : where.start + len(targets)]
         return PromptScores.of(hidden, targets, row.seq.params.prompt_logprobs or 0, self.decoder)

@@ -156,6 +156,6 @@ class SampleTicket:
 def _record(device: torch.device) -> torch.cuda.Event | None:
     if device.type != "cuda":
         return None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event

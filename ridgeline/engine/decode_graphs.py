@@ -1,4 +1,4 @@
-"""DecodeGraphs: CUDA graphs of decode steps, one per batch size of a ladder, captured when they are first wanted.
+"""DecodeGraphs: CUDA graphs of decode steps, one per batch size of a ladder, captured when first wanted.
 
 A batch is padded to the next size of the ladder. The first step of a size runs eagerly (its kernels may have
 to be compiled), the second is captured, the others are replayed; an idle engine captures ahead. All graphs
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class DecodeGraphs:
         self._enabled = enabled
         self._seen: set[GraphKey] = set()
         self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self.capture_s = 0.0
         self.replays = 0
         self.eager = 0

@@ -1,4 +1,4 @@
-"""PromptScores: log-probabilities of a prompt's own tokens, computed on the device in slices of the logits buffer.
+"""PromptScores: log-probabilities of a prompt's own tokens, computed in slices of the logits buffer.
 
 Used by the CUDA runner for rows that ask for it. Rare, so in plain torch.
 """

@@ -66,5 +66,5 @@ class StepBlock:
         if self.device.is_cuda:
             event = self._copied[self._turn]
             if event is None:
-                event = self._copied[self._turn] = torch.cuda.Event()
+                event = self._copied[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()

@@ -1,5 +1,5 @@
-"""Every buffer a forward pass on the device writes, allocated once: what a step needs never fails to be there,
-and a graph's addresses never change. `cuda_workspace` predicts their bytes.
+"""Every buffer a forward pass on the device writes, allocated once: what a step needs never fails to be
+there, and a graph's addresses never change. `cuda_workspace` predicts their bytes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The runner calls `forward` once per step, eagerly or while a graph is captured: nothing here allocates, waits
 or looks at a value on the device. What is computed is what `decoder` computes; how depends on the number of
-tokens alone: matrix-vector kernels for a few, split matrix products for a decode batch, cuBLAS beyond, and one
-fixed arithmetic for all of them in deterministic mode.
+tokens alone: matrix-vector kernels for a few, split matrix products for a decode batch, cuBLAS beyond, and
+one fixed arithmetic for all of them in deterministic mode.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DeviceStep:
 
 
 class CudaDecoder:
-    """`kv` is [layers, num_blocks, kv_heads, 2, block_size, head_dim]: of each block and head keys, then values."""
+    """`kv` is [layers, num_blocks, kv_heads, 2, block_size, head_dim]: of each head keys, then values."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class CudaDecoder:
         }
 
     def forward(self, step: DeviceStep) -> Tensor:
-        """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's dtype,
-        valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
+        """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's
+        dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
         """
         fuses = uses_gemv(step.num_tokens, deterministic=self.deterministic) and not self.spec.post_norms
         if step.only_decodes and fuses:

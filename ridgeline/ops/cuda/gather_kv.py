@@ -31,7 +31,7 @@ class PrefillScratch:
     def descriptors(self, block_n: int) -> tuple[Any, Any]:
         """TMA descriptors of keys and values, for tiles of `block_n` tokens."""
         dim = self.keys.shape[1]
-        return tuple(  # type: ignore[return-value]
+        return tuple(
             TensorDescriptor(part, [part.shape[0], dim], [dim, 1], [block_n, dim])
             for part in (self.keys, self.values)
         )

@@ -72,8 +72,8 @@ def prepare_step(
     slots: Tensor,
     block_size: int,
 ) -> None:
-    """From staged's first T numbers at 0, `stride` and 2 · `stride` (tokens, positions, rows) to the step's token
-    ids, positions and KV slots [T].
+    """From staged's first T numbers at 0, `stride` and 2 · `stride` (tokens, positions, rows) to the step's
+    token ids, positions and KV slots [T].
 
     token -1: the newest sample of the row, in last_tokens; row -1: padding, whose slot is -1.
     """

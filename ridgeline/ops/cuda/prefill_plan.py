@@ -74,11 +74,11 @@ class PrefillPlan:
 
 
 def plan_prefill(
-    query_counts: Sequence[int],
-    context_lens: Sequence[int],
+    query_counts: Sequence[int] | Ints,
+    context_lens: Sequence[int] | Ints,
     tile_tokens: int,
     *,
-    table_rows: Sequence[int],
+    table_rows: Sequence[int] | Ints,
     first_token: int = 0,
 ) -> PrefillPlan:
     """Rows of `query_counts` tokens, packed in the step from `first_token` on; see `tile_tokens_of`.

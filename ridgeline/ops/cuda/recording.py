@@ -1,7 +1,7 @@
 """Kernel launches written down instead of made, so that kernels can be compiled before they are needed.
 
-A step run over tensors of the "meta" device, inside `recorded`, launches nothing and computes nothing; what it
-would have launched is compiled afterwards, in several threads: Triton's compiler lets go of Python's lock.
+A step run over tensors of the "meta" device, inside `recorded`, launches nothing and computes nothing; what
+it would have launched is compiled afterwards, in several threads: Triton's compiler lets go of Python's lock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Launch:
 def recorded(run: Callable[[], object]) -> list[Launch]:
     """What `run` launches, each variant once."""
     _install()
-    _active.launches = launches = []
+    launches: list[Launch] = []
+    _active.launches = launches
     try:
         run()
     finally:
