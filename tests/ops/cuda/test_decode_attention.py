@@ -15,46 +15,12 @@ from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.ops.cuda.conftest import assert_close, relative_error
 
 prefixes = pytest.importorskip("ridgeline.ops.cuda.shared_prefix")
-interpreter = pytest.importorskip("triton.runtime.interpreter")
-tl = pytest.importorskip("triton.language")
 decode = pytest.importorskip("ridgeline.ops.cuda.decode_attention")
 combine = pytest.importorskip("ridgeline.ops.cuda.decode_combine")
 
 BLOCK = 16
 EPS = 1e-6
 CONFIG = decode.DecodeConfig(block_tokens=32, split_tokens=32, num_warps=4, num_stages=2)
-
-
-@pytest.fixture(autouse=True)
-def _interpreter_without_its_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6's interpreter keeps scalars as arrays of one element, which numpy 2.4 no longer makes ints,
-    multiplies the bits of bfloat16 matrices as if they were integers, and cuts where it should round.
-    """
-    patch = interpreter._patch_lang_tensor
-    dot = interpreter.InterpreterBuilder.create_dot
-    convert = interpreter._convert_float
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    def wide(x: Any) -> Any:
-        if x.dtype != tl.bfloat16:
-            return x
-        return interpreter.TensorHandle((x.data.astype("uint32") << 16).view("float32"), tl.float32)
-
-    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
-        if source != tl.float32 or target != tl.bfloat16:
-            return convert(data, source, target, mode)
-        return torch.tensor(data).to(torch.bfloat16).view(torch.int16).numpy().view("uint16")
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    monkeypatch.setattr(interpreter, "_convert_float", rounded)
-    monkeypatch.setattr(
-        interpreter.InterpreterBuilder,
-        "create_dot",
-        lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest),
-    )
 
 
 @dataclass

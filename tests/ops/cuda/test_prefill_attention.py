@@ -6,13 +6,11 @@ import random
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime import interpreter
 
 from ridgeline.ops import reference
 from ridgeline.ops.cuda import prefill_specialized
@@ -30,18 +28,6 @@ from tests.ops.cuda.conftest import assert_close
 from tests.ops.cuda.gluon_model import modelled
 
 BLOCK_SIZE = 16
-
-
-@pytest.fixture(autouse=True)
-def _scalars_may_bound_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter keeps scalars as arrays of one element, of which numpy 2.4 no longer makes ints."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 # (tokens already cached, tokens of this step): whole prompts, chunks, decodes, tile edges on both sides.
