@@ -312,6 +312,7 @@ def _settle(
     row = tl.load(rows + i)
     if (row >= 0) & (tl.load(undecided + i) != 0):
         found = tl.load(gathered + i)
+        tl.debug_barrier()  # every warp has read it before one of them clears it
         tl.store(gathered + i, 0)
         top = tl.load(tops + i)
         threshold = tl.full((), float("nan"), tl.float32)
