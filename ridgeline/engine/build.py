@@ -41,12 +41,17 @@ class StartupBudget:
 
     seconds: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    _inner_s: float = 0.0  # of the stages within the one that is on
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
+        """The time of a stage within another is the inner one's alone: all of them add up to the whole."""
+        started, outer_s, self._inner_s = time.monotonic(), self._inner_s, 0.0
+        self.seconds.setdefault(name, 0.0)
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+        took = time.monotonic() - started
+        self.seconds[name] += took - self._inner_s
+        self._inner_s = outer_s + took
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def build_engine(
         spec = read_spec(path)
         check_servable(spec)
         choice = choose_backend(config, spec)
-        backend = _backend_build(choice, config, path, spec)
+        backend = _backend_build(choice, config, path, spec, budget)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
     with budget.stage("import"):
         backend.prepare()
@@ -86,9 +91,10 @@ def build_engine(
     with budget.stage("weights"):
         loaded = backend.load(plan, sizes, progress)
         core = _core(config, path, spec, plan, sizes, loaded)
-    with budget.stage("kernels" if choice.name == "cuda" else "warm-up"):
-        if loaded.before_first_step is not None:
+    if loaded.before_first_step is not None:
+        with budget.stage("kernels"):
             loaded.before_first_step()
+    with budget.stage("warm-up"):
         _warm_up(core, plan)
     with budget.stage("limits"):
         limits = backend.limits().as_dict()
@@ -142,7 +148,9 @@ def _calibrated_choice(config: EngineConfig, spec: ModelSpec, weights_bytes: int
     return None if calibration is None else calibration.choice(spec.parameters, weights_bytes)
 
 
-def _backend_build(choice: BackendChoice, config: EngineConfig, path: Path, spec: ModelSpec) -> BackendBuild:
+def _backend_build(
+    choice: BackendChoice, config: EngineConfig, path: Path, spec: ModelSpec, budget: StartupBudget
+) -> BackendBuild:
     threads = config.threads or usable_cpus()
     if choice.name == "native":
         from ridgeline.engine.native_build import NativeBuild
@@ -151,7 +159,7 @@ def _backend_build(choice: BackendChoice, config: EngineConfig, path: Path, spec
     if choice.name == "cuda":
         from ridgeline.engine.cuda_build import CudaBuild
 
-        return CudaBuild(config, path, spec, threads)
+        return CudaBuild(config, path, spec, threads, budget.stage)
     from ridgeline.engine.torch_build import TorchBuild
 
     return TorchBuild(config, path, spec, threads)
@@ -196,3 +204,6 @@ def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
         for delta in warm.step():
             if delta.error is not None:
                 raise BackendUnavailable(f"the {core.runner.name} backend's first step failed: {delta.error}")
+    forget_all = getattr(core.runner, "forget_all", None)
+    if forget_all is not None:  # no plan of the real scheduler will say that this sequence has ended
+        forget_all()

@@ -6,17 +6,20 @@ device's free memory, never by trial runs.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
+from ridgeline.engine.gpu_probe import make_context
 from ridgeline.engine.limits import MeasuredLimits, limits_of
 from ridgeline.engine.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import (
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
     from ridgeline.engine.cuda_runner import CudaRunner
     from ridgeline.models.weights import DecoderWeights
+    from ridgeline.ops.cuda.recording import Launch
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +54,20 @@ NORM_BYTES = 4  # norms are float32 whatever the model is
 LIBRARY_BYTES = 384 << 20
 GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
 GRAPH_BYTES, GRAPH_LAYER_BYTES = 16 << 20, 64 << 10  # once, and per layer of each bucket
+LATER_THREADS, LATER_NICENESS = 2, 10  # of compilations while the engine serves
+
+Stage = Callable[[str], AbstractContextManager[None]]
 
 
 class CudaBuild:
-    def __init__(self, config: EngineConfig, path: Path, spec: ModelSpec, threads: int) -> None:
+    def __init__(
+        self, config: EngineConfig, path: Path, spec: ModelSpec, threads: int, stage: Stage | None = None
+    ) -> None:
         self._config = config
         self._path = path
         self._spec = spec
         self._threads = threads
+        self._stage: Stage = stage or (lambda name: nullcontext())
         self._dtype = model_dtype(config, spec)
         if config.kv_dtype not in ("auto", self._dtype):
             raise InvalidConfig(
@@ -74,17 +84,25 @@ class CudaBuild:
         )
 
     def prepare(self) -> None:
-        """Torch, the runner with its kernels' sources, and the device's context."""
+        """Torch, the runner with its kernels' sources, and the device's context; beside the import of torch,
+        which takes longest, what needs no torch."""
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
         if self._config.load_format != "dummy":
-            threading.Thread(target=read_ahead, args=(self._path,), daemon=True).start()
+            _start(read_ahead, self._path)
+        context = _start(make_context)
+        self._compiler = _start(wake_compiler)
         import torch
 
-        if not torch.cuda.is_available():
-            raise BackendUnavailable("torch finds no GPU that it can use; --backend native serves without")
-        import ridgeline.engine.cuda_runner  # noqa: F401
-
-        self._device.open()
+        with self._stage("import kernels"):
+            if not torch.cuda.is_available():
+                raise BackendUnavailable(
+                    "torch finds no GPU that it can use; --backend native serves without"
+                )
+            import ridgeline.engine.cuda_runner
+            import ridgeline.models.cuda_warm  # noqa: F401
+        with self._stage("device"):
+            context.join()
+            self._device.open()
 
     def footprint(self, sizes: StepSizes) -> Footprint:
         config, spec = self._config, self._spec
@@ -107,14 +125,15 @@ class CudaBuild:
 
         device = self._device
         dtype = getattr(torch, self._dtype)
-        kernels = threading.Thread(
-            target=self._warm_kernels, args=(dtype, sizes, plan.max_context), daemon=True
-        )
-        kernels.start()
+        kernels = _start(self._warm_kernels, dtype, plan, sizes)
         device.mark("start")
+        cublas = _start(wake_cublas, dtype)
         weights = self._weights(dtype, progress)
+        with self._stage("cublas"):
+            cublas.join()
         device.mark("weights")
-        runner = self._runner(weights, plan, sizes)
+        with self._stage("buffers"):
+            runner = self._runner(weights, plan, sizes)
         device.mark("runner")
         return Loaded(
             runner=runner,
@@ -170,21 +189,30 @@ class CudaBuild:
             kv_dtype=weights.embed.dtype,
         )
 
-    def _warm_kernels(self, dtype: torch.dtype, sizes: StepSizes, context: int) -> None:
+    def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:
         """Compile, or take from the disk cache, what the first steps launch; then, while the engine already
         serves, what larger ones do. What fails here fails again where it is launched, and is told there."""
         try:
+            from ridgeline.engine.decode_graphs import ladder
             from ridgeline.models import cuda_warm
             from ridgeline.ops.cuda.recording import compile_all
 
+            decode_sizes = ladder(sizes.max_running)
             rehearsal = cuda_warm.StepRehearsal(
-                self._spec, dtype, sizes.max_running, sizes.step_tokens, context, self._config.deterministic
+                self._spec,
+                dtype,
+                decode_sizes[-1],
+                sizes.step_tokens,
+                plan.max_context,
+                plan.num_blocks,
+                self._config.deterministic,
+                self._config.block_size,
             )
-            compile_all(cuda_warm.first_kernels(rehearsal))
-            others = cuda_warm.other_kernels(rehearsal, sizes.max_running, sizes.step_tokens)
-            threading.Thread(target=compile_all, args=(others, 4), daemon=True).start()
-        except Exception:
-            log.warning("kernels could not be compiled beforehand", exc_info=True)
+            self._compiler.join()
+            tell_errors(compile_all(cuda_warm.first_kernels(rehearsal)))
+            _start(compile_later, lambda: cuda_warm.other_kernels(rehearsal, decode_sizes))
+        except Exception as error:
+            tell_errors([error])
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
@@ -257,6 +285,67 @@ def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float16" if spec.weight_format == "float16" else "bfloat16"
+
+
+def wake_compiler() -> None:
+    """What Triton does once and needs no torch for: a fingerprint of itself (it reads its whole library), and
+    the C part of its driver. Both are private: where they are not found, the first kernel waits for them."""
+    with contextlib.suppress(Exception):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+    with contextlib.suppress(Exception):
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
+
+
+def wake_cublas(dtype: torch.dtype) -> None:
+    """Have cuBLAS load itself and its kernels beside the weights. Its workspace is given back."""
+    import torch
+
+    with contextlib.suppress(Exception):  # the first step tells
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for size in (1024, 128):
+                square = torch.zeros(size, size, dtype=dtype, device=DEVICE)
+                torch.mm(square[:8], square)
+        stream.synchronize()
+        del square
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+
+
+def compile_later(launches: Callable[[], list[Launch]]) -> None:
+    """Compile while the engine serves, without hurry. Ends with the process: what is being compiled then is
+    waited for, since a compiler cannot be left in the middle."""
+    from ridgeline.ops.cuda.recording import compile_all
+
+    stop, current = threading.Event(), threading.current_thread()
+
+    def end() -> None:
+        stop.set()
+        current.join()
+
+    atexit.register(end)
+    try:
+        tell_errors(compile_all(launches(), LATER_THREADS, niceness=LATER_NICENESS, stop=stop))
+    except Exception as error:
+        tell_errors([error])
+    atexit.unregister(end)
+
+
+def tell_errors(errors: list[Exception]) -> None:
+    """One line for all of them, with the first in full."""
+    if errors:
+        log.warning("%d kernels could not be compiled beforehand", len(errors), exc_info=errors[0])
+
+
+def _start(target: Callable[..., object], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
 
 
 def read_ahead(path: Path) -> None:

@@ -122,6 +122,11 @@ class CudaRunner:
             self.graphs.prepare(key)
         return True
 
+    def forget_all(self) -> None:
+        """Every sequence that ever ran here is gone, and nobody will name them: the warm-up's."""
+        for seq in self._rows.sequences():
+            self._release(seq)
+
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager

@@ -34,6 +34,9 @@ class DeviceRows:
     def of(self, seq: Sequence) -> DeviceRow | None:
         return self._rows.get(seq)
 
+    def sequences(self) -> list[Sequence]:
+        return list(self._rows)
+
     def index_of(self, seq: Sequence) -> int:
         return self._rows[seq].index
 

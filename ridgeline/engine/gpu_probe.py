@@ -37,6 +37,21 @@ def find_gpu() -> Gpu | None:
         return None
 
 
+def make_context() -> bool:
+    """Make the first device's context, the one that torch will use, and keep it. The driver works without
+    Python's lock, so this may go on in a thread while torch is imported."""
+    try:
+        cuda = ctypes.CDLL(DRIVER)
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        return not (
+            cuda.cuInit(0)
+            or cuda.cuDeviceGet(ctypes.byref(device), 0)
+            or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        )
+    except (OSError, AttributeError):  # whoever needs it says what is wrong
+        return False
+
+
 def _first_gpu(cuda: ctypes.CDLL) -> Gpu | None:
     count, device, version = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:

@@ -1,18 +1,22 @@
 """Kernel launches written down instead of made, so that kernels can be compiled before they are needed.
 
 A step run over tensors of the "meta" device, inside `recorded`, launches nothing and computes nothing; what
-it would have launched is compiled afterwards, in several threads: Triton's compiler lets go of Python's lock.
+it would have launched is compiled afterwards, in threads: Triton's compiler lets go of Python's lock.
+With the kernel comes its launcher, which Triton has a C compiler build for each signature.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 _active = threading.local()  # .launches: the list to write to, in a thread that records
@@ -27,19 +31,13 @@ class Launch:
     @property
     def variant(self) -> tuple[Any, ...]:
         """Equal for launches that need the same compiled kernel (rarely, unequal ones do too)."""
-        values = [
-            value if parameter.is_constexpr else _kind(value)
-            for value, parameter in zip(self.args, self.kernel.params, strict=False)
-        ]
-        return (
-            self.kernel,
-            *values,
-            *((name, _kind_or_value(value)) for name, value in self.options.items()),
-        )
+        parameters = {parameter.name: parameter for parameter in self.kernel.params}
+        given = dict(zip(parameters, self.args, strict=False)) | self.options
+        return self.kernel, *((name, _kind(value, parameters.get(name))) for name, value in given.items())
 
     def compile(self) -> None:
-        """Into Triton's caches, in memory and on disk; from the disk if it is there."""
-        self.kernel.run(*self.args, grid=(1,), warmup=True, **self.options)
+        """Into Triton's caches, in memory and on disk; from the disk if it is there. Then onto the device."""
+        _load(self.kernel.run(*self.args, grid=(1,), warmup=True, **self.options))
 
 
 def recorded(run: Callable[[], object]) -> list[Launch]:
@@ -48,15 +46,66 @@ def recorded(run: Callable[[], object]) -> list[Launch]:
     launches: list[Launch] = []
     _active.launches = launches
     try:
-        run()
+        with _NoProducts():
+            run()
     finally:
         _active.launches = None
-    return list({launch.variant: launch for launch in launches}.values())
+    return distinct(launches)
 
 
-def compile_all(launches: Iterable[Launch], threads: int = 8) -> None:
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(Launch.compile, launches))
+def distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """Each variant once, in the order of their first launches."""
+    found: dict[tuple[Any, ...], Launch] = {}
+    for launch in launches:
+        found.setdefault(launch.variant, launch)
+    return list(found.values())
+
+
+def compile_all(
+    launches: Iterable[Launch],
+    threads: int = 16,
+    *,
+    niceness: int = 0,
+    stop: threading.Event | None = None,
+) -> list[Exception]:
+    """Compile them all, or those begun before `stop` is set; returns what went wrong, and never raises it.
+
+    The threads are daemons of their own, not a pool's: Python would wait at its end for all a pool has to do.
+    """
+    wanted = list(launches)
+    device = _device()
+    for kernel in {launch.kernel for launch in wanted}:
+        kernel.device_caches[device]  # made here: two threads would make two, and lose what is in one
+    queue, lock = iter(wanted), threading.Lock()
+    errors: list[Exception] = []
+
+    def work() -> None:
+        _enter_thread(niceness)
+        while stop is None or not stop.is_set():
+            with lock:
+                launch = next(queue, None)
+            if launch is None:
+                return
+            try:
+                launch.compile()
+            except Exception as error:
+                errors.append(error)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(wanted)))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return errors
+
+
+class _NoProducts(TorchFunctionMode):
+    """Matrix products of "meta" tensors are skipped: torch imports sympy to check their shapes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.mm, torch.addmm) and "out" in (kwargs or {}) and args[0].is_meta:
+            return kwargs["out"]
+        return func(*args, **(kwargs or {}))
 
 
 def _install() -> None:
@@ -76,18 +125,52 @@ def _install() -> None:
     JITFunction.run = run
 
 
-def _kind(value: Any) -> Any:
+def _device() -> Any:
+    """The number of the current device. Makes Triton's driver, which has a C compiler run the first time."""
+    return driver.active.get_current_device()
+
+
+def _enter_thread(niceness: int) -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.set_device(torch.cuda.current_device())  # the context is a thread's own matter
+    if niceness:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # of this thread alone
+
+
+def _load(kernel: Any) -> None:
+    """Build the kernel's launcher and load its code, as its first launch would, each kernel in its turn.
+
+    On a copy: an unfinished kernel must not be seen by a thread that launches it. `_run` is what a launch
+    looks at first, so it comes last. Without Triton's method for it (it is private) the first launch does it.
+    """
+    initialise = "_init_handles"
+    if not torch.cuda.is_initialized() or not hasattr(kernel, initialise):
+        return
+    if getattr(kernel, "_run", None) is not None:
+        return
+    twin = copy.copy(kernel)
+    getattr(twin, initialise)()
+    found = dict(vars(twin))
+    run = found.pop("_run", None)
+    vars(kernel).update(found)
+    kernel._run = run
+
+
+def _kind(value: Any, parameter: Any) -> Any:
     """What Triton compiles for: types, and of whole numbers whether they are 1 or a multiple of 16."""
+    if parameter is None or parameter.is_constexpr:  # an option, as num_warps
+        return value
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.data_ptr() % 16
+        return value.dtype, parameter.do_not_specialize_on_alignment or value.data_ptr() % 16 == 0
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
-        return "int", value == 1, value % 16 == 0
+        if parameter.do_not_specialize:
+            return "int"
+        return "int", value == 1, value % 16 == 0, value.bit_length() > 31
     if isinstance(value, float):
         return "float"
-    return repr(getattr(value, "block_shape", value))
-
-
-def _kind_or_value(value: Any) -> Any:
-    return _kind(value) if isinstance(value, torch.Tensor | float) else value
+    if isinstance(value, tuple):
+        return tuple(_kind(part, parameter) for part in value)
+    base = getattr(value, "base", None)  # of a tensor descriptor
+    return getattr(base, "dtype", type(value)), repr(getattr(value, "block_shape", value))

@@ -243,7 +243,7 @@ class SamplerState:
         if self._on_device.numel() < values.size:
             self._on_device = torch.empty(max(4096, 2 * values.size), dtype=torch.int32, device=self.device)
         target = self._on_device[: values.size]
-        if self.device.type == "cpu":
+        if self.device.type != "cuda":
             target.copy_(torch.from_numpy(values))
             return self._on_device
         turn = self._turn = (self._turn + 1) % _RING
