@@ -46,7 +46,7 @@ def recorded(run: Callable[[], object]) -> list[Launch]:
     launches: list[Launch] = []
     _active.launches = launches
     try:
-        with _NoProducts():
+        with _WithoutShapeChecks():
             run()
     finally:
         _active.launches = None
@@ -99,12 +99,14 @@ def compile_all(
     return errors
 
 
-class _NoProducts(TorchFunctionMode):
-    """Matrix products of "meta" tensors are skipped: torch imports sympy to check their shapes."""
+class _WithoutShapeChecks(TorchFunctionMode):
+    """Products and concatenations of "meta" tensors, done here: torch's own import half of its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.mm, torch.addmm) and "out" in (kwargs or {}) and args[0].is_meta:
             return kwargs["out"]
+        if func is torch.cat and len(args) == 1 and args[0][0].is_meta:
+            return args[0][0].new_empty(sum(map(len, args[0])), *args[0][0].shape[1:])
         return func(*args, **(kwargs or {}))
 
 

@@ -1,0 +1,153 @@
+"""What is compiled before the first step is what steps launch: rehearsed steps beside those of a real runner.
+
+In a process of its own with the kernels as they are compiled: elsewhere in the tests they are interpreted.
+Launches are written down, not made, so no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models.tiny_checkpoints import tiny_model
+
+pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 2048,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+
+# Prints the kernels that a real runner launched and the rehearsal did not: of the warm-up, and of a crowd.
+COMPARISON = """
+import json, sys
+from pathlib import Path
+import torch
+from ridgeline.engine.core import EngineCore
+from ridgeline.engine.cuda_runner import CudaRunner
+from ridgeline.engine.decode_graphs import ladder
+from ridgeline.engine.request import Request, SamplingParams
+from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
+from ridgeline.models import cuda_warm
+from ridgeline.models.read_spec import read_spec
+from ridgeline.models.weights import random_weights
+from ridgeline.ops.cuda.recording import recorded
+
+spec, deterministic = read_spec(Path(sys.argv[1])), sys.argv[2] == "deterministic"
+blocks, running, tokens, context = 96, 8, 256, spec.max_context
+sizes = ladder(running)
+rehearsal = cuda_warm.StepRehearsal(
+    spec, torch.bfloat16, sizes[-1], tokens, context, blocks, deterministic
+)
+first = {launch.variant for launch in cuda_warm.first_kernels(rehearsal)}
+others = first | {launch.variant for launch in cuda_warm.other_kernels(rehearsal, sizes)}
+heavy = [name for name in ("sympy", "torch._dynamo") if name in sys.modules]
+runner = CudaRunner(
+    spec=spec, weights=random_weights(spec, torch.bfloat16), max_context=context, num_blocks=blocks,
+    block_size=16, max_running=running, step_tokens=tokens, deterministic=deterministic,
+)
+limits = SchedulerLimits(
+    step_tokens=tokens, prefill_chunk=tokens, max_running=running, max_waiting=64, block_size=16,
+    num_blocks=blocks, max_context=context, prefix_cache=False, eos_ids=(), model_salt="",
+)
+
+def serve(lengths, count, **params):
+    core = EngineCore(Scheduler(limits), runner)
+    for number, length in enumerate(lengths):
+        wanted = SamplingParams(max_tokens=count, ignore_eos=True, **params)
+        core.add(Request(f"{number}", [0] * length, wanted))
+        core.step()
+    while core.has_work:
+        core.step()
+
+def missing(known, *work, **params):
+    launches = recorded(lambda: serve(*work, **params))
+    assert launches
+    return [launch.kernel.__name__ for launch in launches if launch.variant not in known]
+
+answer = {"warm-up": missing(first, [8], 2, temperature=0.0), "heavy": heavy}
+rows = len(runner._rows)
+runner.forget_all()
+answer["rows"] = [rows, len(runner._rows)]
+answer["crowd"] = missing(others, [17, 100, 3, 1, 16, 40, 40], 3)
+answer["filtered"] = missing(others, [17, 100], 3, top_p=0.9, logprobs=1, presence_penalty=0.5)
+print(json.dumps(answer))
+"""
+
+
+@pytest.mark.parametrize("mode", ["fast", "deterministic"])
+@pytest.mark.parametrize("family", ["qwen3-128", "gemma3"])
+def test_what_a_runner_launches_was_rehearsed(tmp_path: Path, family: str, mode: str) -> None:
+    if family == "qwen3-128":
+        (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    else:
+        tiny_model(family).config.save_pretrained(tmp_path)
+    answer = run_python(COMPARISON, str(tmp_path), mode)
+    assert answer["warm-up"] == []
+    assert answer["crowd"] == []
+    assert answer["filtered"] == []
+    assert answer["heavy"] == []  # imports that would cost more than what they are for
+    before, after = answer["rows"]
+    assert before == 1
+    assert after == 0
+
+
+COMPILING = """
+import json, sys, threading
+from types import SimpleNamespace
+from ridgeline.ops.cuda import recording
+
+recording._device = lambda: 0
+made = []
+
+class Kernel:
+    params = ()
+    device_caches = {0: None}
+    def __init__(self, fails): self.fails = fails
+    def run(self, *args, grid, warmup, **options):
+        if self.fails:
+            raise ValueError("no such instruction")
+        made.append(self)
+
+kernels = [Kernel(fails=number % 3 == 0) for number in range(10)]
+launches = [recording.Launch(kernel, (), {}) for kernel in kernels]
+errors = recording.compile_all(launches, 4)
+stop = threading.Event()
+stop.set()
+kept, after = len(made), recording.compile_all(launches, 4, stop=stop)
+print(json.dumps({"made": kept, "errors": len(errors), "after": [len(made) - kept, len(after)]}))
+"""
+
+
+def test_kernels_that_do_not_compile_keep_none_of_the_others_from_it() -> None:
+    assert run_python(COMPILING) == {"made": 6, "errors": 4, "after": [0, 0]}
+
+
+def run_python(script: str, *args: str) -> dict[str, list[str]]:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, env=env, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
