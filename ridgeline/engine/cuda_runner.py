@@ -141,7 +141,7 @@ class CudaRunner:
     def _launch(self, plan: StepPlan) -> Flight:
         for seq in plan.retired:
             self._release(seq)
-        order = sorted(range(len(plan.rows)), key=lambda place: not _is_decode(plan.rows[place]))
+        order = sorted(range(len(plan.rows)), key=lambda place: _turn(plan.rows[place]))
         rows = [plan.rows[place] for place in order]
         for row in rows:
             self._note(row)
@@ -242,6 +242,11 @@ class CudaRunner:
 
 def _is_decode(row: StepRow) -> bool:
     return row.count == 1 and not row.prompt_logprobs
+
+
+def _turn(row: StepRow) -> int:
+    """Decodes come first, long contexts before short ones: the device is then even to the end of its work."""
+    return -row.start if _is_decode(row) else 1
 
 
 def _wanted_tokens(rows: list[StepRow]) -> tuple[list[int], list[range | None]]:

@@ -9,6 +9,7 @@ cores' tiles. Bound by the reading of the cache; everything else is arranged aro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import triton
 import triton.language as tl
@@ -37,6 +38,7 @@ class DecodeConfig:
     block_tokens  tokens per step of the inner loop
     split_tokens  a row is split only into parts of at least so many tokens
     fetched_blocks  blocks of the cache asked for before the queries are made: a power of two, or 0
+    overlap         when the next kernel may start: at once, when the cache has been read, or not before the end
     """
 
     block_tokens: int = 64
@@ -44,6 +46,7 @@ class DecodeConfig:
     num_warps: int = 4
     num_stages: int = 3  # three programs of 64 tokens fit on a multiprocessor
     fetched_blocks: int = 4
+    overlap: Literal["early", "late", "none"] = "early"
 
 
 def decode_splits(
@@ -168,10 +171,11 @@ def decode_attention(
         BLOCK_N=config.block_tokens,
         CHUNK=max(1, min(16, 4096 // (triton.next_power_of_2(group) * padded))),
         FETCH=0 if INTERPRETED or head_dim != padded else config.fetched_blocks,
-        PDL=PDL,
+        LATE=config.overlap == "late",
+        PDL=PDL and config.overlap != "none",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **pdl_options(),
+        **(pdl_options() if config.overlap != "none" else {}),
     )
 
 
@@ -217,6 +221,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
     FETCH: tl.constexpr,
+    LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # KV heads first: the heads of a block are neighbours in memory, so are the programs that read them.
@@ -226,7 +231,8 @@ def _attend(
     row = program // (K * splits)
     DTYPE: tl.constexpr = kv.dtype.element_ty
     HEAD: tl.constexpr = 2 * BLOCK_SIZE * D  # numbers of one head in a block: keys, then values
-    let_next_start(PDL)
+    if not LATE:
+        let_next_start(PDL)
     wait_for_inputs(PDL)
 
     g = tl.arange(0, G_PAD)
@@ -325,6 +331,8 @@ def _attend(
         acc = tl.dot(weights.to(DTYPE), values, acc * kept[:, None], input_precision="ieee")
         top = highest
 
+    if LATE:
+        let_next_start(PDL)
     if parts + before == 1:
         result = acc / total[:, None]
         tl.store(out_at + g[:, None] * D + d[None, :], result.to(DTYPE), mask=inside)

@@ -9,6 +9,7 @@ or from a gathered copy by TMA, which pays when many queries of a row read them.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,12 @@ class PrefillConfig:
     turns: bool = False
 
 
-SPECIALIZE = False  # whether heads of 128 on Hopper take the specialized kernel
-SPECIALIZED = PrefillConfig(128, 128, 4, 2, specialized=True)
+# Where the specialized kernel wins, as measured on an H200 (docs/performance/gpu-ledger.md): short rows over
+# long contexts, and contexts so long that its start does not count.
+SHORT_ROWS = 1024
+LONG_CONTEXT = 16_384
+SPECIALIZED_SHORT = PrefillConfig(128, 64, 4, 4, specialized=True)
+SPECIALIZED_LONG = PrefillConfig(128, 128, 4, 2, specialized=True)
 
 
 def prefill_config(head_dim: int, dtype: torch.dtype, gathered: bool = False) -> PrefillConfig:
@@ -48,7 +53,7 @@ def prefill_config(head_dim: int, dtype: torch.dtype, gathered: bool = False) ->
         return PrefillConfig(16, 32, 8, 1, gathered)
     if head_dim > 128:
         return PrefillConfig(128, 64, 8, 2, gathered)
-    return PrefillConfig(128, 128, 8, 2, gathered)
+    return PrefillConfig(128, 64, 8, 3, gathered) if gathered else PrefillConfig(128, 128, 8, 2)
 
 
 def tile_tokens_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -80,11 +85,14 @@ def prefill_attention(
     _, num_heads, dim = q.shape
     _, kv_heads, _, block_size, _ = kv.shape
     group = num_heads // kv_heads
-    if config is None:
-        gathered = (
-            not deterministic and plan.reuse >= GATHER_FROM_REUSE and _fits(scratch, plan, dim, q.dtype)
-        )
-        config = prefill_config(dim, q.dtype, gathered)
+    if config is None and deterministic:
+        config = prefill_config(dim, q.dtype)
+    elif config is None:
+        plain = window is None and softcap is None
+        config = _specialized_config(plan, q, group, block_size) if plain else None
+        if config is None:
+            gathered = plan.reuse >= GATHER_FROM_REUSE and _fits(scratch, plan, dim, q.dtype)
+            config = prefill_config(dim, q.dtype, gathered)
     if plan.tile_tokens != config.block_m // group:
         raise ValueError(f"the plan has tiles of {plan.tile_tokens} tokens, not {config.block_m // group}")
     if config.specialized:
@@ -124,13 +132,23 @@ def prefill_attention(
     )
 
 
-def _can_specialize(dim: int, group: int, block_size: int, q: Tensor) -> bool:
-    """By shape alone, never by the step: a token's bits must not depend on its company."""
-    if not SPECIALIZE or not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
-        return False
+def _specialized_config(plan: PrefillViews, q: Tensor, group: int, block_size: int) -> PrefillConfig | None:
+    """The specialized kernel for this step, where it exists and wins."""
+    short = plan.reuse < SHORT_ROWS
+    if not short and plan.gathered_tokens < LONG_CONTEXT * plan.rows.shape[0]:
+        return None
+    if q.device.type == "cpu" or not is_hopper():
+        return None
     from ridgeline.ops.cuda.prefill_specialized import can_specialize
 
-    return can_specialize(dim, group, block_size, q.dtype)
+    if not can_specialize(q.shape[-1], group, block_size, q.dtype):
+        return None
+    return SPECIALIZED_SHORT if short else SPECIALIZED_LONG
+
+
+@functools.cache
+def is_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 def _fits(scratch: PrefillScratch | None, plan: PrefillViews, dim: int, dtype: torch.dtype) -> bool:

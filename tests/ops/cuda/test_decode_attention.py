@@ -230,7 +230,7 @@ def test_a_scratch_that_is_too_small_is_refused(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "longest", "expected"), [(1, None, 64), (8, None, 17), (256, None, 4), (1, 640, 10)]
+    ("rows", "longest", "expected"), [(1, None, 64), (8, None, 17), (256, None, 2), (1, 640, 10)]
 )
 def test_few_rows_are_split_more(rows: int, longest: int | None, expected: int) -> None:
     assert decode.decode_splits(rows, 8, sms=132, longest=longest) == expected
