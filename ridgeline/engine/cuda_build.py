@@ -54,6 +54,7 @@ NORM_BYTES = 4  # norms are float32 whatever the model is
 LIBRARY_BYTES = 384 << 20
 GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
 GRAPH_BYTES, GRAPH_LAYER_BYTES = 16 << 20, 64 << 10  # once, and per layer of each bucket
+TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # steps that tell what --deterministic costs
 LATER_THREADS, LATER_NICENESS = 2, 10  # of compilations while the engine serves
 
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -135,13 +136,19 @@ class CudaBuild:
         with self._stage("buffers"):
             runner = self._runner(weights, plan, sizes)
         device.mark("runner")
+        notes = self._notes()
+        if self._config.deterministic:
+            with self._stage("kernels"):
+                kernels.join()
+            with self._stage("trial"):
+                notes += (f"deterministic: {self._cost_of_determinism(runner, plan)}",)
         return Loaded(
             runner=runner,
             unit=device.name + ", deterministic" * self._config.deterministic,
             weights=self._dtype,
             kv=self._dtype,
             weights_bytes=weights.nbytes,
-            notes=self._notes(),
+            notes=notes,
             before_first_step=kernels.join,
             memory=self._receipt(plan),
         )
@@ -195,24 +202,45 @@ class CudaBuild:
         try:
             from ridgeline.engine.decode_graphs import ladder
             from ridgeline.models import cuda_warm
-            from ridgeline.ops.cuda.recording import compile_all
+            from ridgeline.ops.cuda.recording import compile_all, distinct
 
             decode_sizes = ladder(sizes.max_running)
-            rehearsal = cuda_warm.StepRehearsal(
-                self._spec,
-                dtype,
-                decode_sizes[-1],
-                sizes.step_tokens,
-                plan.max_context,
-                plan.num_blocks,
-                self._config.deterministic,
-                self._config.block_size,
-            )
+            rehearsals = [
+                cuda_warm.StepRehearsal(
+                    self._spec,
+                    dtype,
+                    decode_sizes[-1],
+                    sizes.step_tokens,
+                    plan.max_context,
+                    plan.num_blocks,
+                    deterministic,
+                    self._config.block_size,
+                )
+                for deterministic in ((True, False) if self._config.deterministic else (False,))
+            ]
+            rehearsal = rehearsals[0]
+            first = cuda_warm.first_kernels(rehearsal)
+            if self._config.deterministic:
+                rows, tokens = min(TRIAL_ROWS, decode_sizes[-1]), min(TRIAL_TOKENS, sizes.step_tokens)
+                first = distinct(first + cuda_warm.trial_kernels(rehearsals, rows, tokens))
             self._compiler.join()
-            tell_errors(compile_all(cuda_warm.first_kernels(rehearsal)))
+            tell_errors(compile_all(first))
             _start(compile_later, lambda: cuda_warm.other_kernels(rehearsal, decode_sizes))
         except Exception as error:
             tell_errors([error])
+
+    def _cost_of_determinism(self, runner: CudaRunner, plan: MemoryPlan) -> str:
+        from ridgeline.engine.cuda_trial import cost_of_determinism
+
+        try:
+            return cost_of_determinism(
+                runner.decoder, TRIAL_ROWS, TRIAL_TOKENS, plan.max_context, self._config.cuda_graphs
+            )
+        except Exception as error:  # if it is more than the trial that fails, the first step tells
+            log.warning("the cost of --deterministic could not be measured", exc_info=True)
+            return f"its cost could not be measured ({error})"
+        finally:
+            clear_cublas()
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
@@ -312,9 +340,16 @@ def wake_cublas(dtype: torch.dtype) -> None:
                 torch.mm(square[:8], square)
         stream.synchronize()
         del square
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-        if clear is not None:
-            clear()
+        clear_cublas()
+
+
+def clear_cublas() -> None:
+    """Give back the workspace of every stream that multiplied so far; those that go on get new ones."""
+    import torch
+
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 def compile_later(launches: Callable[[], list[Launch]]) -> None:

@@ -137,6 +137,15 @@ def first_kernels(rehearsal: StepRehearsal) -> list[Launch]:
     return distinct(rehearsal.prompts([8]) + one + rehearsal.inputs() + rehearsal.samples(1))
 
 
+def trial_kernels(rehearsals: list[StepRehearsal], rows: int, tokens: int) -> list[Launch]:
+    """What a decode batch of so many rows and a prompt of so many tokens need, of each decoder."""
+    launches: list[Launch] = []
+    for rehearsal in rehearsals:
+        decode = rehearsal.prompts([1] * rows) if rehearsal.deterministic else rehearsal.decodes(rows)
+        launches += decode + rehearsal.prompts([tokens])
+    return distinct(launches)
+
+
 def other_kernels(rehearsal: StepRehearsal, decode_sizes: list[int]) -> list[Launch]:
     """What larger batches, longer prompts and other sampling parameters need; `first_kernels` too."""
     most = rehearsal.step_tokens
@@ -147,7 +156,9 @@ def other_kernels(rehearsal: StepRehearsal, decode_sizes: list[int]) -> list[Lau
     for rows in decode_sizes:
         launches += rehearsal.samples(rows)
     half = max(1, most // 2)
-    launches += rehearsal.prompts([half, half] if most > 1 else [1])
+    for lengths in ([half, half], [33] * 3, [65] * 4):
+        if sum(lengths) <= most:
+            launches += rehearsal.prompts(lengths)
     for length in PROMPTS:
         for decodes in (0,) if rehearsal.deterministic else (0, 1, 5, 16, 40):
             if length + decodes <= most and decodes < rehearsal.max_rows:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ridgeline.engine.backend_choice import BackendChoice
-from ridgeline.engine.build import build_engine, step_sizes
+from ridgeline.engine.build import StartupBudget, build_engine, step_sizes
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.cuda_build import CudaBuild, what_to_lower
+from ridgeline.engine.cuda_build import CudaBuild, compile_later, what_to_lower
 from ridgeline.engine.cuda_limits import ceilings_path, device_ceilings
 from ridgeline.engine.errors import InvalidConfig, OutOfMemoryPlan
 from ridgeline.engine.limits import Ceilings
@@ -231,6 +231,37 @@ def test_the_runner_is_made_as_planned(tmp_path: Path) -> None:
     assert runner.kv.dtype == torch.bfloat16
 
 
+def test_a_stage_within_another_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 4.0, 10.0, 20.0, 25.0])
+    monkeypatch.setattr("ridgeline.engine.build.time.monotonic", lambda: next(times))
+    budget = StartupBudget()
+    with budget.stage("weights"), budget.stage("buffers"):
+        pass
+    with budget.stage("weights"):
+        pass
+    assert budget.seconds == {"weights": 7.0 + 5.0, "buffers": 3.0}
+
+
+def test_compilations_that_fail_are_told_once_and_stop_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
+    from ridgeline.ops.cuda import recording
+
+    def failing(launches: list[object], *args: object, **more: object) -> list[Exception]:
+        assert launches
+        return [ValueError("no such instruction")] * 5
+
+    monkeypatch.setattr(recording, "compile_all", failing)
+    compile_later(lambda: [object()])  # type: ignore[list-item]
+    (told,) = caplog.records
+    assert told.getMessage() == "5 kernels could not be compiled beforehand"
+    caplog.clear()
+    monkeypatch.setattr(recording, "compile_all", lambda *args, **more: 1 / 0)
+    compile_later(list)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("overlap", [True, False])
@@ -240,7 +271,9 @@ def test_a_gpu_engine_starts_with_a_receipt_that_keeps_to_its_plan(tmp_path: Pat
         backend="cuda", load_format="dummy", kv_tokens=4096, max_running=8, step_tokens=256, overlap=overlap
     )
     built = build_engine(config, tmp_path)
-    assert list(built.budget.seconds) == ["plan", "import", "weights", "kernels", "limits"]
+    stages = ["plan", "import", "import kernels", "device", "weights", "cublas", "buffers", "kernels"]
+    assert list(built.budget.seconds) == [*stages, "warm-up", "limits"]
+    assert len(built.core.runner._rows) == 0  # type: ignore[attr-defined]
     receipt = built.receipt
     assert receipt is not None
     assert receipt.observed["weights"] == pytest.approx(receipt.planned["weights"], abs=1 << 20)

@@ -45,6 +45,7 @@ from pathlib import Path
 import torch
 from ridgeline.engine.core import EngineCore
 from ridgeline.engine.cuda_runner import CudaRunner
+from ridgeline.engine.cuda_trial import cost_of_determinism
 from ridgeline.engine.decode_graphs import ladder
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
@@ -85,7 +86,20 @@ def missing(known, *work, **params):
     assert launches
     return [launch.kernel.__name__ for launch in launches if launch.variant not in known]
 
-answer = {"warm-up": missing(first, [8], 2, temperature=0.0), "heavy": heavy}
+words = []
+
+def trial():
+    words.append(cost_of_determinism(runner.decoder, 8, 200, context, True))
+
+answer = {"trial": []}
+if deterministic:
+    fast = cuda_warm.StepRehearsal(spec, torch.bfloat16, sizes[-1], tokens, context, blocks)
+    known = {launch.variant for launch in cuda_warm.trial_kernels([rehearsal, fast], 8, 200)}
+    launches = recorded(trial)
+    answer["trial"] = [launch.kernel.__name__ for launch in launches if launch.variant not in known]
+    assert launches and "a prefill of 200 tokens" in words[0]
+
+answer |= {"warm-up": missing(first, [8], 2, temperature=0.0), "heavy": heavy}
 rows = len(runner._rows)
 runner.forget_all()
 answer["rows"] = [rows, len(runner._rows)]
@@ -105,6 +119,7 @@ def test_what_a_runner_launches_was_rehearsed(tmp_path: Path, family: str, mode:
     answer = run_python(COMPARISON, str(tmp_path), mode)
     assert answer["warm-up"] == []
     assert answer["crowd"] == []
+    assert answer["trial"] == []
     assert answer["filtered"] == []
     assert answer["heavy"] == []  # imports that would cost more than what they are for
     before, after = answer["rows"]
