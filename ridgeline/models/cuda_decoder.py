@@ -110,6 +110,8 @@ class CudaDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Of normed hidden states [L, hidden]; L is bounded by the buffer."""
         out = self.buffers.logits[: len(hidden)]
+        if not len(hidden):  # a chunk in the middle of a prompt
+            return out
         linear(hidden, self.weights.lm_head, out, deterministic=self.deterministic)
         return self._capped(out)
 

@@ -78,7 +78,8 @@ def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 5
     pairs = rows * kv_heads
     split_tokens = 64 if pairs < sms else 2048 if _fills(pairs, sms) else 256
     if token_bytes <= 512 and not _fills(pairs, sms):
-        return DecodeConfig(split_tokens=split_tokens)
+        # With few rows the linear behind is large beside attention, and started early it is in the way.
+        return DecodeConfig(split_tokens=split_tokens, overlap="none" if pairs < sms else "early")
     return DecodeConfig(
         block_tokens=32, split_tokens=split_tokens, num_stages=4 if token_bytes <= 1024 else 2
     )
