@@ -1,8 +1,8 @@
 """The linears of a decode step at the shapes of Qwen3-0.6B and 8B: right first, then beside cuBLAS.
 
-Weights rotate over enough copies that none is found in L2. A few tilings per shape are tried; the default is
-marked. Last, whole stacks of layers as one graph, each layer with its own weights: what a step really costs,
-launches included, with and without programmatic dependent launch.
+A few cuts per shape are tried; the default is marked. The weights are those of whole layers, so none is found
+in L2. Last, all layers one after another as one graph with the norms between them: what the linears of a step
+really cost, launches included, by the way kernels follow one another.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu.timing import Report, copies_beyond_l2
-from ridgeline.ops import reference
-from ridgeline.ops.cuda import gemm, gemv, launch, norm
-from ridgeline.ops.cuda.gemm import TileConfig, fixed_linear, gated_linear, linear_into, split_linear
-from ridgeline.ops.cuda.gemv import GemvConfig
+from ridgeline.ops.cuda import activation, gemm, gemm_stream, gemv, launch, linear, norm
+from ridgeline.ops.cuda.gemm import gated_linear, split_linear
+from ridgeline.ops.cuda.gemm_stream import StreamConfig, stream_config, stream_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16
+KINDS = ("qkv", "o", "gate_up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,23 @@ class Shapes:
     qkv: int
     attention: int
     ffn: int
-    vocab: int
+
+    def of(self, kind: str) -> tuple[int, int]:
+        """Rows and columns of a weight."""
+        return {
+            "qkv": (self.qkv, self.hidden),
+            "o": (self.hidden, self.attention),
+            "gate_up": (2 * self.ffn, self.hidden),
+            "down": (self.hidden, self.ffn),
+        }[kind]
 
 
-SMALL = Shapes("0.6B", layers=28, hidden=1024, qkv=4096, attention=2048, ffn=3072, vocab=151936)
-LARGE = Shapes("8B", layers=36, hidden=4096, qkv=6144, attention=4096, ffn=12288, vocab=151936)
-TINY = Shapes("tiny", layers=2, hidden=64, qkv=96, attention=32, ffn=72, vocab=160)  # for a run without a GPU
-TOKENS = (1, 4, 8, 16, 64, 128, 256)
+SMALL = Shapes("0.6B", layers=28, hidden=1024, qkv=4096, attention=2048, ffn=3072)
+LARGE = Shapes("8B", layers=36, hidden=4096, qkv=6144, attention=4096, ffn=12288)
+TINY = Shapes("tiny", layers=2, hidden=64, qkv=96, attention=32, ffn=72)  # for a run without a GPU
+TOKENS = (2, 4, 8, 16, 32, 64, 128)
+STACK_TOKENS = (2, 4, 16, 64, 128)
+Layer = dict[str, Tensor]
 
 
 def measure(
@@ -53,59 +63,46 @@ def measure(
 ) -> None:
     if models is None:
         models = (SMALL, LARGE) if DEVICE == "cuda" else (TINY,)
-    for model in models:
-        _compile([case for count in tokens for case in _cases(model, count, copies=1)])
-        _check(report, model)
+    stacks = {model: [_layer(model) for _ in range(model.layers)] for model in models}
+    for model, layers in stacks.items():
+        with _dependent_launches(False):
+            _compile([case for case in _stack_cases(model, layers[:1], tokens) if not case.dependent])
+        _compile([case for count in tokens for case in _cases(model, layers[:1], count)])
+        _compile([case for case in _stack_cases(model, layers[:1], tokens) if case.dependent])
+        _check(report, model, layers[0])
         for count in tokens:
             report.heading(f"linears of {model.name}, T={count}")
-            for case in _cases(model, count):
+            for case in _cases(model, layers, count):
                 report.attempt(case.name, case.launches, bytes=case.bytes, flops=case.flops)
-    for model in models:
-        _measure_stacks(report, model)
+    for model, layers in stacks.items():
+        report.heading(f"all {model.layers} layers of {model.name}, µs per layer")
+        for case in _stack_cases(model, layers, tokens):
+            with _dependent_launches(case.dependent):
+                report.attempt(case.name, case.launches, bytes=case.bytes)
 
 
 # Correctness at the real shapes
 
 
-def _check(report: Report, model: Shapes) -> None:
+def _check(report: Report, model: Shapes, layer: Layer) -> None:
     report.heading(f"linears of {model.name}: against float32")
-    for name, n, k in (("qkv", model.qkv, model.hidden), ("down", model.hidden, model.ffn)):
-        weight, bias = _weight(n, k), _random(n)
-        for tokens in (1, 3, 8):
-            x, scale = _random(tokens, k), torch.rand(k, device=DEVICE) + 0.5
-            out, residual = _nan(tokens, n), _random(tokens, n)
-            gemv.gemv(x, weight, out, norm_weight=scale, bias=bias)
-            report.check(
-                f"gemv norm bias {name} T={tokens}",
-                out,
-                _exact(reference.rms_norm(x, scale, 1e-6), weight, bias),
-            )
-            expected = residual + _exact(x, weight).to(DTYPE)
-            gemv.gemv(x, weight, residual=residual)
-            report.check(f"gemv residual {name} T={tokens}", residual, expected)
-        for tokens in (9, 33, 64, 100, 250):
-            x = _random(tokens, k)
-            partials = _nan(gemm.splits_for(tokens, n, k), tokens, n, dtype=torch.float32)
-            split_linear(x, weight, partials)
-            report.check(f"split_linear {name} T={tokens}", partials.sum(0), _exact(x, weight), 1e-4)
+    for tokens in (3, 16, 33, 64, 100, 128):
+        for kind in KINDS:
+            n, k = model.of(kind)
+            x, bias = _random(tokens, k), _random(n)
+            exact = _exact(x, layer[kind])
+            splits = max(1, linear.branch_splits(tokens, n, k))
+            partials = _nan(splits, tokens, n, dtype=torch.float32)
+            linear.linear(x, layer[kind], partials)
+            report.check(f"{kind} T={tokens} split {splits}", partials.sum(0), exact, 1e-4)
             out = _nan(tokens, n)
-            linear_into(x, weight, out, bias)
-            report.check(f"linear_into {name} T={tokens}", out, _exact(x, weight, bias))
-            fixed, first = _nan(tokens, n), _nan(1, n)
-            fixed_linear(x, weight, fixed)
-            report.check(f"fixed_linear {name} T={tokens}", fixed, _exact(x, weight))
-            fixed_linear(x[tokens - 1 :].contiguous(), weight, first)
-            if not torch.equal(first[0], fixed[-1]):
-                report.check(f"fixed_linear {name}: a row's bits depend on its batch", first[:, :0], fixed)
-    weight = _weight(2 * model.ffn, model.hidden)
-    for tokens in (1, 5, 16, 64, 100, 256):
-        x, out = _random(tokens, model.hidden), _nan(tokens, model.ffn)
-        if tokens <= gemv.MOST_ROWS:
-            gemv.gemv(x, weight, out, activation="silu")
-        else:
-            gated_linear(x, weight, out, "silu")
-        gate, up = _exact(x, weight).to(DTYPE).chunk(2, dim=-1)
-        report.check(f"gated T={tokens}", out, F.silu(gate) * up)
+            _stream(x, layer[kind], out, StreamConfig(2, 1), bias=bias)
+            report.check(f"{kind} T={tokens} whole, bias", out, exact + bias)
+            if kind == "gate_up":
+                out = _nan(tokens, n // 2)
+                linear.gate_up(x, layer[kind], out, "silu", bias, scratch=_nan(tokens, n))
+                gate, up = (exact + bias).to(DTYPE).chunk(2, dim=-1)
+                report.check(f"gated T={tokens}", out, F.silu(gate) * up)
 
 
 # One linear at a time
@@ -116,140 +113,89 @@ class Case:
     name: str
     launches: list[Callable[[], Any]]
     bytes: float
-    flops: float
+    flops: float = 0.0
+    dependent: bool = True
 
 
-def _cases(model: Shapes, tokens: int, copies: int | None = None) -> Iterator[Case]:
-    """Every linear with its tilings, ours first; `copies` 1 is for compiling alone."""
-    kinds = (
-        ("qkv", model.qkv, model.hidden),
-        ("o", model.hidden, model.attention),
-        ("gate_up", 2 * model.ffn, model.hidden),
-        ("down", model.hidden, model.ffn),
-        ("lm_head", model.vocab, model.hidden),
-    )
-    for kind, n, k in kinds:
-        count = copies or max(2, copies_beyond_l2(2 * n * k))
-        weights = [_weight(n, k) for _ in range(count)]
+def _cases(model: Shapes, layers: list[Layer], tokens: int) -> Iterator[Case]:
+    """Every linear with its cuts, ours first; one layer is for compiling alone."""
+    for kind in KINDS:
+        n, k = model.of(kind)
+        weights = [layer[kind] for layer in layers[: max(2, copies_beyond_l2(2 * n * k))]]
         x, out = _random(tokens, k), _nan(tokens, n)
         size = {"bytes": 2.0 * (n * k + tokens * (n + k)), "flops": 2.0 * tokens * n * k}
         for label, run in _ours(kind, x, out, n, k):
             yield Case(f"{kind} {n}x{k} T={tokens} {label}", [partial(run, w) for w in weights], **size)
-        if copies is None:
-            cublas = [partial(torch.mm, x, w.t(), out=out) for w in weights]
-            yield Case(f"{kind} {n}x{k} T={tokens} cuBLAS", cublas, **size)
+        cublas = [partial(torch.mm, x, w.t(), out=out) for w in weights]
+        yield Case(f"{kind} {n}x{k} T={tokens} cuBLAS", cublas, **size)
 
 
 def _ours(
     kind: str, x: Tensor, out: Tensor, n: int, k: int
 ) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
     tokens = x.shape[0]
-    if tokens <= gemv.MOST_ROWS:
-        for label, config in _gemv_configs(kind, tokens, n, k):
-            yield f"gemv {label}", partial(_run_gemv, kind, x, out, config)
-    if tokens >= 4:
-        if kind == "gate_up":
-            for label, config in _gated_configs(tokens, n // 2, k):
-                yield f"gated {label}", partial(_run_gated, x, out[:, : n // 2].contiguous(), config)
-        for label, config in _tile_configs(kind, tokens, n, k):
-            yield from _splits(kind, x, out, config, label, n, k)
-
-
-def _gemv_configs(kind: str, tokens: int, n: int, k: int) -> Iterator[tuple[str, GemvConfig]]:
     gated = kind == "gate_up"
-    default = gemv.gemv_config(tokens, n // 2 if gated else n, k, gated=gated)
-    candidates = [default, replace(default, block_n=default.block_n * 2)]
-    if tokens == 1 and default.block_n > 1:
-        candidates.append(replace(default, block_n=default.block_n // 2))
-    if tokens == 1 and default.block_k == 4096:
-        candidates.append(replace(default, num_warps=16, block_n=default.block_n * 2))
-    elif tokens == 1 and default.num_warps >= 2:
-        candidates.append(replace(default, num_warps=default.num_warps // 2))
-    if k > default.block_k:
-        candidates.append(replace(default, prefetch=True))
-    for config in candidates:
-        mark = (" prefetch" if config.prefetch else "") + ("*" if config is default else "")
-        yield f"n{config.block_n} k{config.block_k} w{config.num_warps}{mark}", config
+    if tokens <= 4:
+        yield "gemv", partial(_run_gemv, kind, x, out)
+    default = stream_config(tokens, n, k, gated=gated)
+    for config in _cuts(default, tokens, n, k, gated=gated):
+        label = f"{'gated' if gated else 'split'} {_described(config)}{'*' if config == default else ''}"
+        if gated:
+            half = out.view(-1)[: tokens * n // 2].view(tokens, n // 2)
+            yield label, lambda w, half=half, config=config: _stream(x, w, half, config, activation="silu")
+        elif config.splits == 1:
+            yield label, lambda w, config=config: _stream(x, w, out, config)
+        else:
+            partials = torch.empty(config.splits, tokens, n, device=DEVICE)
+            yield label, lambda w, partials=partials, config=config: _stream(x, w, partials, config)
 
 
-def _tile_configs(kind: str, tokens: int, n: int, k: int) -> Iterator[tuple[str, TileConfig]]:
-    default = gemm.tile_config(tokens, n, k)
-    other = 64 if default.block_n == 128 else 128
-    candidates = [default]
-    if tokens in (16, 64):
-        candidates.append(replace(default, block_n=other, num_stages=4 if other == 128 else 6))
-    if tokens == 64 and kind != "lm_head":
-        candidates.append(replace(default, block_k=128, num_stages=max(2, default.num_stages // 2)))
-        if default.block_n == 128:
-            candidates.append(replace(default, block_n=256, num_warps=8, num_stages=4))
-    if tokens == 128 and default.block_n == 128 and kind != "lm_head":
-        candidates.append(replace(default, block_n=256, num_stages=4))
-    if tokens == 64 and kind in ("qkv", "down"):
-        candidates.append(replace(default, descriptors=False))
-    for config in candidates:
-        yield _described(config, config is default), config
+def _cuts(default: StreamConfig, tokens: int, n: int, k: int, *, gated: bool) -> list[StreamConfig]:
+    """The default, and beside it at most four others: more or fewer boxes, and more programs at a time."""
+    if tokens < 16:
+        return [default]
+    cuts = [default]
+    tiles = -(-n // gemm_stream.BOX)
+    for boxes, together in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1), (1, 3)):
+        rows = -(-tiles // boxes)
+        splits = 1 if gated else max(1, min(8, together * gemm_stream.SMS // rows, k // gemm_stream.BOX))
+        full = (
+            rows * splits / (gemm_stream.SMS * together * -(-rows * splits // (gemm_stream.SMS * together)))
+        )
+        if full > 0.7 and boxes * tokens <= 384:
+            cuts.append(StreamConfig(boxes, splits, together))
+    if default.together == 1:
+        cuts.insert(1, replace(default, together=2))  # room for the next kernel's first weights beside it
+    unique = list(dict.fromkeys(cuts))
+    return unique[: {16: 3, 32: 2, 64: 5}.get(tokens, 3)]
 
 
-def _gated_configs(tokens: int, ffn: int, k: int) -> Iterator[tuple[str, TileConfig]]:
-    default = gemm.tile_config(tokens, ffn, k, gated=True)
-    candidates = [default]
-    if tokens == 64 and default.block_n == 32:
-        candidates.append(replace(default, block_n=64, num_stages=4))
-        candidates.append(replace(default, block_k=128, num_stages=3))
-    elif tokens == 64:
-        candidates.append(replace(default, num_warps=8, num_stages=8))
-        candidates.append(replace(default, block_k=128, num_stages=2))
-        candidates.append(replace(default, block_n=128, num_warps=8, num_stages=5))
-        candidates.append(replace(default, descriptors=False))
-    elif tokens == 128:
-        candidates.append(replace(default, block_n=64, num_warps=4, num_stages=3))
-        candidates.append(replace(default, block_n=128, num_warps=8, num_stages=4))
-    for config in candidates:
-        yield _described(config, config is default), config
+def _described(config: StreamConfig) -> str:
+    late = "" if config.early else " late"
+    return f"S{config.splits} n{config.boxes * gemm_stream.BOX} {config.together} per SM{late}"
 
 
-def _described(config: TileConfig, default: bool) -> str:
-    how = "" if config.descriptors else " ptr"
-    shape = f"n{config.block_n} t{config.block_t} k{config.block_k}"
-    return f"{shape} w{config.num_warps} s{config.num_stages}{how}{'*' if default else ''}"
+def _stream(x: Tensor, weight: Tensor, out: Tensor, config: StreamConfig, **options: Any) -> None:
+    """`stream_linear`; what stands for it where there is no Hopper GPU, so that this file can be tried."""
+    if DEVICE == "cuda":
+        stream_linear(x, weight, out, config, **options)
+    elif "activation" in options:
+        gated_linear(x, weight, out, **options)
+    elif out.dim() == 3:
+        split_linear(x, weight, out)
+    else:
+        gemm.linear_into(x, weight, out, **options)
 
 
-def _splits(
-    kind: str, x: Tensor, out: Tensor, config: TileConfig, label: str, n: int, k: int
-) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
-    """The head without a split; the others with the S of the config, and twice or half as many."""
-    if kind == "lm_head":
-        yield f"whole {label}", partial(_run_whole, x, out, config)
-        return
-    tokens = x.shape[0]
-    best = gemm.splits_for(tokens, n, k, config)
-    marked = label.endswith("*") and tokens == 64
-    for splits in sorted({best, *((2 * best, max(1, best // 2)) if marked else ())}):
-        partials = torch.empty(splits, tokens, n, device=DEVICE)
-        yield f"split {splits} {label}", partial(_run_split, x, partials, config)
-
-
-def _run_gemv(kind: str, x: Tensor, out: Tensor, config: GemvConfig, weight: Tensor) -> None:
+def _run_gemv(kind: str, x: Tensor, out: Tensor, weight: Tensor) -> None:
     scale = _ones(x.shape[1])
     if kind == "gate_up":
         half = out.view(-1)[: out.numel() // 2].view(x.shape[0], -1)
-        gemv.gemv(x, weight, half, norm_weight=scale, activation="silu", config=config)
+        gemv.gemv(x, weight, half, norm_weight=scale, activation="silu")
     elif kind in ("o", "down"):
-        gemv.gemv(x, weight, residual=out, config=config)
+        gemv.gemv(x, weight, residual=out)
     else:
-        gemv.gemv(x, weight, out, norm_weight=scale if kind == "qkv" else None, config=config)
-
-
-def _run_gated(x: Tensor, out: Tensor, config: TileConfig, weight: Tensor) -> None:
-    gated_linear(x, weight, out, "silu", config=config)
-
-
-def _run_whole(x: Tensor, out: Tensor, config: TileConfig, weight: Tensor) -> None:
-    linear_into(x, weight, out, config=config)
-
-
-def _run_split(x: Tensor, partials: Tensor, config: TileConfig, weight: Tensor) -> None:
-    split_linear(x, weight, partials, config)
+        gemv.gemv(x, weight, out, norm_weight=scale)
 
 
 def _compile(cases: list[Case]) -> None:
@@ -264,7 +210,7 @@ def _compile(cases: list[Case]) -> None:
         try:
             case.launches[0]()
         except Exception as failure:
-            print(f"{case.name}: {type(failure).__name__}", flush=True)
+            print(f"{case.name}: {type(failure).__name__}: {failure}"[:300], flush=True)
 
     begin = perf_counter()
     with ThreadPoolExecutor(16 if DEVICE == "cuda" else 1, initializer=start) as pool:
@@ -277,41 +223,40 @@ def _compile(cases: list[Case]) -> None:
 # Whole stacks
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    qkv: Tensor
-    o: Tensor
-    gate_up: Tensor
-    down: Tensor
-
-
-def _measure_stacks(report: Report, model: Shapes) -> None:
+def _stack_cases(model: Shapes, layers: list[Layer], tokens: tuple[int, ...]) -> Iterator[Case]:
     """All layers one after another, without attention: what the linears of one step cost together."""
-    report.heading(f"all {model.layers} layers of {model.name}, µs per layer")
-    layers = [
-        Layer(
-            _weight(model.qkv, model.hidden),
-            _weight(model.hidden, model.attention),
-            _weight(2 * model.ffn, model.hidden),
-            _weight(model.hidden, model.ffn),
-        )
-        for _ in range(model.layers)
-    ]
-    weights = 2.0 * sum(w.numel() for w in (layers[0].qkv, layers[0].o, layers[0].gate_up, layers[0].down))
-    for tokens in (1, 4, 8, 16, 64, 128):
-        ways = {}
-        if tokens <= gemv.MOST_ROWS:
-            ways["gemv"] = _few(model, tokens)
-        if tokens >= 4:
-            ways["split, gated"] = _many(model, tokens)
-        for label, run in ways.items():
-            for dependent in (True, False) if tokens in (1, 64) else (True,):
-                with _dependent_launches(dependent):
-                    name = f"stack {model.name} T={tokens} {label} {'PDL' if dependent else 'no PDL'}"
-                    report.attempt(name, [partial(run, layer) for layer in layers], bytes=weights)
-        cublas = _library(model, tokens)
-        name = f"stack {model.name} T={tokens} cuBLAS alone"
-        report.attempt(name, [partial(cublas, layer) for layer in layers], bytes=weights)
+    weights = 2.0 * sum(weight.numel() for weight in layers[0].values())
+    for count in tokens:
+        if count in STACK_TOKENS:
+            for label, dependent, run in _stacks(model, count):
+                name = f"stack {model.name} T={count} {label}"
+                yield Case(name, [partial(run, layer) for layer in layers], weights, dependent=dependent)
+
+
+def _stacks(model: Shapes, tokens: int) -> Iterator[tuple[str, bool, Callable[[Layer], None]]]:
+    if tokens <= 4:
+        yield "gemv, norms inside", True, _few(model, tokens)
+    yield "as dispatched", True, _dispatched(model, tokens)
+    default = {kind: stream_config(tokens, *model.of(kind), gated=kind == "gate_up") for kind in KINDS}
+    if tokens == 2:
+        yield "streamed", True, _streamed(model, tokens, default)
+    shared = {kind: replace(config, together=max(2, config.together)) for kind, config in default.items()}
+    yield "streamed, half the ring", True, _streamed(model, tokens, shared)
+    if tokens in (16, 64):
+        late = {kind: replace(config, early=False) for kind, config in default.items()}
+        yield "streamed, next starts late", True, _streamed(model, tokens, late)
+        yield "streamed, no PDL", False, _streamed(model, tokens, default)
+        for together in (1, 2, 3):
+            cut = {kind: _most_programs(model, kind, together) for kind in KINDS}
+            yield f"streamed, n64 {together} per SM", True, _streamed(model, tokens, cut)
+    yield "cuBLAS and our norms", True, _library(model, tokens)
+
+
+def _most_programs(model: Shapes, kind: str, together: int) -> StreamConfig:
+    """Boxes of 64 rows, and K split until every place of every multiprocessor is taken."""
+    tiles = -(-model.of(kind)[0] // gemm_stream.BOX)
+    splits = 1 if kind == "gate_up" else max(1, min(8, together * gemm_stream.SMS // tiles))
+    return StreamConfig(1, splits, together)
 
 
 def _few(model: Shapes, tokens: int) -> Callable[[Layer], None]:
@@ -319,15 +264,15 @@ def _few(model: Shapes, tokens: int) -> Callable[[Layer], None]:
     qkv, heads, hidden = _nan(tokens, model.qkv), _random(tokens, model.attention), _nan(tokens, model.ffn)
 
     def run(layer: Layer) -> None:
-        gemv.gemv(residual, layer.qkv, qkv, norm_weight=scale)
-        gemv.gemv(heads, layer.o, residual=residual)
-        gemv.gemv(residual, layer.gate_up, hidden, norm_weight=scale, activation="silu")
-        gemv.gemv(hidden, layer.down, residual=residual)
+        gemv.gemv(residual, layer["qkv"], qkv, norm_weight=scale)
+        gemv.gemv(heads, layer["o"], residual=residual)
+        gemv.gemv(residual, layer["gate_up"], hidden, norm_weight=scale, activation="silu")
+        gemv.gemv(hidden, layer["down"], residual=residual)
 
     return run
 
 
-def _many(model: Shapes, tokens: int) -> Callable[[Layer], None]:
+def _streamed(model: Shapes, tokens: int, configs: dict[str, StreamConfig]) -> Callable[[Layer], None]:
     residual, normed, scale = (
         _random(tokens, model.hidden),
         _random(tokens, model.hidden),
@@ -335,43 +280,75 @@ def _many(model: Shapes, tokens: int) -> Callable[[Layer], None]:
     )
     heads, hidden = _random(tokens, model.attention), _nan(tokens, model.ffn)
 
-    def sums(n: int, k: int) -> Tensor:
-        return torch.empty(gemm.splits_for(tokens, n, k), tokens, n, device=DEVICE)
+    def result(kind: str) -> Tensor:
+        n, splits = model.of(kind)[0], configs[kind].splits
+        return torch.empty(splits, tokens, n, device=DEVICE) if splits > 1 else _nan(tokens, n)
 
-    qkv, o = sums(model.qkv, model.hidden), sums(model.hidden, model.attention)
-    down = sums(model.hidden, model.ffn)
+    qkv, o, down = result("qkv"), result("o"), result("down")
 
     def run(layer: Layer) -> None:
-        split_linear(normed, layer.qkv, qkv)
-        split_linear(heads, layer.o, o)
+        _stream(normed, layer["qkv"], qkv, configs["qkv"])
+        _stream(heads, layer["o"], o, configs["o"])
         norm.add_norm(o, residual, scale, 1e-6, normed)
-        gated_linear(normed, layer.gate_up, hidden, "silu")
-        split_linear(hidden, layer.down, down)
+        _stream(normed, layer["gate_up"], hidden, configs["gate_up"], activation="silu")
+        _stream(hidden, layer["down"], down, configs["down"])
+        norm.add_norm(down, residual, scale, 1e-6, normed)
+
+    return run
+
+
+def _dispatched(model: Shapes, tokens: int) -> Callable[[Layer], None]:
+    """As the decoder does: `linear` says where partial sums and scratch are wanted."""
+    residual, normed, scale = (
+        _random(tokens, model.hidden),
+        _random(tokens, model.hidden),
+        _ones(model.hidden),
+    )
+    heads, hidden = _random(tokens, model.attention), _nan(tokens, model.ffn)
+    scratch = _nan(tokens, 2 * model.ffn)
+
+    def result(kind: str) -> Tensor:
+        n, k = model.of(kind)
+        splits = linear.branch_splits(tokens, n, k)
+        return torch.empty(splits, tokens, n, device=DEVICE) if splits else _nan(tokens, n)
+
+    qkv, o, down = result("qkv"), result("o"), result("down")
+
+    def run(layer: Layer) -> None:
+        linear.linear(normed, layer["qkv"], qkv)
+        linear.linear(heads, layer["o"], o)
+        norm.add_norm(o, residual, scale, 1e-6, normed)
+        linear.gate_up(normed, layer["gate_up"], hidden, "silu", scratch=scratch)
+        linear.linear(hidden, layer["down"], down)
         norm.add_norm(down, residual, scale, 1e-6, normed)
 
     return run
 
 
 def _library(model: Shapes, tokens: int) -> Callable[[Layer], None]:
-    x, heads, hidden = (
+    residual, normed, scale = (
         _random(tokens, model.hidden),
-        _random(tokens, model.attention),
-        _random(tokens, model.ffn),
+        _random(tokens, model.hidden),
+        _ones(model.hidden),
     )
+    heads, hidden = _random(tokens, model.attention), _random(tokens, model.ffn)
     qkv, both, out = _nan(tokens, model.qkv), _nan(tokens, 2 * model.ffn), _nan(tokens, model.hidden)
 
     def run(layer: Layer) -> None:
-        torch.mm(x, layer.qkv.t(), out=qkv)
-        torch.mm(heads, layer.o.t(), out=out)
-        torch.mm(x, layer.gate_up.t(), out=both)
-        torch.mm(hidden, layer.down.t(), out=out)
+        torch.mm(normed, layer["qkv"].t(), out=qkv)
+        torch.mm(heads, layer["o"].t(), out=out)
+        norm.add_norm(out, residual, scale, 1e-6, normed)
+        torch.mm(normed, layer["gate_up"].t(), out=both)
+        activation.gated(both, hidden, "silu")
+        torch.mm(hidden, layer["down"].t(), out=out)
+        norm.add_norm(out, residual, scale, 1e-6, normed)
 
     return run
 
 
 @contextmanager
 def _dependent_launches(on: bool) -> Iterator[None]:
-    modules: tuple[Any, ...] = (launch, gemv, gemm, norm)
+    modules: tuple[Any, ...] = (launch, gemv, gemm, gemm_stream, norm, activation)
     before = [module.PDL for module in modules]
     for module, value in zip(modules, before, strict=True):
         module.PDL = value and on
@@ -390,6 +367,10 @@ def _ones(size: int) -> Tensor:
     if size not in _ONES:
         _ONES[size] = torch.ones(size, device=DEVICE)
     return _ONES[size]
+
+
+def _layer(model: Shapes) -> Layer:
+    return {kind: _weight(*model.of(kind)) for kind in KINDS}
 
 
 def _random(*shape: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Which kernel computes a linear, by the number of tokens: the decoder asks here and nowhere else.
 
-Up to a few tokens `gemv`, up to a few hundred the tensor-core tiles of `gemm`, beyond that cuBLAS; in
-deterministic mode `fixed_linear` for every number. A branch that goes into the residual may come as the
-float32 partial sums [S, T, N] of a split linear: their consumers take either.
+One or two tokens `gemv`, up to a hundred or so `gemm_stream`, which keeps the weights coming from one kernel
+to the next, beyond that cuBLAS; in deterministic mode `fixed_linear` for every number. Where a weight has too
+few rows for every multiprocessor the result is the float32 partial sums [S, T, N]: consumers take either.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.cuda.activation import gated
-from ridgeline.ops.cuda.gemm import fixed_linear, gated_linear, linear_into, split_linear, splits_for
+from ridgeline.ops.cuda.gemm import fixed_linear, gated_linear, linear_into, split_linear
+from ridgeline.ops.cuda.gemm_stream import can_stream, shapes_stream, stream_config, stream_linear
 from ridgeline.ops.cuda.gemv import gemv
 
 # Measured on an H200; the tables are in docs/performance/gpu-ledger.md.
 MOST_GEMV = 2  # tokens; beyond, its arithmetic costs more than the weights' way
-MOST_SPLIT = 64  # tokens; beyond, cuBLAS is as fast, and there is nothing to sum up behind it
-MOST_SPLIT_ROWS = 4096  # of the weight: more of them fill every SM without a split, and cuBLAS is faster
-MOST_GATED = 16  # tokens
-MOST_WHOLE = 64  # tokens of a linear without a split: the head's
+MOST_SPLIT = 128  # tokens; beyond, cuBLAS is as fast, and there is nothing to sum up behind it
+MOST_WHOLE = 64  # tokens of a product with many rows, the head's
+MOST_GATED = 16  # tokens, where the weights cannot be streamed
 
 
 def uses_gemv(tokens: int, *, deterministic: bool = False) -> bool:
@@ -33,11 +33,10 @@ def branch_splits(
     tokens: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, deterministic: bool = False
 ) -> int:
     """S of the partial sums to give `linear` for this shape; 0: give it [T, N] in the model's dtype."""
-    if deterministic or dtype == torch.float32 or not MOST_GEMV < tokens <= MOST_SPLIT:
+    if deterministic or not MOST_GEMV < tokens <= MOST_SPLIT or not shapes_stream(tokens, n, k, dtype):
         return 0
-    if n > MOST_SPLIT_ROWS:
-        return 0
-    return splits_for(tokens, n, k)
+    splits = stream_config(tokens, n, k).splits
+    return splits if splits > 1 else 0
 
 
 def linear(
@@ -47,16 +46,22 @@ def linear(
 
     Partial sums have no bias in them: it is their consumer's.
     """
-    tokens = x.shape[0]
+    tokens, k = x.shape
+    n = weight.shape[0]
     if out.dim() == 3:
         assert bias is None, "partial sums leave the bias to their consumer"
-        split_linear(x, weight, out)
+        if can_stream(tokens, weight):
+            stream_linear(x, weight, out)
+        else:
+            split_linear(x, weight, out)
     elif deterministic:
         fixed_linear(x, weight, out, bias)
     elif tokens <= MOST_GEMV:
         gemv(x, weight, out, bias=bias)
     elif tokens <= MOST_WHOLE and x.dtype != torch.float32 and _many_tiles(weight):
         linear_into(x, weight, out, bias)
+    elif tokens <= MOST_SPLIT and can_stream(tokens, weight) and stream_config(tokens, n, k).splits == 1:
+        stream_linear(x, weight, out, bias=bias)
     elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
@@ -78,6 +83,8 @@ def gate_up(
     if not needs_scratch(tokens, weight, deterministic=deterministic):
         if tokens <= MOST_GEMV:
             gemv(x, weight, out, activation=activation, bias=bias)
+        elif can_stream(tokens, weight):
+            stream_linear(x, weight, out, bias=bias, activation=activation)
         else:
             gated_linear(x, weight, out, activation, bias)
         return
@@ -90,8 +97,9 @@ def needs_scratch(tokens: int, weight: Tensor, *, deterministic: bool = False) -
     """Whether `gate_up` puts gates and ups into memory before it multiplies them."""
     if deterministic or tokens <= MOST_GEMV:
         return deterministic
-    large = weight.shape[0] > 2 * MOST_SPLIT_ROWS
-    return large or tokens > MOST_GATED or weight.dtype == torch.float32
+    if tokens <= MOST_SPLIT and can_stream(tokens, weight):
+        return False
+    return tokens > MOST_GATED or weight.dtype == torch.float32
 
 
 def _many_tiles(weight: Tensor) -> bool:
