@@ -1,11 +1,13 @@
 """Triton 3.6's interpreter, mended where it differs from a GPU. Importing this mends it; tests of kernels do.
 
 It keeps scalars as arrays of one element, of which numpy 2.4 no longer makes ints; it multiplies the bits of
-bfloat16 matrices as if they were integers; and it cuts float32 to bfloat16 where hardware rounds.
+bfloat16 matrices as if they were integers; it cuts float32 to bfloat16 where hardware rounds; and it replaces
+the whole language again at every call of one kernel function by another, which is most of its time.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from triton.runtime import interpreter
 _patch = interpreter._patch_lang_tensor
 _dot = interpreter.InterpreterBuilder.create_dot
 _convert = interpreter._convert_float
+_patch_lang = interpreter._patch_lang
+_languages: dict[Any, set[Any]] = {}  # of a kernel function: the modules that it calls the language by
+_replaced: set[Any] = set()  # those in use by a kernel that runs
 
 
 def _patched(tensor: Any, scope: Any) -> None:
@@ -39,6 +44,33 @@ def _converted(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any
     return _convert(values, source, target, rounding_mode)
 
 
+class _Scope(interpreter._LangPatchScope):
+    """What to put back when a kernel ends; nothing, if another one runs around it."""
+
+    def __init__(self, scope: Any = None, modules: frozenset[Any] = frozenset()) -> None:
+        super().__init__()
+        self._scope, self._modules = scope, modules
+
+    def restore(self) -> None:
+        if self._scope is not None:
+            self._scope.restore()
+            _replaced.difference_update(self._modules)
+
+
+def _replaced_once(function: Any) -> Any:
+    modules = _languages.get(function)
+    if modules is None:
+        found = (value for value in function.__globals__.values() if inspect.ismodule(value))
+        modules = _languages[function] = {value for value in found if value in (tl, tl.core)}
+    if modules <= _replaced:
+        return _Scope()
+    fresh = frozenset(modules - _replaced)
+    scope = _Scope(_patch_lang(function), fresh)
+    _replaced.update(fresh)
+    return scope
+
+
+interpreter._patch_lang = _replaced_once
 interpreter._patch_lang_tensor = _patched
 interpreter._convert_float = _converted
 interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: _dot(self, _wide(a), _wide(b), *rest)
