@@ -1,0 +1,146 @@
+"""Every kernel that a step launches compiles for an H200, without one: in a process of its own, because
+Triton either interprets or compiles. What the steps launch is found by rehearsing them over no memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SHARED_MEMORY = 227 << 10  # that one program may have
+
+# Prints what became of each kernel: its name, shared memory, whether it uses tensor cores, and the error.
+PROGRAM = """
+import importlib, json, pkgutil, sys, traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import JITFunction, create_function_from_signature
+from ridgeline.ops.cuda import launch
+launch.PDL = True  # as on the device; the other modules take it from here
+import ridgeline.ops.cuda
+from ridgeline.models import cuda_warm
+from ridgeline.models.read_spec import read_spec
+from ridgeline.ops.cuda.recording import distinct
+
+target = GPUTarget("cuda", 90, 32)
+backend = CUDABackend(target)
+
+def compiled(launch):
+    kernel = launch.kernel
+    options = {"debug": False, "instrumentation_mode": "", **launch.options}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, rest = bind(*launch.args, **options)
+    options, *source = kernel._pack_args(backend, options, bound, specialization, rest)
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    return triton.compile(kind(kernel, *source), target=target, options=options.__dict__)
+
+def outcome(launch):
+    found = {"kernel": f"{launch.kernel.__module__}.{launch.kernel.__name__}"}
+    found["early"] = bool(launch.options.get("launch_pdl"))
+    try:
+        result = compiled(launch)
+        found["shared"] = result.metadata.shared
+        found["tensor_cores"] = "mma" in result.asm["ptx"]
+        found["waits"] = "griddepcontrol.wait" in result.asm["ptx"]
+    except Exception:
+        found["error"] = traceback.format_exc()[-1500:]
+    return found
+
+rehearsal = cuda_warm.StepRehearsal(
+    read_spec(Path(sys.argv[1])), torch.bfloat16, 64, 4096, 4096, num_blocks=4096
+)
+launches = []
+for rows in (1, 4, 16, 64):
+    launches += rehearsal.decodes(rows)
+for lengths, decodes in (([8], 0), ([100, 30], 5), ([2048, 2048], 0)):
+    launches += rehearsal.prompts(lengths, decodes)
+launches += rehearsal.inputs() + rehearsal.samples(1)
+with ThreadPoolExecutor(2) as pool:
+    outcomes = list(pool.map(outcome, distinct(launches)))
+arguments = {}
+for module in pkgutil.iter_modules(ridgeline.ops.cuda.__path__, "ridgeline.ops.cuda."):
+    for name, value in vars(importlib.import_module(module.name)).items():
+        if isinstance(value, JITFunction):
+            arguments[f"{value.__module__}.{name}"] = value.arg_names
+print(json.dumps({"outcomes": outcomes, "arguments": arguments}))
+"""
+QWEN3_06B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 151645,
+    "bos_token_id": 151643,
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    model = tmp_path_factory.mktemp("qwen3")
+    (model / "config.json").write_text(json.dumps(QWEN3_06B))
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(model)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=REPOSITORY,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_all_that_a_step_launches_compiles(kernels):
+    failures = [found for found in kernels["outcomes"] if "error" in found]
+    assert not failures, "\n\n".join(f"{found['kernel']}\n{found['error']}" for found in failures)
+    assert len(kernels["outcomes"]) > 20
+
+
+def test_no_kernel_wants_more_shared_memory_than_there_is(kernels):
+    assert all(found.get("shared", 0) <= SHARED_MEMORY for found in kernels["outcomes"])
+
+
+def test_attention_and_linears_of_batches_use_the_tensor_cores(kernels):
+    using = {found["kernel"] for found in kernels["outcomes"] if found.get("tensor_cores")}
+    modules = {name.rpartition(".")[0].rpartition(".")[2] for name in using}
+    assert {"decode_attention", "prefill_attention"} <= modules
+    assert modules & {"gemm", "gemm_stream"}
+
+
+def test_a_kernel_that_may_start_early_waits_for_its_inputs(kernels):
+    """One that does not would let the kernel after it begin before the one before it has ended."""
+    early = [found for found in kernels["outcomes"] if found["early"]]
+    assert len(early) > 10
+    assert [found["kernel"] for found in early if not found.get("waits")] == []
+
+
+def test_no_kernel_has_an_argument_that_the_launcher_calls_its_own(kernels):
+    """Triton makes a function of each kernel's arguments, and uses this name in it for something else."""
+    assert len(kernels["arguments"]) > 20
+    assert [name for name, arguments in kernels["arguments"].items() if "params" in arguments] == []
