@@ -56,6 +56,7 @@ GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
 GRAPH_BYTES, GRAPH_LAYER_BYTES = 16 << 20, 64 << 10  # once, and per layer of each bucket
 TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # steps that tell what --deterministic costs
 LATER_THREADS, LATER_NICENESS = 2, 10  # of compilations while the engine serves
+LATER_S = 1.0  # after the first kernels: the first answer comes before them
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
@@ -364,6 +365,7 @@ def compile_later(launches: Callable[[], list[Launch]]) -> None:
         current.join()
 
     atexit.register(end)
+    stop.wait(LATER_S)
     try:
         tell_errors(compile_all(launches(), LATER_THREADS, niceness=LATER_NICENESS, stop=stop))
     except Exception as error:

@@ -52,6 +52,7 @@ class StepRehearsal:
         block_size: int = 16,
     ) -> None:
         self.max_rows, self.step_tokens = max_rows, max(step_tokens, max_rows)
+        self.max_context = max_context
         self.deterministic = deterministic
         buffers = Buffers.allocate(spec, dtype, NOWHERE, self.step_tokens, max_rows, max_context)
         kv_shape = (spec.num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
@@ -73,10 +74,14 @@ class StepRehearsal:
         step = self._step(rows, rows, rows)
         return recorded(lambda: self._decoder.forward(step))
 
-    def prompts(self, lengths: list[int], decodes: int = 0) -> list[Launch]:
-        """Whole prompts beside some decodes."""
+    def prompts(self, lengths: list[int], decodes: int = 0, cached: int = 0) -> list[Launch]:
+        """Prompts, or what follows `cached` tokens of each, beside some decodes."""
         plan = plan_prefill(
-            lengths, lengths, self._tile_tokens, table_rows=list(range(len(lengths))), first_token=decodes
+            lengths,
+            [cached + length for length in lengths],
+            self._tile_tokens,
+            table_rows=list(range(len(lengths))),
+            first_token=decodes,
         )
         views = plan.device_views(_ints(plan.packed_size))
         tokens = sum(lengths) + decodes
@@ -134,7 +139,8 @@ def _ints(*shape: int) -> Tensor:
 def first_kernels(rehearsal: StepRehearsal) -> list[Launch]:
     """What a short prompt and one stream need: without these nothing can be answered."""
     one = rehearsal.prompts([1]) if rehearsal.deterministic else rehearsal.decodes(1)
-    return distinct(rehearsal.prompts([8]) + one + rehearsal.inputs() + rehearsal.samples(1))
+    launches = distinct(rehearsal.prompts([8]) + one + rehearsal.inputs() + rehearsal.samples(1))
+    return sorted(launches, key=lambda launch: "attend" not in launch.kernel.__name__)  # they take longest
 
 
 def trial_kernels(rehearsals: list[StepRehearsal], rows: int, tokens: int) -> list[Launch]:
@@ -159,6 +165,9 @@ def other_kernels(rehearsal: StepRehearsal, decode_sizes: list[int]) -> list[Lau
     for lengths in ([half, half], [33] * 3, [65] * 4):
         if sum(lengths) <= most:
             launches += rehearsal.prompts(lengths)
+    for length in (17, 512, half):  # a chunk of a long prompt, or what differs from a cached one
+        if length < rehearsal.max_context:
+            launches += rehearsal.prompts([length], cached=rehearsal.max_context - length)
     for length in PROMPTS:
         for decodes in (0,) if rehearsal.deterministic else (0, 1, 5, 16, 40):
             if length + decodes <= most and decodes < rehearsal.max_rows:

@@ -252,6 +252,7 @@ def test_compilations_that_fail_are_told_once_and_stop_nothing(
         assert launches
         return [ValueError("no such instruction")] * 5
 
+    monkeypatch.setattr("ridgeline.engine.cuda_build.LATER_S", 0.0)
     monkeypatch.setattr(recording, "compile_all", failing)
     compile_later(lambda: [object()])  # type: ignore[list-item]
     (told,) = caplog.records

@@ -158,6 +158,42 @@ def test_kernels_that_do_not_compile_keep_none_of_the_others_from_it() -> None:
     assert run_python(COMPILING) == {"made": 6, "errors": 4, "after": [0, 0]}
 
 
+LOADING = """
+import json
+import torch
+from ridgeline.ops.cuda import recording
+
+torch.cuda.is_initialized = lambda: True
+seen = []
+
+class Kernel:
+    module = function = _run = None
+    def _init_handles(self):
+        self._run = "launcher"  # as Triton does: before the code is loaded
+        seen.append([original.function, original._run])
+        self.module = self.function = "code"
+    def __setattr__(self, name, value):
+        vars(self)[name] = value
+        if self is original:
+            seen.append([self.function, self._run])
+
+class Unknown:
+    pass
+
+original = None
+original = Kernel()
+recording._load(original)
+recording._load(Unknown())
+recording._load(original)
+print(json.dumps({"seen": seen}))
+"""
+
+
+def test_a_kernel_has_its_code_before_it_has_its_launcher() -> None:
+    """Another thread may launch it in between."""
+    assert run_python(LOADING) == {"seen": [[None, None], ["code", "launcher"]]}
+
+
 def run_python(script: str, *args: str) -> dict[str, list[str]]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
