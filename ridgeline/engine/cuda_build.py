@@ -6,18 +6,24 @@ device's free memory, never by trial runs.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.cuda_wake import (
+    clear_cublas,
+    compile_later,
+    in_thread,
+    tell_errors,
+    wake_compiler,
+    wake_cublas,
+)
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.gpu_probe import make_context
 from ridgeline.engine.limits import MeasuredLimits, limits_of
@@ -43,7 +49,6 @@ if TYPE_CHECKING:
 
     from ridgeline.engine.cuda_runner import CudaRunner
     from ridgeline.models.weights import DecoderWeights
-    from ridgeline.ops.cuda.recording import Launch
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +60,6 @@ LIBRARY_BYTES = 384 << 20
 GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
 GRAPH_BYTES, GRAPH_LAYER_BYTES = 16 << 20, 64 << 10  # once, and per layer of each bucket
 TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # steps that tell what --deterministic costs
-LATER_THREADS, LATER_NICENESS = 2, 10  # of compilations while the engine serves
-LATER_S = 1.0  # after the first kernels: the first answer comes before them
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
@@ -90,9 +93,9 @@ class CudaBuild:
         which takes longest, what needs no torch."""
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
         if self._config.load_format != "dummy":
-            _start(read_ahead, self._path)
-        context = _start(make_context)
-        self._compiler = _start(wake_compiler)
+            in_thread(read_ahead, self._path)
+        context = in_thread(make_context)
+        self._compiler = in_thread(wake_compiler)
         import torch
 
         with self._stage("import kernels"):
@@ -127,9 +130,9 @@ class CudaBuild:
 
         device = self._device
         dtype = getattr(torch, self._dtype)
-        kernels = _start(self._warm_kernels, dtype, plan, sizes)
+        kernels = in_thread(self._warm_kernels, dtype, plan, sizes)
         device.mark("start")
-        cublas = _start(wake_cublas, dtype)
+        cublas = in_thread(wake_cublas, dtype)
         weights = self._weights(dtype, progress)
         with self._stage("cublas"):
             cublas.join()
@@ -226,7 +229,7 @@ class CudaBuild:
                 first = distinct(first + cuda_warm.trial_kernels(rehearsals, rows, tokens))
             self._compiler.join()
             tell_errors(compile_all(first))
-            _start(compile_later, lambda: cuda_warm.other_kernels(rehearsal, decode_sizes))
+            in_thread(compile_later, lambda: cuda_warm.other_kernels(rehearsal, decode_sizes))
         except Exception as error:
             tell_errors([error])
 
@@ -314,75 +317,6 @@ def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "float16" if spec.weight_format == "float16" else "bfloat16"
-
-
-def wake_compiler() -> None:
-    """What Triton does once and needs no torch for: a fingerprint of itself (it reads its whole library), and
-    the C part of its driver. Both are private: where they are not found, the first kernel waits for them."""
-    with contextlib.suppress(Exception):
-        from triton.runtime.cache import triton_key
-
-        triton_key()
-    with contextlib.suppress(Exception):
-        from triton.backends.nvidia.driver import CudaUtils
-
-        CudaUtils()
-
-
-def wake_cublas(dtype: torch.dtype) -> None:
-    """Have cuBLAS load itself and its kernels beside the weights. Its workspace is given back."""
-    import torch
-
-    with contextlib.suppress(Exception):  # the first step tells
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.inference_mode(), torch.cuda.stream(stream):
-            for size in (1024, 128):
-                square = torch.zeros(size, size, dtype=dtype, device=DEVICE)
-                torch.mm(square[:8], square)
-        stream.synchronize()
-        del square
-        clear_cublas()
-
-
-def clear_cublas() -> None:
-    """Give back the workspace of every stream that multiplied so far; those that go on get new ones."""
-    import torch
-
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
-
-
-def compile_later(launches: Callable[[], list[Launch]]) -> None:
-    """Compile while the engine serves, without hurry. Ends with the process: what is being compiled then is
-    waited for, since a compiler cannot be left in the middle."""
-    from ridgeline.ops.cuda.recording import compile_all
-
-    stop, current = threading.Event(), threading.current_thread()
-
-    def end() -> None:
-        stop.set()
-        current.join()
-
-    atexit.register(end)
-    stop.wait(LATER_S)
-    try:
-        tell_errors(compile_all(launches(), LATER_THREADS, niceness=LATER_NICENESS, stop=stop))
-    except Exception as error:
-        tell_errors([error])
-    atexit.unregister(end)
-
-
-def tell_errors(errors: list[Exception]) -> None:
-    """One line for all of them, with the first in full."""
-    if errors:
-        log.warning("%d kernels could not be compiled beforehand", len(errors), exc_info=errors[0])
-
-
-def _start(target: Callable[..., object], *args: object) -> threading.Thread:
-    thread = threading.Thread(target=target, args=args, daemon=True)
-    thread.start()
-    return thread
 
 
 def read_ahead(path: Path) -> None:

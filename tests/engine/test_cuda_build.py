@@ -12,8 +12,9 @@ import torch
 from ridgeline.engine.backend_choice import BackendChoice
 from ridgeline.engine.build import StartupBudget, build_engine, step_sizes
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.cuda_build import CudaBuild, compile_later, what_to_lower
+from ridgeline.engine.cuda_build import CudaBuild, what_to_lower
 from ridgeline.engine.cuda_limits import ceilings_path, device_ceilings
+from ridgeline.engine.cuda_wake import compile_later
 from ridgeline.engine.errors import InvalidConfig, OutOfMemoryPlan
 from ridgeline.engine.limits import Ceilings
 from ridgeline.engine.loading import StepSizes
@@ -252,7 +253,7 @@ def test_compilations_that_fail_are_told_once_and_stop_nothing(
         assert launches
         return [ValueError("no such instruction")] * 5
 
-    monkeypatch.setattr("ridgeline.engine.cuda_build.LATER_S", 0.0)
+    monkeypatch.setattr("ridgeline.engine.cuda_wake.LATER_S", 0.0)
     monkeypatch.setattr(recording, "compile_all", failing)
     compile_later(lambda: [object()])  # type: ignore[list-item]
     (told,) = caplog.records
