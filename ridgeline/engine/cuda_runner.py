@@ -241,7 +241,8 @@ class CudaRunner:
 
 
 def _is_decode(row: StepRow) -> bool:
-    return row.count == 1 and not row.prompt_logprobs
+    """One token in, one sample out. (A prompt may end in a row of one token from which siblings sample.)"""
+    return row.count == 1 and len(row.samplers) == 1 and not row.prompt_logprobs
 
 
 def _turn(row: StepRow) -> int:

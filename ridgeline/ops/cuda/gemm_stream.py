@@ -8,7 +8,7 @@ L2 as often as there are programs. For 16-bit weights whose rows are multiples o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from ridgeline.ops.cuda.launch import INTERPRETED, PDL, pdl_options
 SMS = 132
 BOX = 64  # rows of a box, and the step along K: 128 bytes, what a swizzled copy spans
 SHARED_BYTES = 233472  # of a multiprocessor; a program takes 1024 more than it asks for
+SMALL_WEIGHT = 1 << 23  # numbers: 16 MiB of them
 MOST_TOKENS = 128
 MOST_STAGES = 16
 _REGISTERS = {1: 128, 2: 96, 3: 72}  # of a thread: they leave room for the norm behind
@@ -75,7 +76,9 @@ def stream_config(tokens: int, n: int, k: int, *, gated: bool = False) -> Stream
         for together in (1, 2)
         if boxes * block_t <= 384 and _programs(n, boxes, splits) > (together - 1) * SMS
     ]
-    return min(candidates, key=lambda config: _cost(config, block_t, n, k))
+    best = min(candidates, key=lambda config: _cost(config, block_t, n, k))
+    # A small weight's kernel is over in a few µs: half the ring leaves room for the next one's beside it.
+    return replace(best, together=2) if n * k < SMALL_WEIGHT and block_t <= 64 else best
 
 
 def _programs(n: int, boxes: int, splits: int) -> int:
