@@ -38,7 +38,7 @@ class DecodeConfig:
     block_tokens  tokens per step of the inner loop
     split_tokens  a row is split only into parts of at least so many tokens
     fetched_blocks  blocks of the cache asked for before the queries are made: a power of two, or 0
-    overlap         when the next kernel may start: at once, when the cache has been read, or not before the end
+    overlap         when the next kernel may start: at once, when the cache is read, or at the end alone
     """
 
     block_tokens: int = 64

@@ -16,9 +16,9 @@ from ridgeline.ops.cuda.norm import sum_of_splits
 
 
 def rope_tile(heads: int, head_dim: int) -> tuple[int, int]:
-    """(heads per program, warps): at most 16 heads, 16 elements per thread."""
-    together = min(16, triton.next_power_of_2(heads))
-    return together, max(1, min(8, together * triton.next_power_of_2(head_dim) // 512))
+    """(heads per program, warps): at most 8 heads, 8 elements (16 bytes) per thread."""
+    together = min(8, triton.next_power_of_2(heads))
+    return together, max(1, min(8, together * triton.next_power_of_2(head_dim) // 256))
 
 
 def rope_write(
