@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -176,11 +176,14 @@ def torch_runner(spec: ModelSpec, weights: DecoderWeights, sizes: Sizes) -> Torc
 def serve(runner: Any, sizes: Sizes, work: Work, lookahead: int | None = None) -> list[list[Answer]]:
     """All the work together, on an engine that begins empty; for each request its n answers."""
     core = EngineCore(Scheduler(sizes.limits()), runner, lookahead=lookahead)
-    return answers(core, work)
+    found = answers(core, work)
+    if isinstance(runner, CudaRunner):
+        runner.forget_all()  # the next engine around it does not know who served last
+    return found
 
 
 def answers(core: EngineCore, work: Work) -> list[list[Answer]]:
-    """As `serve`, on an engine that may have served before. All of its devices' rows are free afterwards."""
+    """As `serve`, on an engine that may have served before."""
     found: dict[str, list[Answer]] = {}
     for number, (prompt, params) in enumerate(work):
         found[f"r{number}"] = [Answer() for _ in range(params.n)]
@@ -203,6 +206,30 @@ def tokens_of(results: list[list[Answer]]) -> list[list[list[int]]]:
 def bits_of(results: list[list[Answer]]) -> list[Any]:
     """Everything an answer says, floats to the last bit."""
     return [[(a.tokens, a.logprobs, a.prompt_logprobs, a.error) for a in request] for request in results]
+
+
+def poison(runner: CudaRunner) -> None:
+    """NaN into what the next step must write before it reads: KV cache, buffers, the sampler's scratch."""
+    on_gpu = runner.kv.is_cuda
+    if on_gpu:
+        torch.cuda.synchronize()
+    sampler = runner._sampler
+    for tensor in _tensors(runner.kv, runner.decoder.buffers, sampler._scratch.filters, sampler._logprobs):
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+    sampler._scratch._changed.fill_(float("nan"))
+    if on_gpu:
+        torch.cuda.synchronize()  # the runner has a stream of its own
+
+
+def _tensors(*holders: Any) -> Iterator[Tensor]:
+    for holder in holders:
+        if isinstance(holder, Tensor):
+            yield holder
+        elif is_dataclass(holder):
+            yield from _tensors(*(getattr(holder, each.name) for each in fields(holder)))
+        elif hasattr(holder, "__dict__"):
+            yield from _tensors(*(value for value in vars(holder).values() if isinstance(value, Tensor)))
 
 
 @contextmanager

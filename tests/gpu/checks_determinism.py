@@ -1,0 +1,54 @@
+"""A needle in batches of many sizes: the same bits in deterministic mode, and not without it."""
+
+from __future__ import annotations
+
+import random
+
+from tests.gpu.collection import Skipped, scaled
+from tests.gpu.engines import Work, bits_of, cuda_runner, serve
+from tests.gpu.models import SIZES, SPEC, compile_kernels, drawn, greedy, model_weights, prompt
+
+BATCHES = scaled((1, 2, 3, 5, 8, 16, 33, 64), (1, 3))
+LENGTHS = scaled((3, 17, 64, 130, 300, 700), (2, 9))
+
+
+def _company(count: int) -> Work:
+    rng = random.Random(count)
+    return [
+        (prompt(rng.choice(LENGTHS), seed), drawn(rng.randrange(1, scaled(40, 5)), seed, top_k=seed % 3 * 10))
+        for seed in range(count)
+    ]
+
+
+def _needle_in_batches(deterministic: bool, **asked: int) -> list[object]:
+    """What it says, to the last bit, in each batch; first, in the middle or last of it."""
+    compile_kernels(SPEC, "bfloat16", SIZES, deterministic)
+    runner = cuda_runner(SPEC, model_weights("bfloat16"), SIZES, deterministic=deterministic)
+    needle = (prompt(scaled(300, 20), seed=-1), greedy(scaled(24, 3), logprobs=5, **asked))
+    found = []
+    for size in BATCHES:
+        company = _company(size - 1)
+        place = random.Random(size).randrange(size)
+        found.append(bits_of(serve(runner, SIZES, [*company[:place], needle, *company[place:]]))[place][0])
+        assert found[-1][3] is None, found[-1][3]
+    return found
+
+
+def check_a_needle_has_the_same_bits_in_every_batch() -> None:
+    found = _needle_in_batches(deterministic=True)
+    differ = [size for size, bits in zip(BATCHES, found, strict=True) if bits != found[0]]
+    assert not differ, f"batches of {differ} give other bits than the needle alone"
+
+
+def check_its_prompts_log_probabilities_too() -> None:
+    found = _needle_in_batches(deterministic=True, prompt_logprobs=2)
+    differ = [size for size, bits in zip(BATCHES, found, strict=True) if bits != found[0]]
+    assert not differ, f"batches of {differ} give other bits than the needle alone"
+
+
+def check_without_the_mode_some_batch_changes_a_bit() -> None:
+    """Else the check above could not fail."""
+    found = _needle_in_batches(deterministic=False)
+    if len(BATCHES) < 4:
+        raise Skipped("nothing but a device reorders its sums")
+    assert any(bits != found[0] for bits in found)
