@@ -8,7 +8,7 @@ All work is on one stream: a step sees everything that earlier steps wrote. It n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -82,6 +82,7 @@ class CudaRunner:
         )
         self._shared = SharedRows(rows_per_tile(spec.num_heads, spec.num_kv_heads), block_size)
         self._sampler = DeviceSampler(spec.eos_ids, spec.vocab_size, num_rows, sizes[-1], device)
+        self.kernels_are_ready: Callable[[], bool] = lambda: True  # whoever compiles ahead sets it
         # In deterministic mode decodes are rows like others, so there is no batch size to have a graph for.
         self.graphs = DecodeGraphs(self._run_decodes, sizes, cuda_graphs and on_gpu and not deterministic)
         if on_gpu:
@@ -112,9 +113,12 @@ class CudaRunner:
         return self.collect(self.launch(plan))
 
     def idle(self) -> bool:
-        """Nothing to compute: capture one more graph. True while there is more of that to do."""
+        """Nothing to compute: capture one more graph. True while there is more of that to do.
+
+        Not before the kernels are compiled: a request that comes meanwhile would wait for the compiler.
+        """
         key = self.graphs.next_missing()
-        if key is None:
+        if key is None or not self.kernels_are_ready():
             return False
         with self._on_stream():
             self._inputs.stage_decodes([], key.size)
