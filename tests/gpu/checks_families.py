@@ -7,11 +7,20 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor
+from transformers import (  # noqa: F401
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging
 
 from ridgeline.models.read_spec import read_spec
 from ridgeline.models.weights_stream import stream_weights
@@ -19,19 +28,23 @@ from tests.gpu.collection import DEVICE, scaled
 from tests.gpu.engines import Sizes, cuda_runner, serve
 from tests.gpu.models import DTYPES, compile_kernels, greedy
 
-try:
-    import gguf  # noqa: F401
-except ImportError:
-    sys.modules["gguf"] = MagicMock()  # no GGUF file is written here
-
+# No GGUF file is written here: where that library is missing, the checkpoints' module does without it. Their
+# classes are imported above, while transformers still sees that it is missing.
+missing = find_spec("gguf") is None
+if missing:
+    sys.modules["gguf"] = MagicMock()
 from tests.models.tiny_checkpoints import VOCAB, tiny_model
+
+if missing:
+    del sys.modules["gguf"]
+logging.disable_progress_bar()
 
 SIZES = Sizes(step_tokens=32, max_running=8, num_blocks=64, max_context=128)
 OUTPUT_TOKENS = scaled(40, 2)
 PROMPTS = scaled(8, 2)
-# How far below the best a chosen token's logit may lie. bfloat16 rounds every step of a model whose logits
-# are within ±20 or so.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 1.0}
+# How far below the best a chosen token's logit may lie; logits are within ±5. The reference itself, in
+# bfloat16, is up to 0.03 below, for one token of thirty.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}
 
 
 def _reference_logits(model: torch.nn.Module, prompt: list[int], output: list[int]) -> Tensor:
@@ -60,7 +73,7 @@ def _compare(name: str, dtype: str, deterministic: bool = False) -> None:
         gaps = logits.max(dim=-1).values - chosen
         assert float(gaps.max()) <= TOLERANCE[dtype], f"{name} in {dtype}: {float(gaps.max())} below the best"
         ties += int((gaps > 0).sum())
-    allowed = 2 if dtype == "float32" else len(prompts) * OUTPUT_TOKENS // 4
+    allowed = 2 if dtype == "float32" else len(prompts) * OUTPUT_TOKENS // 8
     assert ties <= allowed, f"{name} in {dtype}: {ties} tokens are not the best"
 
 
