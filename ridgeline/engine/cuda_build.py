@@ -13,17 +13,11 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ridgeline.engine.compile_ahead import compile_ahead
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.cuda_wake import (
-    clear_cublas,
-    compile_later,
-    in_thread,
-    tell_errors,
-    wake_compiler,
-    wake_cublas,
-)
+from ridgeline.engine.cuda_wake import clear_cublas, in_thread, tell_errors, wake_compiler, wake_cublas
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.gpu_probe import make_context
 from ridgeline.engine.limits import MeasuredLimits, limits_of
@@ -201,35 +195,34 @@ class CudaBuild:
         )
 
     def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:
-        """Compile, or take from the disk cache, what the first steps launch; then, while the engine already
-        serves, what larger ones do. What fails here fails again where it is launched, and is told there."""
+        """Compile, or take from the disk cache, what the first steps launch; then have another process, while
+        the engine already serves, compile what larger ones do. What fails here fails again where it is
+        launched, and is told there."""
         try:
             from ridgeline.engine.decode_graphs import ladder
             from ridgeline.models import cuda_warm
             from ridgeline.ops.cuda.recording import compile_all, distinct
 
             decode_sizes = ladder(sizes.max_running)
-            rehearsals = [
-                cuda_warm.StepRehearsal(
-                    self._spec,
-                    dtype,
-                    decode_sizes[-1],
-                    sizes.step_tokens,
-                    plan.max_context,
-                    plan.num_blocks,
-                    deterministic,
-                    self._config.block_size,
-                )
-                for deterministic in ((True, False) if self._config.deterministic else (False,))
-            ]
-            rehearsal = rehearsals[0]
-            first = cuda_warm.first_kernels(rehearsal)
+            wanted: dict[str, Any] = {
+                "spec": self._spec,
+                "dtype": dtype,
+                "max_rows": decode_sizes[-1],
+                "step_tokens": sizes.step_tokens,
+                "max_context": plan.max_context,
+                "num_blocks": plan.num_blocks,
+                "deterministic": self._config.deterministic,
+                "block_size": self._config.block_size,
+            }
+            rehearsals = [cuda_warm.StepRehearsal(**wanted)]
+            first = cuda_warm.first_kernels(rehearsals[0])
             if self._config.deterministic:
+                rehearsals.append(cuda_warm.StepRehearsal(**{**wanted, "deterministic": False}))
                 rows, tokens = min(TRIAL_ROWS, decode_sizes[-1]), min(TRIAL_TOKENS, sizes.step_tokens)
                 first = distinct(first + cuda_warm.trial_kernels(rehearsals, rows, tokens))
             self._compiler.join()
             tell_errors(compile_all(first))
-            in_thread(compile_later, lambda: cuda_warm.other_kernels(rehearsal, decode_sizes))
+            in_thread(compile_ahead, wanted, decode_sizes)
         except Exception as error:
             tell_errors([error])
 

@@ -1,11 +1,10 @@
-"""What goes on beside a GPU engine's start, in threads: Triton and cuBLAS are woken, kernels compiled.
+"""What goes on beside a GPU engine's start, in threads: Triton and cuBLAS are woken.
 
 Used by `cuda_build`. Nothing here can fail the start: what is not done beforehand is done when it is needed.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import threading
@@ -15,12 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from ridgeline.ops.cuda.recording import Launch
-
 log = logging.getLogger(__name__)
-
-LATER_THREADS, LATER_NICENESS = 2, 10  # of compilations while the engine serves
-LATER_S = 1.0  # after the first kernels: the first answer comes before them
 
 
 def wake_compiler() -> None:
@@ -58,26 +52,6 @@ def clear_cublas() -> None:
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
-
-
-def compile_later(launches: Callable[[], list[Launch]]) -> None:
-    """Compile while the engine serves, without hurry. Ends with the process: what is being compiled then is
-    waited for, since a compiler cannot be left in the middle."""
-    from ridgeline.ops.cuda.recording import compile_all
-
-    stop, current = threading.Event(), threading.current_thread()
-
-    def end() -> None:
-        stop.set()
-        current.join()
-
-    atexit.register(end)
-    stop.wait(LATER_S)
-    try:
-        tell_errors(compile_all(launches(), LATER_THREADS, niceness=LATER_NICENESS, stop=stop))
-    except Exception as error:
-        tell_errors([error])
-    atexit.unregister(end)
 
 
 def tell_errors(errors: list[Exception]) -> None:

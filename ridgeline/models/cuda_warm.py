@@ -166,7 +166,7 @@ def other_kernels(rehearsal: StepRehearsal, decode_sizes: list[int]) -> list[Lau
         if sum(lengths) <= most:
             launches += rehearsal.prompts(lengths)
     for length in (17, 512, half):  # a chunk of a long prompt, or what differs from a cached one
-        if length < rehearsal.max_context:
+        if length <= most and length < rehearsal.max_context:
             launches += rehearsal.prompts([length], cached=rehearsal.max_context - length)
     for length in PROMPTS:
         for decodes in (0,) if rehearsal.deterministic else (0, 1, 5, 16, 40):

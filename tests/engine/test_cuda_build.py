@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import torch
 
 from ridgeline.engine.backend_choice import BackendChoice
 from ridgeline.engine.build import StartupBudget, build_engine, step_sizes
+from ridgeline.engine.compile_ahead import compile_ahead
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.cuda_build import CudaBuild, what_to_lower
 from ridgeline.engine.cuda_limits import ceilings_path, device_ceilings
-from ridgeline.engine.cuda_wake import compile_later
+from ridgeline.engine.cuda_wake import tell_errors
 from ridgeline.engine.errors import InvalidConfig, OutOfMemoryPlan
 from ridgeline.engine.limits import Ceilings
 from ridgeline.engine.loading import StepSizes
@@ -243,25 +246,42 @@ def test_a_stage_within_another_is_not_counted_twice(monkeypatch: pytest.MonkeyP
     assert budget.seconds == {"weights": 7.0 + 5.0, "buffers": 3.0}
 
 
-def test_compilations_that_fail_are_told_once_and_stop_nothing(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_compilations_that_fail_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    tell_errors([])
+    assert not caplog.records
+    tell_errors([ValueError("no such instruction"), KeyError(1)])
+    (told,) = caplog.records
+    assert told.getMessage() == "2 kernels could not be compiled beforehand"
+    assert told.exc_info
+    assert told.exc_info[0] is ValueError
+
+
+def test_larger_steps_are_left_to_another_process_once_the_first_kernels_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
+    from ridgeline.models import cuda_warm
     from ridgeline.ops.cuda import recording
 
-    def failing(launches: list[object], *args: object, **more: object) -> list[Exception]:
-        assert launches
-        return [ValueError("no such instruction")] * 5
-
-    monkeypatch.setattr("ridgeline.engine.cuda_wake.LATER_S", 0.0)
-    monkeypatch.setattr(recording, "compile_all", failing)
-    compile_later(lambda: [object()])  # type: ignore[list-item]
-    (told,) = caplog.records
-    assert told.getMessage() == "5 kernels could not be compiled beforehand"
-    caplog.clear()
-    monkeypatch.setattr(recording, "compile_all", lambda *args, **more: 1 / 0)
-    compile_later(list)
-    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    tiny_model("qwen3").config.save_pretrained(tmp_path)
+    build, sizes = build_at(tmp_path, kv_tokens=512), StepSizes(64, 64, 8)
+    plan = plan_memory(read_spec(tmp_path), EngineConfig(kv_tokens=512), build.footprint(sizes), 0)
+    happened: list[object] = []
+    monkeypatch.setattr(cuda_warm, "first_kernels", lambda rehearsal: ["first"])
+    monkeypatch.setattr(recording, "compile_all", lambda launches: happened.append(launches) or [])
+    monkeypatch.setattr(
+        "ridgeline.engine.cuda_build.in_thread", lambda target, *args: happened.append((target, *args))
+    )
+    build._compiler = threading.Thread(target=int)
+    build._compiler.start()
+    build._warm_kernels(torch.bfloat16, plan, sizes)
+    compiled, (target, arguments, decode_sizes) = happened  # type: ignore[misc]
+    assert compiled == ["first"]
+    assert target is compile_ahead
+    assert pickle.loads(pickle.dumps(arguments)) == arguments
+    cuda_warm.StepRehearsal(**arguments)
+    assert arguments["num_blocks"] == plan.num_blocks
+    assert arguments["max_rows"] == decode_sizes[-1] == 8
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, pdl_options
+from ridgeline.ops.cuda.launch import INTERPRETED, PDL, capability, pdl_options
 
 SMS = 132
 BOX = 64  # rows of a box, and the step along K: 128 bytes, what a swizzled copy spans
@@ -59,7 +59,8 @@ def shapes_stream(tokens: int, n: int, k: int, dtype: torch.dtype) -> bool:
 
 @cache
 def _hopper(device: torch.device) -> bool:
-    return not INTERPRETED and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    """Tensors without memory are rehearsed with as if they were on the GPU."""
+    return not INTERPRETED and device.type != "cpu" and (capability() or 0) // 10 == 9
 
 
 @cache

@@ -8,6 +8,7 @@ even one that reads nothing: the next one's wait ends when this one does. Withou
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -16,12 +17,24 @@ import triton
 import triton.language as tl
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+ASSUMED_CAPABILITY = "RIDGELINE_ASSUME_CAPABILITY"  # in the environment of a process that opens no GPU
+
+
+@functools.cache
+def capability() -> int | None:
+    """Compute capability of the GPU that kernels are chosen for, 90 for an H200; None without a GPU."""
+    if assumed := os.environ.get(ASSUMED_CAPABILITY):
+        return int(assumed)
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def _has_pdl() -> bool:
-    if INTERPRETED or os.environ.get("RIDGELINE_PDL", "1") == "0" or not torch.cuda.is_available():
+    if INTERPRETED or os.environ.get("RIDGELINE_PDL", "1") == "0":
         return False
-    return torch.cuda.get_device_capability()[0] >= 9
+    return (capability() or 0) >= 90
 
 
 PDL = _has_pdl()

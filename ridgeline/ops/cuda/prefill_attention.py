@@ -19,7 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.gather_kv import PrefillScratch, gather_kv
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.launch import (
+    INTERPRETED,
+    PDL,
+    capability,
+    let_next_start,
+    pdl_options,
+    wait_for_inputs,
+)
 from ridgeline.ops.cuda.prefill_plan import PrefillViews
 
 WIDENED = tl.constexpr(INTERPRETED)  # the interpreter multiplies bfloat16 as if it were integers
@@ -148,7 +155,7 @@ def _specialized_config(plan: PrefillViews, q: Tensor, group: int, block_size: i
 
 @functools.cache
 def is_hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    return (capability() or 0) // 10 == 9
 
 
 def _fits(scratch: PrefillScratch | None, plan: PrefillViews, dim: int, dtype: torch.dtype) -> bool:

@@ -7,8 +7,8 @@ With the kernel comes its launcher, which Triton has a C compiler build for each
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -61,14 +63,14 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
     return list(found.values())
 
 
-def compile_all(
-    launches: Iterable[Launch],
-    threads: int = 16,
-    *,
-    niceness: int = 0,
-    stop: threading.Event | None = None,
-) -> list[Exception]:
-    """Compile them all, or those begun before `stop` is set; returns what went wrong, and never raises it.
+def compile_for(capability: int) -> None:
+    """Compile for a GPU of this capability from now on, and open none: kernels and launchers go to the disk
+    alone. For a process that launches nothing."""
+    driver.set_active(_UnopenedGpu(capability))
+
+
+def compile_all(launches: Iterable[Launch], threads: int = 16) -> list[Exception]:
+    """Compile them all; returns what went wrong, and never raises it.
 
     The threads are daemons of their own, not a pool's: Python would wait at its end for all a pool has to do.
     """
@@ -80,8 +82,8 @@ def compile_all(
     errors: list[Exception] = []
 
     def work() -> None:
-        _enter_thread(niceness)
-        while stop is None or not stop.is_set():
+        _enter_thread()
+        while True:
             with lock:
                 launch = next(queue, None)
             if launch is None:
@@ -97,6 +99,22 @@ def compile_all(
     for worker in workers:
         worker.join()
     return errors
+
+
+class _UnopenedGpu:
+    """What Triton asks its driver for to compile; so a kernel's key on disk is what it is beside the GPU."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 class _WithoutShapeChecks(TorchFunctionMode):
@@ -132,11 +150,9 @@ def _device() -> Any:
     return driver.active.get_current_device()
 
 
-def _enter_thread(niceness: int) -> None:
+def _enter_thread() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.set_device(torch.cuda.current_device())  # the context is a thread's own matter
-    if niceness:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # of this thread alone
 
 
 def _load(kernel: Any) -> None:
@@ -146,9 +162,11 @@ def _load(kernel: Any) -> None:
     looks at first, so it comes last. Without Triton's method for it (it is private) the first launch does it.
     """
     initialise = "_init_handles"
-    if not torch.cuda.is_initialized() or not hasattr(kernel, initialise):
+    if not hasattr(kernel, initialise) or getattr(kernel, "_run", None) is not None:
         return
-    if getattr(kernel, "_run", None) is not None:
+    if not torch.cuda.is_initialized():  # a process that opens no GPU
+        with contextlib.suppress(Exception):  # without a C compiler, say: the kernel alone is what takes long
+            CudaLauncher(kernel.src, kernel.metadata)
         return
     twin = copy.copy(kernel)
     getattr(twin, initialise)()
