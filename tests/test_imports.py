@@ -40,20 +40,24 @@ ctypes.CDLL = Absent
 """
 # What computes by torch, for the models that the native library does not serve.
 NEED_TORCH = {
+    "ridgeline.engine.decode_graphs",
+    "ridgeline.engine.step_block",
     "ridgeline.engine.torch_runner",
     "ridgeline.engine.torch_limits",
     "ridgeline.models.decoder",
     "ridgeline.models.weights",
+    "ridgeline.models.weights_stream",
     "ridgeline.ops.backend",
     "ridgeline.ops.inputs",
     "ridgeline.ops.reference",
     "ridgeline.ops.torch_backend",
 }
-NEED_TRITON = (
-    "ridgeline.ops.cuda",
-    "ridgeline.models.cuda_",
-    "ridgeline.engine.cuda_",
-)  # beginnings of names
+# What runs on a GPU, beside all of ridgeline.ops.cuda. It needs torch as well.
+NEED_TRITON = {
+    *(f"ridgeline.engine.{name}" for name in ("cuda_inputs", "cuda_runner", "cuda_sampling", "cuda_trial")),
+    "ridgeline.engine.prompt_scores",
+    *(f"ridgeline.models.{name}" for name in ("cuda_buffers", "cuda_decoder", "cuda_warm")),
+}
 GENERATE = """
 from ridgeline import LLM, SamplingParams
 llm = LLM({path!r}, kv_tokens=1024)
@@ -76,7 +80,10 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
-def import_everything(packages: tuple[str, ...], leave_out: set[str] | None = None) -> str:
+def import_everything(
+    packages: tuple[str, ...], leave_out: set[str] | None = None, with_triton: bool = False
+) -> str:
+    of_the_gpu = set() if with_triton else NEED_TRITON
     return f"""
 import importlib, pkgutil
 
@@ -84,7 +91,8 @@ for package in {packages!r}:
     package = importlib.import_module("ridgeline." + package)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         is_python = "libridgeline" not in module.name  # pkgutil takes any shared object for a module
-        left_out = module.name in {leave_out or set()!r} or module.name.startswith({NEED_TRITON!r})
+        left_out = module.name in {(leave_out or set()) | of_the_gpu!r}
+        left_out = left_out or (module.name.startswith("ridgeline.ops.cuda.") and not {with_triton})
         if is_python and not left_out:
             importlib.import_module(module.name)
             print(module.name)
@@ -92,7 +100,8 @@ for package in {packages!r}:
 
 
 def run(program: str) -> str:
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    command, root = [sys.executable, "-c", program], Path(__file__).resolve().parents[1]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=root)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -112,6 +121,26 @@ def test_the_in_process_engine_imports_without_messages_web_and_the_native_libra
     imported = set(run(NO_NATIVE_LIBRARY + forbidden + everything).split())
     needed = {f"ridgeline.engine.{name}" for name in ("llm", "build", "core", "calibration", "torch_runner")}
     assert needed | {"ridgeline.models.decoder", "ridgeline.ops.reference"} <= imported
+
+
+def test_the_gpu_engine_and_its_benchmark_import_where_there_is_nothing_but_torch_and_triton():
+    pytest.importorskip("triton", reason="triton is not installed; the GPU engine's imports are not tested")
+    forbidden = without(FRONT_PACKAGES + MESSAGE_PACKAGES)
+    left_out = NEED_MESSAGES | NEED_JINJA
+    everything = import_everything(("ops", "models", "engine"), left_out, with_triton=True)
+    imported = set(run(NO_NATIVE_LIBRARY + forbidden + everything + "\nimport benchmarks.gpu_engine").split())
+    assert {"ridgeline.engine.cuda_build", "ridgeline.ops.cuda.gemm"} | NEED_TRITON <= imported
+
+
+def test_only_what_runs_on_a_gpu_needs_triton():
+    """If one of them no longer does, it leaves the list above."""
+    attempts = "\n".join(
+        f"try:\n import {module}\nexcept ModuleNotFoundError:\n print({module!r})" for module in NEED_TRITON
+    )
+    everything = import_everything(("ops", "models", "engine"))
+    found = run(without(("triton",)) + attempts + everything).split()
+    assert set(found[: len(NEED_TRITON)]) == NEED_TRITON
+    assert {"ridgeline.engine.cuda_build", "ridgeline.models.cuda_workspace"} <= set(found)
 
 
 @pytest.mark.parametrize("module", sorted(NEED_MESSAGES))
