@@ -23,7 +23,7 @@ from tests.gpu.models import (
 )
 
 # Of a log-probability; logits of this model are within ±6, bfloat16 keeps 8 bits of them.
-TOLERANCE = {"float32": 2e-3, "bfloat16": 0.15}
+TOLERANCE = {"float32": 2e-4, "bfloat16": 0.1}
 LENGTHS = scaled((1, 5, 31, 64, 200, 333, 800, 1500), (1, 19))
 COUNT = scaled(16, 3)
 LONG = scaled(1500, 40)
@@ -48,9 +48,10 @@ def _assert_alike(
 
 
 def _batched_is_alone(dtype: str, deterministic: bool) -> None:
+    # Draws are compared to the bit alone: a race that is nearly a tie says nothing of the tokens in it.
+    kinds = (greedy, drawn) if deterministic else (greedy, greedy)
     work: Work = [
-        (prompt(length, seed=3), greedy(COUNT, logprobs=8) if place % 2 else drawn(COUNT, place, logprobs=8))
-        for place, length in enumerate(LENGTHS)
+        (prompt(length, seed=3), kinds[place % 2](COUNT, logprobs=8)) for place, length in enumerate(LENGTHS)
     ]
     runner = _runner(dtype, deterministic)
     alone = [serve(runner, SIZES, [item])[0] for item in work]
