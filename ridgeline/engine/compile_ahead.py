@@ -96,7 +96,7 @@ def _compile(arguments: dict[str, Any], decode_sizes: list[int]) -> dict[str, An
     # How many there are decides grids, never kernels; asking would open the GPU.
     prefill_specialized._multiprocessors = lambda device: 1  # type: ignore[assignment]
     launches = cuda_warm.other_kernels(cuda_warm.StepRehearsal(**arguments), decode_sizes)
-    errors = compile_all(launches, threads=max(2, min(4, (os.cpu_count() or 1) // 4)))
+    errors = compile_all(launches, threads=max(2, min(8, (os.cpu_count() or 1) // 2)))
     return {
         "kernels": len(launches) - len(errors),
         "seconds": time.monotonic() - started,

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.compile_ahead import compile_ahead
@@ -52,7 +53,7 @@ NORM_BYTES = 4  # norms are float32 whatever the model is
 # What nobody here allocates: modules of kernels, cuBLAS and its workspace; a graph's nodes and arguments.
 LIBRARY_BYTES = 384 << 20
 GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
-GRAPH_BYTES, GRAPH_LAYER_BYTES = 16 << 20, 64 << 10  # once, and per layer of each bucket
+GRAPH_BYTES, GRAPH_LAYER_BYTES = 896 << 20, 64 << 10  # once, and per layer of each bucket
 TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # steps that tell what --deterministic costs
 
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -74,6 +75,7 @@ class CudaBuild:
                 f"in {self._dtype}; leave it out, or choose both with --dtype"
             )
         self._device = _Device()
+        self._ahead: Thread | None = None  # compiles what larger steps need, while others are served
 
     @property
     def weights_bytes(self) -> int:
@@ -140,6 +142,7 @@ class CudaBuild:
                 kernels.join()
             with self._stage("trial"):
                 notes += (f"deterministic: {self._cost_of_determinism(runner, plan)}",)
+        runner.kernels_are_ready = self._kernels_are_ready
         return Loaded(
             runner=runner,
             unit=device.name + ", deterministic" * self._config.deterministic,
@@ -222,9 +225,12 @@ class CudaBuild:
                 first = distinct(first + cuda_warm.trial_kernels(rehearsals, rows, tokens))
             self._compiler.join()
             tell_errors(compile_all(first))
-            in_thread(compile_ahead, wanted, decode_sizes)
+            self._ahead = in_thread(compile_ahead, wanted, decode_sizes)
         except Exception as error:
             tell_errors([error])
+
+    def _kernels_are_ready(self) -> bool:
+        return self._ahead is not None and not self._ahead.is_alive()
 
     def _cost_of_determinism(self, runner: CudaRunner, plan: MemoryPlan) -> str:
         from ridgeline.engine.cuda_trial import cost_of_determinism

@@ -84,7 +84,7 @@ def why_not_usable(gpu: Gpu) -> str | None:
         )
     torch = importlib.util.find_spec("torch")
     if torch is None or not torch.origin:
-        return "torch is not installed: pip install 'ridgeline[torch]'"
+        return "torch is not installed: pip install 'ridgeline[cuda]'"
     folder = Path(torch.origin).parent
     built_for = torch_cuda(folder)
     if built_for is None:
@@ -95,7 +95,7 @@ def why_not_usable(gpu: Gpu) -> str | None:
             f"{_dotted(built_for)}: update the driver, or install torch for an older CUDA"
         )
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed: pip install triton"
+        return "triton is not installed: pip install 'ridgeline[cuda]'"
     return None
 
 

@@ -20,7 +20,7 @@ from ridgeline.models.weights import DecoderWeights, LayerWeights
 from ridgeline.ops.cuda.decode_attention import decode_attention, decode_splits
 from ridgeline.ops.cuda.gemv import gemv
 from ridgeline.ops.cuda.linear import branch_splits, gate_up, linear, uses_gemv
-from ridgeline.ops.cuda.norm import add_norm, embed_norm
+from ridgeline.ops.cuda.norm import add_norm, embed_norm, norm_tile
 from ridgeline.ops.cuda.prefill_attention import prefill_attention
 from ridgeline.ops.cuda.prefill_plan import PrefillViews
 from ridgeline.ops.cuda.rope_kv import rope_write
@@ -84,14 +84,25 @@ class CudaDecoder:
         spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
         tokens = step.num_tokens
         residual, normed = buffers.residual[:tokens], buffers.normed[:tokens]
-        scale = spec.embedding_scale
-        embed_norm(step.token_ids, weights.embed, scale, weights.layers[0].attn_norm, eps, residual, normed)
+        # A sum over a row must not depend on how many rows there are, where bits are promised.
+        tile = norm_tile(1, spec.hidden_size) if self.deterministic else None
+        scale, first = spec.embedding_scale, weights.layers[0].attn_norm
+        embed_norm(step.token_ids, weights.embed, scale, first, eps, residual, normed, tile=tile)
         next_norms = [*(layer.attn_norm for layer in weights.layers[1:]), weights.final_norm]
         for number, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
             qkv = self._project(normed, w.qkv, buffers.qkv, step)
             self._attend(qkv, layer, w, self.kv[number], step)
             branch = self._project(buffers.attended[:tokens], w.o, buffers.branch, step)
-            add_norm(branch, residual, w.ffn_norm, eps, normed, bias=w.o_bias, post_weight=w.post_attn_norm)
+            add_norm(
+                branch,
+                residual,
+                w.ffn_norm,
+                eps,
+                normed,
+                bias=w.o_bias,
+                post_weight=w.post_attn_norm,
+                tile=tile,
+            )
             self._gate(normed, w)
             branch = self._project(buffers.gated[:tokens], w.down, buffers.branch, step)
             rows = step.logit_rows if number == spec.num_layers - 1 else None
@@ -104,6 +115,7 @@ class CudaDecoder:
                 bias=w.down_bias,
                 post_weight=w.post_ffn_norm,
                 rows=rows,
+                tile=tile,
             )
         return self.logits(buffers.normed[: step.num_logits])
 

@@ -1,6 +1,6 @@
 """Which kernel computes a linear, by the number of tokens: the decoder asks here and nowhere else.
 
-One or two tokens `gemv`, up to a hundred or so `gemm_stream`, which keeps the weights coming from one kernel
+One token `gemv`, up to a hundred or so `gemm_stream`, which keeps the weights coming from one kernel
 to the next, beyond that cuBLAS; in deterministic mode `fixed_linear` for every number. Where a weight has too
 few rows for every multiprocessor the result is the float32 partial sums [S, T, N]: consumers take either.
 """
@@ -18,7 +18,7 @@ from ridgeline.ops.cuda.gemm_stream import can_stream, shapes_stream, stream_con
 from ridgeline.ops.cuda.gemv import gemv
 
 # Measured on an H200; the tables are in docs/performance/gpu-ledger.md.
-MOST_GEMV = 2  # tokens; beyond, its arithmetic costs more than the weights' way
+MOST_GEMV = 1  # tokens; beyond, its arithmetic costs more than the weights' way
 MOST_SPLIT = 128  # tokens; beyond, cuBLAS is as fast, and there is nothing to sum up behind it
 MOST_WHOLE = 64  # tokens of a product with many rows, the head's
 MOST_GATED = 16  # tokens, where the weights cannot be streamed

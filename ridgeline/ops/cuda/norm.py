@@ -39,7 +39,8 @@ def embed_norm(
 ) -> None:
     """residual [T, hidden] = rows of `embed` times `scale`; normed = rms_norm(residual).
 
-    `scale` is rounded to the dtype of `embed` first, as in ops/reference. `tile` is for measurements alone.
+    `scale` is rounded to the dtype of `embed` first, as in ops/reference. `tile`: as `norm_tile` gives
+    it for another number of rows.
     """
     rows, hidden = residual.shape
     if rows == 0:
@@ -79,7 +80,8 @@ def add_norm(
 
     The branch gets its bias, and its own norm with `post_weight`, first. With `rows` [L], normed
     [L, hidden] is that of these rows alone, and the residual stays as it was: after the last layer nobody
-    reads it, and so a row may be asked for twice (padding). `tile` is for measurements alone.
+    reads it, and so a row may be asked for twice (padding). `tile`: as `norm_tile` gives
+    it for another number of rows.
     """
     count, hidden = normed.shape
     if count == 0:
