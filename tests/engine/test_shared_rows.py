@@ -1,4 +1,4 @@
-"""Decode rows that stand on the same first blocks: found once per batch, put side by side, and computed right."""
+"""Decode rows that stand on the same first blocks: found once a batch, put side by side, computed right."""
 
 from __future__ import annotations
 
