@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.gpu.collection import scaled
-from tests.gpu.engines import Work, bits_of, cuda_runner, poison, poisoned_memory, serve
+from tests.gpu.engines import Work, bits_of, cuda_runner, errors_of, poison, poisoned_memory, serve
 from tests.gpu.models import SIZES, SPEC, compile_kernels, drawn, greedy, model_weights, prompt
 
 PARTS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -47,7 +47,9 @@ def _all_parts(dtype: str, deterministic: bool) -> None:
         failures = []
         for part in PARTS if scaled(True, False) else ("greedy", "top_k", "logprobs"):
             work = _work(part)
-            expected = bits_of(serve(clean, SIZES, work))
+            right = serve(clean, SIZES, work)
+            assert not errors_of(right), errors_of(right)
+            expected = bits_of(right)
             for time in range(TIMES):
                 poison(poisoned)
                 found = bits_of(serve(poisoned, SIZES, work))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ridgeline.ops.cuda.launch import PDL
 from tests.gpu.collection import Skipped, scaled
-from tests.gpu.engines import Work, bits_of, cuda_runner, serve
+from tests.gpu.engines import Work, bits_of, cuda_runner, errors_of, serve
 from tests.gpu.models import SIZES, SPEC, compile_kernels, drawn, greedy, model_weights, prompt
 
 LENGTHS = scaled((1, 3, 17, 64, 200, 700), (1, 9))
@@ -34,10 +34,11 @@ def _bits(lookahead: int | None = None, times: int = 1, samples: int = 2, **sett
     """Of the last of so many runs: the first ones compile, and capture graphs."""
     runner = cuda_runner(SPEC, model_weights("bfloat16"), SIZES, **settings)
     for _ in range(times):
-        found = bits_of(serve(runner, SIZES, _work(samples), lookahead))
+        found = serve(runner, SIZES, _work(samples), lookahead)
+        assert not errors_of(found), errors_of(found)
     if settings.get("cuda_graphs", True) and not settings.get("deterministic") and times > 1:
         assert scaled(runner.graphs.replays > 0, True), "no step was replayed"
-    return found
+    return bits_of(found)
 
 
 def check_graphs_change_no_bit() -> None:

@@ -203,6 +203,10 @@ def tokens_of(results: list[list[Answer]]) -> list[list[list[int]]]:
     return [[answer.tokens for answer in request] for request in results]
 
 
+def errors_of(results: list[list[Answer]]) -> list[str]:
+    return [answer.error for request in results for answer in request if answer.error is not None]
+
+
 def bits_of(results: list[list[Answer]]) -> list[Any]:
     """Everything an answer says, floats to the last bit."""
     return [[(a.tokens, a.logprobs, a.prompt_logprobs, a.error) for a in request] for request in results]
