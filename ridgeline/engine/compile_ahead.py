@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ def _answer(task: bytes) -> dict[str, Any]:
     from ridgeline.ops.cuda.launch import ASSUMED_CAPABILITY, capability
 
     environment = {**os.environ, ASSUMED_CAPABILITY: str(capability() or 0), "CUDA_VISIBLE_DEVICES": ""}
+    # The very package that runs here, wherever it was imported from.
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     child = subprocess.Popen(
         PROGRAM,
         stdin=subprocess.PIPE,

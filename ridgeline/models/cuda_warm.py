@@ -55,10 +55,11 @@ class StepRehearsal:
         self.max_context = max_context
         self.deterministic = deterministic
         buffers = Buffers.allocate(spec, dtype, NOWHERE, self.step_tokens, max_rows, max_context)
-        kv_shape = (spec.num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
-        self._kv = torch.empty(kv_shape, dtype=dtype, device=NOWHERE)
         # Layers of a kind launch the same kernels; the last one of all launches others.
         few = replace(spec, layers=(*dict.fromkeys(spec.layers), spec.layers[-1]))
+        num_layers = max(spec.num_layers, few.num_layers)
+        kv_shape = (num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
+        self._kv = torch.empty(kv_shape, dtype=dtype, device=NOWHERE)
         weights = allocate_weights(few, dtype, NOWHERE, None)
         self._decoder = CudaDecoder(few, weights, self._kv, buffers, max_context, deterministic)
         self._tables = _ints(2 * max_rows + 8, -(-max_context // block_size))

@@ -48,16 +48,22 @@ class PrefillConfig:
 
 # Where the specialized kernel wins, as measured on an H200 (docs/performance/gpu-ledger.md): short rows over
 # long contexts, and contexts so long that its start does not count.
+FEW_TOKENS = 64
 SHORT_ROWS = 1024
 LONG_CONTEXT = 16_384
 SPECIALIZED_SHORT = PrefillConfig(128, 64, 4, 4, specialized=True)
 SPECIALIZED_LONG = PrefillConfig(128, 128, 4, 2, specialized=True)
 
 
-def prefill_config(head_dim: int, dtype: torch.dtype, gathered: bool = False) -> PrefillConfig:
-    """What fits and runs best on Hopper; the shape of tiles is the same whether gathered or not."""
+def prefill_config(
+    head_dim: int, dtype: torch.dtype, gathered: bool = False, group: int = 1
+) -> PrefillConfig:
+    """What fits and runs best on Hopper; the shape of tiles is the same whether gathered or not.
+
+    group: query heads of a KV head, which lie in one tile.
+    """
     if dtype == torch.float32:  # multiplied without tensor cores: small tiles, or registers spill
-        return PrefillConfig(16, 32, 8, 1, gathered)
+        return PrefillConfig(max(16, triton.next_power_of_2(group)), 32, 8, 1, gathered)
     if head_dim > 128:
         return PrefillConfig(128, 64, 8, 2, gathered)
     return PrefillConfig(128, 64, 8, 3, gathered) if gathered else PrefillConfig(128, 128, 8, 2)
@@ -65,7 +71,8 @@ def prefill_config(head_dim: int, dtype: torch.dtype, gathered: bool = False) ->
 
 def tile_tokens_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Tokens of one tile, which `plan_prefill` needs."""
-    return prefill_config(head_dim, dtype).block_m // (num_heads // num_kv_heads)
+    group = num_heads // num_kv_heads
+    return prefill_config(head_dim, dtype, group=group).block_m // group
 
 
 def prefill_attention(
@@ -93,13 +100,13 @@ def prefill_attention(
     _, kv_heads, _, block_size, _ = kv.shape
     group = num_heads // kv_heads
     if config is None and deterministic:
-        config = prefill_config(dim, q.dtype)
+        config = prefill_config(dim, q.dtype, group=group)
     elif config is None:
         plain = window is None and softcap is None
         config = _specialized_config(plan, q, group, block_size) if plain else None
         if config is None:
             gathered = plan.reuse >= GATHER_FROM_REUSE and _fits(scratch, plan, dim, q.dtype)
-            config = prefill_config(dim, q.dtype, gathered)
+            config = prefill_config(dim, q.dtype, gathered, group)
     if plan.tile_tokens != config.block_m // group:
         raise ValueError(f"the plan has tiles of {plan.tile_tokens} tokens, not {config.block_m // group}")
     if config.specialized:
@@ -142,6 +149,10 @@ def prefill_attention(
 def _specialized_config(plan: PrefillViews, q: Tensor, group: int, block_size: int) -> PrefillConfig | None:
     """The specialized kernel for this step, where it exists and wins."""
     short = plan.reuse < SHORT_ROWS
+    if (
+        len(q) <= FEW_TOKENS
+    ):  # nothing to win, and the plain kernel is sooner compiled: the first one is short
+        return None
     if not short and plan.gathered_tokens < LONG_CONTEXT * plan.rows.shape[0]:
         return None
     if q.device.type == "cpu" or not is_hopper():
