@@ -212,6 +212,7 @@ def bits_of(results: list[list[Answer]]) -> list[Any]:
     return [[(a.tokens, a.logprobs, a.prompt_logprobs, a.error) for a in request] for request in results]
 
 
+@torch.inference_mode()
 def poison(runner: CudaRunner) -> None:
     """NaN into what the next step must write before it reads: KV cache, buffers, the sampler's scratch."""
     on_gpu = runner.kv.is_cuda
