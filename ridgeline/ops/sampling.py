@@ -123,10 +123,10 @@ def exponentials_at(seed: int, position: int, tokens: IntRow) -> DoubleRow:
 
 def stream_start(seed: int, position: int) -> np.uint64:
     """What the noise of output position `position` of stream `seed` is counted from."""
-    return np.uint64(_mix64(_mix64(seed) + position))
+    return np.uint64(mix64(mix64(seed) + position))
 
 
-def _mix64(value: int) -> int:
+def mix64(value: int) -> int:
     """SplitMix64's output function on one number."""
     value = (value + int(GAMMA)) & _MASK64
     value = ((value ^ (value >> 30)) * int(MIX_1)) & _MASK64

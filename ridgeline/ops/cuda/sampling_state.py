@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
-from ridgeline.ops.sampling import _mix64
+from ridgeline.ops.sampling import mix64
 
 IntArray = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -280,7 +280,7 @@ def _fields(params: RowParams, slot: int, min_tokens: int) -> IntArray:
     fields[TOP_K.value] = min(params.top_k, 2**31 - 1)
     floats[TOP_P.value] = params.top_p
     floats[MIN_P_GAP.value] = params.temperature * math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    stream = np.array([_mix64(params.seed)], dtype=np.uint64)
+    stream = np.array([mix64(params.seed)], dtype=np.uint64)
     fields[STREAM_LOW.value : STREAM_HIGH.value + 1] = stream.view(np.int32)
     floats[REPETITION.value] = params.repetition_penalty
     floats[PRESENCE.value] = params.presence_penalty
