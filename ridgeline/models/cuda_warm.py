@@ -32,6 +32,7 @@ OTHER_ROWS = (
     RowParams(presence_penalty=0.5),
     RowParams(presence_penalty=0.5, top_p=0.9),
     RowParams(bias={0: 1.0}),
+    RowParams(bias={0: 1.0}, top_p=0.9),
 )
 PROMPTS = (1, 3, 16, 17, 32, 65, 100, 128, 300, 512, 1040, 2048, 4097)  # tokens
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,7 @@ runner.forget_all()
 answer["rows"] = [rows, len(runner._rows)]
 answer["crowd"] = missing(others, [17, 100, 3, 1, 16, 40, 40], 3)
 answer["filtered"] = missing(others, [17, 100], 3, top_p=0.9, logprobs=1, presence_penalty=0.5)
+answer["biased"] = missing(others, [17, 100], 3, top_p=0.9, logit_bias={0: 1.0})
 print(json.dumps(answer))
 """
 
@@ -121,10 +123,35 @@ def test_what_a_runner_launches_was_rehearsed(tmp_path: Path, family: str, mode:
     assert answer["crowd"] == []
     assert answer["trial"] == []
     assert answer["filtered"] == []
+    assert answer["biased"] == []
     assert answer["heavy"] == []  # imports that would cost more than what they are for
     before, after = answer["rows"]
     assert before == 1
     assert after == 0
+
+
+DRAWS = """
+import json
+import torch
+from ridgeline.ops.cuda.recording import recorded
+from ridgeline.ops.cuda.sampling import SampleScratch, draw
+from ridgeline.ops.cuda.sampling_state import PLAIN, SamplerState
+
+vocab, most = 151936, 512
+state, scratch = SamplerState(most, vocab, "meta"), SampleScratch(most, vocab, "meta")
+logits = torch.empty(most, vocab, dtype=torch.bfloat16, device="meta")
+numbers = torch.empty(most, dtype=torch.int32, device="meta")
+
+def drawn():
+    for rows in range(1, most + 1):
+        draw(logits[:rows], numbers, numbers, state, numbers, numbers, scratch, PLAIN)
+
+print(json.dumps({"variants": len(recorded(drawn))}))
+"""
+
+
+def test_the_number_of_samples_changes_nothing_that_is_compiled() -> None:
+    assert run_python(DRAWS) == {"variants": 1}
 
 
 COMPILING = """
@@ -191,11 +218,11 @@ def test_a_kernel_has_its_code_before_it_has_its_launcher() -> None:
     assert run_python(LOADING) == {"seen": [[None, None], ["code", "launcher"]]}
 
 
-def run_python(script: str, *args: str) -> dict[str, list[str]]:
+def run_python(script: str, *args: str) -> dict[str, Any]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", script, *args], capture_output=True, text=True, env=env, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    answer: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

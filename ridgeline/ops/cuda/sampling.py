@@ -142,7 +142,7 @@ def draw(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def _draw(
     logits,
     changed,
