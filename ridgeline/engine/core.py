@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.engine.errors import DeviceOutOfMemory
+from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory, InvalidRequest
 from ridgeline.engine.request import Request, SeqState
 from ridgeline.engine.runner import DeviceRunner, Runner
 from ridgeline.engine.scheduler import Scheduler
@@ -60,6 +60,9 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue the request. Raises InvalidRequest or QueueFull; then the engine is as it was."""
+        refusal = self._device.refusal(request.params) if self._device is not None else None
+        if refusal is not None:
+            raise InvalidRequest(*refusal)
         self.scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqDelta]:
@@ -94,6 +97,8 @@ class EngineCore:
             result = self.runner.execute(flight.plan)
         except DeviceOutOfMemory as error:
             return self._shed(flight, error)
+        except DeviceLost:
+            raise
         except Exception:
             result = self._execute_one_by_one(flight.plan)
         return self._land(flight, result)
@@ -106,6 +111,8 @@ class EngineCore:
                 flight.ticket = device.launch(flight.plan)
             except DeviceOutOfMemory as error:
                 return self._collect_all(device) + self._shed(flight, error)
+            except DeviceLost:
+                raise
             except Exception:
                 deltas = self._collect_all(device)  # first: their rows may stand on what is in flight
                 return deltas + self._land(flight, self._execute_one_by_one(flight.plan))
@@ -147,6 +154,8 @@ class EngineCore:
         flight = self._flights.popleft()
         try:
             result = device.collect(flight.ticket)
+        except DeviceLost:
+            raise
         except Exception as error:
             log.exception("step %d failed on the device; its sequences end", flight.plan.step_id)
             result = StepResult([RowResult(error=_failure(error))] * len(flight.plan.rows))
@@ -194,6 +203,8 @@ class EngineCore:
         alone = replace(plan, rows=[row], copies=copies, retired=[])
         try:
             return self.runner.execute(alone).rows[0]
+        except DeviceLost:
+            raise
         except Exception as error:
             log.exception("%s failed alone too; only it ends", row.seq.name)
             return RowResult(error=_failure(error))

@@ -8,6 +8,7 @@ All work is on one stream: a step sees everything that earlier steps wrote. It n
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ from ridgeline.engine.cuda_inputs import CudaInputs
 from ridgeline.engine.cuda_sampling import DeviceSampler, Pick, SampleTicket
 from ridgeline.engine.decode_graphs import DecodeGraphs, GraphKey, ladder
 from ridgeline.engine.device_rows import DeviceRow, DeviceRows
-from ridgeline.engine.errors import DeviceOutOfMemory
+from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory
 from ridgeline.engine.prompt_scores import PromptScores
-from ridgeline.engine.request import Sequence
+from ridgeline.engine.request import SamplingParams, Sequence
 from ridgeline.engine.shared_rows import SharedRows
 from ridgeline.engine.step import RowResult, StepPlan, StepResult, StepRow
 from ridgeline.models.cuda_buffers import Buffers
@@ -95,13 +96,22 @@ class CudaRunner:
         try:
             with self._on_stream():
                 return self._launch(plan)
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise DeviceOutOfMemory(str(error)) from error
+        except BaseException as error:
+            self._forget(plan)
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+                raise DeviceOutOfMemory(str(error)) from error
+            if isinstance(error, Exception):
+                self._raise_if_lost(error)
+            raise
 
     def collect(self, flight: Flight) -> StepResult:
         """Wait for the step and give its tokens, in the order of the plan's rows."""
-        samples = iter(flight.samples.collect() if flight.samples is not None else [])
+        try:
+            samples = iter(flight.samples.collect() if flight.samples is not None else [])
+        except Exception as error:
+            self._raise_if_lost(error)
+            raise
         results = [RowResult()] * len(flight.rows)
         for place, row, scores in zip(flight.order, flight.rows, flight.scores, strict=True):
             own = [next(samples) for _ in row.samplers]
@@ -112,6 +122,9 @@ class CudaRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         return self.collect(self.launch(plan))
 
+    def refusal(self, params: SamplingParams) -> tuple[str, str] | None:
+        return self._sampler.refusal(params)
+
     def idle(self) -> bool:
         """Nothing to compute: capture one more graph. True while there is more of that to do.
 
@@ -120,10 +133,14 @@ class CudaRunner:
         key = self.graphs.next_missing()
         if key is None or not self.kernels_are_ready():
             return False
-        with self._on_stream():
-            self._inputs.stage_decodes([], key.size)
-            self._inputs.send(key.size)
-            self.graphs.prepare(key)
+        try:
+            with self._on_stream():
+                self._inputs.stage_decodes([], key.size)
+                self._inputs.send(key.size)
+                self.graphs.prepare(key)
+        except Exception as error:
+            self._raise_if_lost(error)
+            self.graphs.give_up(key, error)
         return True
 
     def forget_all(self) -> None:
@@ -150,14 +167,13 @@ class CudaRunner:
         for row in rows:
             self._note(row)
         self._sampler.flush()
-        self._copy_blocks(plan)
         # In deterministic mode a decode is a row like any other: one arithmetic for all.
         num_decodes = 0 if self.decoder.deterministic else sum(map(_is_decode, rows))
         if num_decodes == len(rows):
-            return self._launch_decodes(order, rows)
-        return self._launch_mixed(order, rows, num_decodes)
+            return self._launch_decodes(plan, order, rows)
+        return self._launch_mixed(plan, order, rows, num_decodes)
 
-    def _launch_decodes(self, order: list[int], rows: list[StepRow]) -> Flight:
+    def _launch_decodes(self, plan: StepPlan, order: list[int], rows: list[StepRow]) -> Flight:
         size = self.graphs.padded(len(rows))
         arrangement = self._shared.arrange(rows, size)
         tiles = arrangement.tiles
@@ -166,7 +182,7 @@ class CudaRunner:
             rows = [rows[place] for place in arrangement.order]
         self._inputs.stage_decodes(rows, size, tiles)
         picks, staged = self._stage_picks(rows)
-        self._inputs.send(size)
+        self._send(plan, size)
         logits = self.graphs.step(GraphKey(size, tiles is not None))
         return Flight(order, rows, self._sample(logits, picks, staged), [None] * len(rows))
 
@@ -177,12 +193,14 @@ class CudaRunner:
         )
         return self.decoder.forward(self._inputs.step(key.size, key.size, key.size, prefix=prefix))
 
-    def _launch_mixed(self, order: list[int], rows: list[StepRow], num_decodes: int) -> Flight:
+    def _launch_mixed(
+        self, plan: StepPlan, order: list[int], rows: list[StepRow], num_decodes: int
+    ) -> Flight:
         logit_tokens, scored = _wanted_tokens(rows)
         prefill, logit_rows = self._inputs.stage_mixed(rows, num_decodes, logit_tokens)
         picks, staged = self._stage_picks(rows)
         tokens = sum(row.count for row in rows)
-        self._inputs.send(tokens)
+        self._send(plan, tokens)
         step = self._inputs.step(tokens, num_decodes, len(picks), prefill, logit_rows)
         logits = self.decoder.forward(step)
         samples = self._sample(logits, picks, staged)
@@ -191,6 +209,13 @@ class CudaRunner:
             for row, where in zip(rows, scored, strict=True)
         ]
         return Flight(order, rows, samples, scores)
+
+    def _send(self, plan: StepPlan, tokens: int) -> None:
+        """Upload the step's integers, make its inputs of them, and copy blocks before they are written."""
+        sources = self._inputs.stage([copy.source for copy in plan.copies])
+        targets = self._inputs.stage([copy.target for copy in plan.copies])
+        self._inputs.send(tokens)
+        copy_blocks(self.kv, sources, targets)
 
     def _stage_picks(self, rows: list[StepRow]) -> tuple[list[Pick], tuple[Tensor, Tensor]]:
         picks = [
@@ -236,12 +261,24 @@ class CudaRunner:
             self._sampler.clear_row(row.index)
             self._rows.release(seq)
 
-    def _copy_blocks(self, plan: StepPlan) -> None:
-        if plan.copies:
-            device = self.kv.device
-            sources = torch.tensor([copy.source for copy in plan.copies], dtype=torch.int32, device=device)
-            targets = torch.tensor([copy.target for copy in plan.copies], dtype=torch.int32, device=device)
-            copy_blocks(self.kv, sources, targets)
+    def _forget(self, plan: StepPlan) -> None:
+        """A launch failed half-way: what the device knows of these sequences is in doubt. Should they come
+        again, they begin anew, in new rows; their tokens are all known by then."""
+        self._rows.take_differences()
+        for row in plan.rows:
+            for seq in (row.seq, *row.samplers):
+                self._release(seq)
+        with contextlib.suppress(Exception), self._on_stream():
+            self._sampler.clear_scratch()
+
+    def _raise_if_lost(self, error: Exception) -> None:
+        """A fault in a kernel is told by every later call: then only a new process helps."""
+        if self._stream is None:
+            return
+        try:
+            self._stream.synchronize()
+        except Exception as fault:
+            raise DeviceLost(f"the GPU does not answer any more: {fault}") from error
 
 
 def _is_decode(row: StepRow) -> bool:

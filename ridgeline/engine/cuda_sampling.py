@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.request import Sequence
+from ridgeline.engine.request import SamplingParams, Sequence
 from ridgeline.engine.step import Sampled, TokenLogprob
 from ridgeline.ops.cuda.sampling import SampleScratch, sample
 from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
-from ridgeline.ops.cuda.sampling_state import RowParams, SamplerState
+from ridgeline.ops.cuda.sampling_state import MAX_BIASED, MAX_SUPPRESSED, RowParams, SamplerState
 
 _TURNS = 4  # results in turn: more than steps that can be in flight
+MAX_STOP_IDS = MAX_SUPPRESSED - 128  # the rest is left for the model's own end tokens
 NOT_FINITE = "sampling failed: the model's logits are not finite"
 
 
@@ -52,6 +53,21 @@ class DeviceSampler:
 
     def clear_row(self, row: int) -> None:
         self._state.clear_row(row)
+
+    def clear_scratch(self) -> None:
+        """A step broke off: what its kernels count among themselves begins at nothing again."""
+        self._scratch.filters.gathered.zero_()
+        self._scratch.filters.arrived.zero_()
+
+    @staticmethod
+    def refusal(params: SamplingParams) -> tuple[str, str] | None:
+        """(field, why) where a request asks for more than the device's tables hold."""
+        if len(params.logit_bias) > MAX_BIASED:
+            return "logit_bias", f"has {len(params.logit_bias)} entries; at most {MAX_BIASED} can be served"
+        if params.min_tokens and len(params.stop_token_ids) > MAX_STOP_IDS:
+            most = f"at most {MAX_STOP_IDS} can be served together with min_tokens"
+            return "stop_token_ids", f"has {len(params.stop_token_ids)} entries; {most}"
+        return None
 
     def flush(self) -> None:
         """Send the rows' changed parameters. Before the step's own launches."""

@@ -7,6 +7,7 @@ share one memory pool. Used by the CUDA runner alone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class DecodeGraphs:
         self._enabled = enabled
         self._seen: set[GraphKey] = set()
         self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._given_up: set[GraphKey] = set()
         self._pool: Any = None
         self.capture_s = 0.0
         self.replays = 0
@@ -51,8 +53,8 @@ class DecodeGraphs:
     def step(self, key: GraphKey) -> Tensor:
         """The logits of the batch in the input buffers."""
         known = self._graphs.get(key)
-        if known is None and self._enabled and key in self._seen:
-            known = self._capture(key)
+        if known is None and self._enabled and key in self._seen and key not in self._given_up:
+            known = self._try_to_capture(key)
         if known is None:
             self._seen.add(key)
             self.eager += 1
@@ -66,13 +68,26 @@ class DecodeGraphs:
         """The smallest size without a graph, for an engine with nothing to do."""
         if not self._enabled:
             return None
-        return next((key for size in self._sizes if (key := GraphKey(size)) not in self._graphs), None)
+        keys = (GraphKey(size) for size in self._sizes)
+        return next((key for key in keys if key not in self._graphs and key not in self._given_up), None)
 
     def prepare(self, key: GraphKey) -> None:
         """Run and capture a size nobody asked for yet. The input buffers must hold padding alone."""
         self._run(key)
         self._seen.add(key)
-        self._capture(key)
+        self._try_to_capture(key)
+
+    def give_up(self, key: GraphKey, error: Exception) -> None:
+        """Batches of this kind run eagerly from now on."""
+        self._given_up.add(key)
+        log.warning("no graph for batches of %d, which run without: %s", key.size, error)
+
+    def _try_to_capture(self, key: GraphKey) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
+        try:
+            return self._capture(key)
+        except Exception as error:  # no memory, most likely: a step without a graph is slower, not wrong
+            self.give_up(key, error)
+            return None
 
     def _capture(self, key: GraphKey) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         started = time.monotonic()
@@ -83,8 +98,11 @@ class DecodeGraphs:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             logits = self._run(key)
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(Exception):  # it would hide what went wrong
+                graph.capture_end()
+            raise
+        graph.capture_end()
         self._graphs[key] = graph, logits
         self.capture_s += time.monotonic() - started
         log.debug("captured a graph for %s in %.0f ms", key, 1e3 * (time.monotonic() - started))

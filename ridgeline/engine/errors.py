@@ -45,5 +45,9 @@ class DeviceOutOfMemory(EngineError):
     """A step needs more memory than the device has left. The engine does less at a time and goes on."""
 
 
+class DeviceLost(EngineError):
+    """The device answers nothing any more (a fault in a kernel, or in the card): only a new process helps."""
+
+
 class OutOfMemoryPlan(EngineError):
     """The memory plan does not fit; the message says which limit to lower."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from ridgeline.engine.request import Sequence
+from ridgeline.engine.request import SamplingParams, Sequence
 from ridgeline.engine.sampler import Logits, Sampler
 from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow
 
@@ -38,8 +38,13 @@ class DeviceRunner(Runner, Protocol):
         """Hand the plan to the device and return a ticket for its result, without waiting.
 
         Steps take effect in the order of their launches. No token or block table of its sequences is read
-        after this returns. Raises DeviceOutOfMemory where there is no memory for it.
+        after this returns. Raises DeviceOutOfMemory where there is no memory for it, and DeviceLost where
+        the device is beyond help; after any other failure the plan may be launched again, whole or in parts.
         """
+        ...
+
+    def refusal(self, params: SamplingParams) -> tuple[str, str] | None:
+        """(field, why) where the device cannot serve these parameters; asked before a request is queued."""
         ...
 
     def collect(self, ticket: Any) -> StepResult:

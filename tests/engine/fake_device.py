@@ -113,6 +113,9 @@ class FakeDevice:
             assert ticket.result is not None
             return ticket.result
 
+    def refusal(self, params: object) -> None:
+        """Everything can be served here."""
+
     def idle(self) -> bool:
         return False
 
