@@ -18,10 +18,12 @@ from ridgeline.ops.cuda.blocks import copy_blocks
 from ridgeline.ops.cuda.inputs import apply_diffs, prepare_step
 from ridgeline.ops.cuda.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.prefill_plan import plan_prefill
+from ridgeline.ops.cuda.prefix_groups import LEAST_ROWS
 from ridgeline.ops.cuda.recording import Launch, distinct, recorded
 from ridgeline.ops.cuda.sampling import SampleScratch, sample
 from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling_state import RowParams, SamplerState
+from ridgeline.ops.cuda.shared_prefix import SharedPrefix, prefix_parts, rows_per_tile
 
 NOWHERE = torch.device("meta")
 PLAIN_ROW = RowParams(temperature=0.0)
@@ -70,10 +72,11 @@ class StepRehearsal:
         self._scratch = SampleScratch(max_rows, spec.vocab_size, NOWHERE)
         self._logprobs = LogprobBuffers(max_rows, spec.vocab_size, NOWHERE)
         self._logits = buffers.logits
+        self.shares_prefixes = not deterministic and any(layer.window is None for layer in spec.layers)
 
-    def decodes(self, rows: int) -> list[Launch]:
-        """A decode batch of so many rows."""
-        step = self._step(rows, rows, rows)
+    def decodes(self, rows: int, *, sharing: bool = False) -> list[Launch]:
+        """A decode batch of so many rows; `sharing`: some of them stand on the same first blocks."""
+        step = self._step(rows, rows, rows, prefix=self._prefix(rows) if sharing else None)
         return recorded(lambda: self._decoder.forward(step))
 
     def prompts(self, lengths: list[int], decodes: int = 0, cached: int = 0) -> list[Launch]:
@@ -120,6 +123,17 @@ class StepRehearsal:
             self._sampler.clear_row(0)
 
         return recorded(choose)
+
+    def _prefix(self, rows: int) -> SharedPrefix:
+        spec = self._decoder.spec
+        tiles = -(-rows // rows_per_tile(spec.num_heads, spec.num_kv_heads))
+        return SharedPrefix(
+            first_rows=_ints(tiles),
+            row_counts=_ints(tiles),
+            tile_tokens=_ints(tiles),
+            tokens=_ints(rows),
+            parts=prefix_parts(rows, spec.num_heads, spec.num_kv_heads),
+        )
 
     def _step(self, tokens: int, decodes: int, logits: int, **more: object) -> DeviceStep:
         return DeviceStep(
@@ -177,4 +191,8 @@ def other_kernels(rehearsal: StepRehearsal, decode_sizes: list[int]) -> list[Lau
     for params in OTHER_ROWS:
         for rows in (1, 8):
             launches += rehearsal.samples(min(rows, rehearsal.max_rows), params)
+    if rehearsal.shares_prefixes:
+        for rows in decode_sizes:
+            if rows >= LEAST_ROWS:
+                launches += rehearsal.decodes(rows, sharing=True)
     return distinct(launches + rehearsal.copies() + rehearsal.inputs())

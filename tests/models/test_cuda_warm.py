@@ -42,8 +42,10 @@ QWEN3 = {
 # Prints the kernels that a real runner launched and the rehearsal did not: of the warm-up, and of a crowd.
 COMPARISON = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
+from ridgeline.engine import shared_rows
 from ridgeline.engine.core import EngineCore
 from ridgeline.engine.cuda_runner import CudaRunner
 from ridgeline.engine.cuda_trial import cost_of_determinism
@@ -73,7 +75,7 @@ limits = SchedulerLimits(
     num_blocks=blocks, max_context=context, prefix_cache=False, eos_ids=(), model_salt="",
 )
 
-def serve(lengths, count, **params):
+def serve(lengths, count, limits=limits, **params):
     core = EngineCore(Scheduler(limits), runner)
     for number, length in enumerate(lengths):
         wanted = SamplingParams(max_tokens=count, ignore_eos=True, **params)
@@ -92,7 +94,7 @@ words = []
 def trial():
     words.append(cost_of_determinism(runner.decoder, 8, 200, context, True))
 
-answer = {"trial": []}
+answer = {"trial": [], "shared": []}
 if deterministic:
     fast = cuda_warm.StepRehearsal(spec, torch.bfloat16, sizes[-1], tokens, context, blocks)
     known = {launch.variant for launch in cuda_warm.trial_kernels([rehearsal, fast], 8, 200)}
@@ -107,6 +109,13 @@ answer["rows"] = [rows, len(runner._rows)]
 answer["crowd"] = missing(others, [17, 100, 3, 1, 16, 40, 40], 3)
 answer["filtered"] = missing(others, [17, 100], 3, top_p=0.9, logprobs=1, presence_penalty=0.5)
 answer["biased"] = missing(others, [17, 100], 3, top_p=0.9, logit_bias={0: 1.0})
+shared_rows.LEAST_SAVED_TOKENS = 256  # of short prompts
+launched = []
+for crowd in (4, 7):
+    launches = recorded(lambda: serve([260] * crowd, 8, replace(limits, prefix_cache=True)))
+    launched += [launch.kernel.__name__ for launch in launches]
+    answer["shared"] += [launch.kernel.__name__ for launch in launches if launch.variant not in others]
+answer["prefixes"] = launched.count("_attend_prefix")
 print(json.dumps(answer))
 """
 
@@ -117,13 +126,17 @@ def test_what_a_runner_launches_was_rehearsed(tmp_path: Path, family: str, mode:
     if family == "qwen3-128":
         (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     else:
-        tiny_model(family).config.save_pretrained(tmp_path)
+        config = tiny_model(family).config
+        config.max_position_embeddings = 512
+        config.save_pretrained(tmp_path)
     answer = run_python(COMPARISON, str(tmp_path), mode)
     assert answer["warm-up"] == []
     assert answer["crowd"] == []
     assert answer["trial"] == []
     assert answer["filtered"] == []
     assert answer["biased"] == []
+    assert answer["shared"] == []
+    assert (answer["prefixes"] > 0) is (mode == "fast")
     assert answer["heavy"] == []  # imports that would cost more than what they are for
     before, after = answer["rows"]
     assert before == 1
