@@ -8,7 +8,7 @@ cores' tiles. Bound by the reading of the cache; everything else is arranged aro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import triton
@@ -25,10 +25,18 @@ from ridgeline.ops.cuda.decode_heads import (
     summed,
     turns,
 )
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.launch import (
+    INTERPRETED,
+    PDL,
+    let_next_start,
+    pdl_options,
+    shared_memory_bytes,
+    wait_for_inputs,
+)
 from ridgeline.ops.cuda.shared_prefix import SharedPrefix
 
 _ALL = 1 << 30  # no window
+_BESIDE_TILES = 32 << 10  # shared memory for queries and for joining parts, with room to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +88,23 @@ def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 5
     if token_bytes <= 512 and not _fills(pairs, sms):
         # With few rows the linear behind is large beside attention, and started early it is in the way.
         return DecodeConfig(split_tokens=split_tokens, overlap="none" if pairs < sms else "early")
-    return DecodeConfig(
+    config = DecodeConfig(
         block_tokens=32, split_tokens=split_tokens, num_stages=4 if token_bytes <= 1024 else 2
     )
+    return _fitting(config, token_bytes)
+
+
+def _fitting(config: DecodeConfig, token_bytes: int) -> DecodeConfig:
+    """With fewer stages, then smaller tiles, where the GPU has little shared memory."""
+    room = shared_memory_bytes() - _BESIDE_TILES
+    while (config.num_stages - 1) * config.block_tokens * token_bytes > room:
+        if config.num_stages > 2:
+            config = replace(config, num_stages=config.num_stages - 1)
+        elif config.block_tokens > 16:
+            config = replace(config, block_tokens=config.block_tokens // 2)
+        else:
+            break
+    return config
 
 
 def decode_attention(

@@ -18,6 +18,8 @@ import triton.language as tl
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 ASSUMED_CAPABILITY = "RIDGELINE_ASSUME_CAPABILITY"  # in the environment of a process that opens no GPU
+# By compute capability; 8.6, 8.9 and 12.x have 99 KB.
+_SHARED_MEMORY = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}
 
 
 @functools.cache
@@ -29,6 +31,14 @@ def capability() -> int | None:
         return None
     major, minor = torch.cuda.get_device_capability()
     return 10 * major + minor
+
+
+@functools.cache
+def shared_memory_bytes() -> int:
+    """Shared memory that one program may have. Of the capability alone, not asked of the device: a process
+    that opens none must choose the same kernels. Unknown ones are taken for the smallest there are."""
+    known = capability()
+    return _SHARED_MEMORY.get(known, 99 << 10) if known else _SHARED_MEMORY[90]  # without a GPU: as tested
 
 
 def _has_pdl() -> bool:

@@ -25,11 +25,13 @@ from ridgeline.ops.cuda.launch import (
     capability,
     let_next_start,
     pdl_options,
+    shared_memory_bytes,
     wait_for_inputs,
 )
 from ridgeline.ops.cuda.prefill_plan import PrefillViews
 
 WIDENED = tl.constexpr(INTERPRETED)  # the interpreter multiplies bfloat16 as if it were integers
+WIDE_TILES = 144 << 10  # shared memory of a program with heads of 256
 GATHER_FROM_REUSE = 512  # tokens of a row in the step from which a gathered copy is worth its making
 
 
@@ -58,13 +60,15 @@ SPECIALIZED_LONG = PrefillConfig(128, 128, 4, 2, specialized=True)
 def prefill_config(
     head_dim: int, dtype: torch.dtype, gathered: bool = False, group: int = 1
 ) -> PrefillConfig:
-    """What fits and runs best on Hopper; the shape of tiles is the same whether gathered or not.
+    """What fits, and runs best on Hopper; the shape of tiles is the same whether gathered or not.
 
     group: query heads of a KV head, which lie in one tile.
     """
     if dtype == torch.float32:  # multiplied without tensor cores: small tiles, or registers spill
         return PrefillConfig(max(16, triton.next_power_of_2(group)), 32, 8, 1, gathered)
     if head_dim > 128:
+        if shared_memory_bytes() < WIDE_TILES:
+            return PrefillConfig(max(64, triton.next_power_of_2(group)), 32, 4, 2, gathered)
         return PrefillConfig(128, 64, 8, 2, gathered)
     return PrefillConfig(128, 64, 8, 3, gathered) if gathered else PrefillConfig(128, 128, 8, 2)
 

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.decode_combine import DecodeScratch
 from ridgeline.ops.cuda.decode_heads import capped, head_pairs, norm_pairs, rotated, turns
-from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.launch import (
+    PDL,
+    let_next_start,
+    pdl_options,
+    shared_memory_bytes,
+    wait_for_inputs,
+)
+
+_LARGE = 227 << 10  # shared memory with room for tiles of 128 heads of any width
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class PrefixConfig:
 
 def rows_per_tile(num_heads: int, num_kv_heads: int, config: PrefixConfig | None = None) -> int:
     """Rows of the step that one tile of `SharedPrefix` may hold."""
-    heads = (config or PrefixConfig()).tile_heads
+    heads = (config or prefix_config()).tile_heads
     return max(1, heads // int(triton.next_power_of_2(num_heads // num_kv_heads)))
 
 
@@ -58,8 +66,15 @@ def prefix_parts(rows: int, num_heads: int, num_kv_heads: int, sms: int = 132) -
     return int(max(1, min(16, sms // (tiles * num_kv_heads))))
 
 
-def prefix_config(token_bytes: int) -> PrefixConfig:
-    """token_bytes: key and value of one KV head; wide ones get smaller tiles, to fit in shared memory."""
+def prefix_config(token_bytes: int = 512) -> PrefixConfig:
+    """token_bytes: key and value of one KV head; wide ones get smaller tiles, to fit in shared memory.
+
+    How many heads are in a tile depends on the GPU alone: tiles are made by those who know no widths.
+    """
+    if shared_memory_bytes() < _LARGE:
+        if token_bytes <= 1024:
+            return PrefixConfig(64, 64 if token_bytes <= 512 else 32, num_warps=4, num_stages=2)
+        return PrefixConfig(64, 16, num_warps=4, num_stages=1)
     if token_bytes <= 512:
         return PrefixConfig()
     return PrefixConfig(block_tokens=32, num_stages=3 if token_bytes <= 1024 else 2)
