@@ -16,6 +16,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[3]
 SHARED_MEMORY = 227 << 10  # that one program may have
 
+SMALL_SHARED_MEMORY = 99 << 10  # on GPUs of capability 8.6, 8.9 and 12.0
+
 # Prints what became of each kernel: its name, shared memory, whether it uses tensor cores, and the error.
 PROGRAM = """
 import importlib, json, pkgutil, sys, traceback
@@ -29,13 +31,14 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 from ridgeline.ops.cuda import launch
-launch.PDL = True  # as on the device; the other modules take it from here
+capability = int(sys.argv[2])
+launch.PDL = capability >= 90  # as on the device; the other modules take it from here
 import ridgeline.ops.cuda
 from ridgeline.models import cuda_warm
 from ridgeline.models.read_spec import read_spec
 from ridgeline.ops.cuda.recording import distinct
 
-target = GPUTarget("cuda", 90, 32)
+target = GPUTarget("cuda", capability, 32)
 backend = CUDABackend(target)
 
 def compiled(launch):
@@ -67,7 +70,11 @@ for rows in (1, 4, 16, 64):
     launches += rehearsal.decodes(rows)
 for lengths, decodes in (([8], 0), ([100, 30], 5), ([2048, 2048], 0)):
     launches += rehearsal.prompts(lengths, decodes)
-launches += rehearsal.inputs() + rehearsal.samples(1)
+launches += rehearsal.decodes(64, sharing=True) + rehearsal.inputs() + rehearsal.samples(1)
+if sys.argv[3:]:  # of one kernel alone, and not of every size
+    launches = [*rehearsal.decodes(1), *rehearsal.decodes(64, sharing=True)]
+    launches += rehearsal.prompts([8]) + rehearsal.prompts([2048, 2048])
+    launches = [launch for launch in launches if launch.kernel.__name__.startswith(sys.argv[3])]
 with ThreadPoolExecutor(2) as pool:
     outcomes = list(pool.map(outcome, distinct(launches)))
 arguments = {}
@@ -100,16 +107,20 @@ QWEN3_06B = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    model = tmp_path_factory.mktemp("qwen3")
-    (model / "config.json").write_text(json.dumps(QWEN3_06B))
+    return compiled(tmp_path_factory.mktemp("qwen3"), QWEN3_06B, 90)
+
+
+def compiled(model: Path, config: dict[str, Any], capability: int, *only: str, **env: str) -> dict[str, Any]:
+    """What PROGRAM prints of a model of this config."""
+    (model / "config.json").write_text(json.dumps(config))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(model)],
+        [sys.executable, "-c", PROGRAM, str(model), str(capability), *only],
         capture_output=True,
         text=True,
         timeout=300,
         cwd=REPOSITORY,
-        env=environment,
+        env=environment | env,
     )
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
@@ -124,6 +135,15 @@ def test_all_that_a_step_launches_compiles(kernels):
 
 def test_no_kernel_wants_more_shared_memory_than_there_is(kernels):
     assert all(found.get("shared", 0) <= SHARED_MEMORY for found in kernels["outcomes"])
+
+
+def test_attention_of_wide_heads_fits_a_gpu_with_little_shared_memory(tmp_path):
+    wide = {**QWEN3_06B, "head_dim": 256}
+    found = compiled(tmp_path, wide, 89, "_attend", RIDGELINE_ASSUME_CAPABILITY="89")["outcomes"]
+    assert [kernel["error"] for kernel in found if "error" in kernel] == []
+    modules = {kernel["kernel"].split(".")[-2] for kernel in found}
+    assert modules == {"decode_attention", "prefill_attention", "shared_prefix"}
+    assert [kernel for kernel in found if kernel["shared"] > SMALL_SHARED_MEMORY] == []
 
 
 def test_attention_and_linears_of_batches_use_the_tensor_cores(kernels):

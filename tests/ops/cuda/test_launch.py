@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 
+from ridgeline.ops.cuda import launch
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 
 
@@ -29,6 +31,12 @@ def test_kernels_that_overlap_still_see_what_the_one_before_wrote(device):
 
 def test_the_interpreter_is_used_exactly_where_there_is_no_gpu():
     assert torch.cuda.is_available() != INTERPRETED
+
+
+@pytest.mark.parametrize(("capability", "kilobytes"), [(80, 163), (89, 99), (90, 227), (120, 99), (777, 99)])
+def test_a_gpu_that_is_not_known_is_taken_to_have_little_shared_memory(monkeypatch, capability, kilobytes):
+    monkeypatch.setattr(launch, "capability", lambda: capability)
+    assert launch.shared_memory_bytes.__wrapped__() == kilobytes << 10
 
 
 def test_serving_on_the_cpu_imports_no_triton():
