@@ -13,6 +13,8 @@ from torch import Tensor
 from ridgeline.engine.step import TokenLogprob
 from ridgeline.models.cuda_decoder import CudaDecoder
 
+SLICE = 16  # rows that are sorted together: it takes more memory than they do
+
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
@@ -28,8 +30,11 @@ class PromptScores:
         wanted = torch.tensor(targets, device=hidden.device)
         size = len(decoder.buffers.logits)
         parts = [
-            _scores(decoder.logits(hidden[first : first + size]).float(), wanted[first : first + size], count)
+            part
             for first in range(0, len(targets), size)
+            for part in _scores(
+                decoder.logits(hidden[first : first + size]), wanted[first : first + size], count
+            )
         ]
         if not parts:
             return cls(targets, *(torch.zeros(0, *shape) for shape in ((), (), (count,), (count,))))
@@ -44,10 +49,25 @@ class PromptScores:
         ]
 
 
-def _scores(logits: Tensor, targets: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    norms = logits.logsumexp(dim=-1, keepdim=True)
-    chosen = logits.gather(1, targets[:, None])
-    ranks = (logits > chosen).sum(dim=-1) + 1
+def _scores(logits: Tensor, targets: Tensor, count: int) -> list[tuple[Tensor, ...]]:
+    parts: list[tuple[Tensor, ...]] = []
+    for first in range(0, len(logits), SLICE):
+        some, wanted = logits[first : first + SLICE], targets[first : first + SLICE]
+        # Always so many rows, some of them zeros: torch then sums in one order, however many are scored.
+        rows = torch.zeros(SLICE, logits.shape[1], dtype=torch.float32, device=logits.device)
+        rows[: len(some)] = some
+        norms = rows.logsumexp(dim=-1, keepdim=True)[: len(some)]
+        rows = rows[: len(some)]
+        chosen = rows.gather(1, wanted[:, None])
+        ranks = (rows > chosen).sum(dim=-1) + 1
+        ids, values = _best(rows, count)
+        parts.append(((chosen - norms)[:, 0], ranks, ids, values - norms))
+    return parts
+
+
+def _best(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    if count == 0:
+        return rows.new_zeros(len(rows), 0, dtype=torch.int64), rows[:, :0]
     # Stable: of equal logits the lower id comes first.
-    values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
-    return (chosen - norms)[:, 0], ranks, ids[:, :count], values[:, :count] - norms
+    values, ids = torch.sort(rows, dim=-1, descending=True, stable=True)
+    return ids[:, :count].clone(), values[:, :count].clone()  # not views, which would keep all of it
