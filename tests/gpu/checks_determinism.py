@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import random
 
-from tests.gpu.collection import Skipped, scaled
-from tests.gpu.engines import Work, bits_of, cuda_runner, serve
-from tests.gpu.models import SIZES, SPEC, compile_kernels, drawn, greedy, model_weights, prompt
+import torch
+
+from ridgeline.engine.cuda_runner import CudaRunner, Flight
+from ridgeline.engine.step import StepPlan
+from ridgeline.ops.cuda.norm import FEW_ROWS, norm_tile
+from tests.gpu.collection import DEVICE, Skipped, scaled
+from tests.gpu.engines import Work, bits_of, cuda_runner, serve, weights_of
+from tests.gpu.models import SIZES, SPEC, WIDE_SPEC, compile_kernels, drawn, greedy, model_weights, prompt
 
 BATCHES = scaled((1, 2, 3, 5, 8, 16, 33, 64), (1, 3))
 LENGTHS = scaled((3, 17, 64, 130, 300, 700), (2, 9))
@@ -44,6 +49,34 @@ def check_its_prompts_log_probabilities_too() -> None:
     found = _needle_in_batches(deterministic=True, prompt_logprobs=2)
     differ = [size for size, bits in zip(BATCHES, found, strict=True) if bits != found[0]]
     assert not differ, f"batches of {differ} give other bits than the needle alone"
+
+
+class _CountingRunner(CudaRunner):
+    """Knows how many tokens its largest step had."""
+
+    largest = 0
+
+    def launch(self, plan: StepPlan) -> Flight:
+        self.largest = max(self.largest, sum(row.count for row in plan.rows))
+        return super().launch(plan)
+
+
+def check_a_prompts_bits_are_the_same_in_a_step_of_many_tokens() -> None:
+    """Norms cut their rows in another way there, and would sum them in another order."""
+    assert norm_tile(FEW_ROWS, WIDE_SPEC.hidden_size) != norm_tile(FEW_ROWS + 1, WIDE_SPEC.hidden_size)
+    compile_kernels(WIDE_SPEC, "bfloat16", SIZES, deterministic=True)
+    weights = weights_of(WIDE_SPEC, torch.bfloat16, seed=1, device=DEVICE)
+    needle = (prompt(scaled(300, 9), seed=-1), greedy(scaled(8, 2), logprobs=5, prompt_logprobs=2))
+    found, largest = [], []
+    for length in (0, scaled(1300, 30)):
+        runner = cuda_runner(WIDE_SPEC, weights, SIZES, kind=_CountingRunner, deterministic=True)
+        company = [(prompt(length), greedy(2))] if length else []
+        found.append(bits_of(serve(runner, SIZES, [needle, *company]))[0][0])
+        assert found[-1][3] is None, found[-1][3]
+        assert isinstance(runner, _CountingRunner)
+        largest.append(runner.largest)
+    assert largest[0] < scaled(FEW_ROWS, 30) < largest[1], largest
+    assert found[0] == found[1]
 
 
 def check_without_the_mode_some_batch_changes_a_bit() -> None:

@@ -5,6 +5,7 @@ and comparisons of what runs of it say.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -34,6 +35,8 @@ SPEC = (
         num_layers=4,
     )
 )
+# Wide enough that a norm cuts its rows in another way where there are many.
+WIDE_SPEC = replace(SPEC, hidden_size=2 * SPEC.hidden_size, layers=SPEC.layers[:2])
 SIZES = scaled(
     Sizes(step_tokens=2048, max_running=64, num_blocks=4096, max_context=2048),
     Sizes(step_tokens=48, max_running=4, num_blocks=64, max_context=128),
