@@ -157,7 +157,8 @@ numbers = torch.empty(most, dtype=torch.int32, device="meta")
 
 def drawn():
     for rows in range(1, most + 1):
-        draw(logits[:rows], numbers, numbers, state, numbers, numbers, scratch, PLAIN)
+        out = numbers[rows % 4 :]
+        draw(logits[:rows], numbers, numbers, state, numbers, out, scratch, PLAIN)
 
 print(json.dumps({"variants": len(recorded(drawn))}))
 """

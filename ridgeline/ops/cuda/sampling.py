@@ -142,7 +142,8 @@ def draw(
     )
 
 
-@triton.jit(do_not_specialize=["steps"])
+# Neither the number of samples nor the turn of the buffer they go to makes another kernel.
+@triton.jit(do_not_specialize=["steps"], do_not_specialize_on_alignment=["out_tokens"])
 def _draw(
     logits,
     changed,
