@@ -153,7 +153,7 @@ def decode_attention(
     if source is None:
         raise ValueError("decode_attention needs qkv or q")
     parts = qkv.shape[0] if qkv is not None and qkv.dim() == 3 else 1
-    _attend[(num_kv_heads * splits * rows,)](
+    _decode_attend[(num_kv_heads * splits * rows,)](
         source,
         bias,
         q_norm,
@@ -203,7 +203,7 @@ def decode_attention(
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits", "prefix_parts", "least_tiles", "window"])
-def _attend(
+def _decode_attend(
     x,  # qkv, or rotated queries
     bias,
     q_norm,

@@ -59,7 +59,7 @@ def gather_kv(
 ) -> None:
     """[num_blocks, K, 2, block_size, D] → scratch, for every row of the plan."""
     _, kv_heads, _, block_size, dim = kv.shape
-    _gather[plan.units.shape[0], kv_heads](
+    _gather_kv[plan.units.shape[0], kv_heads](
         kv,
         tables,
         tables.stride(0),
@@ -83,7 +83,7 @@ def gather_kv(
     do_not_specialize=["window"],
     do_not_specialize_on_alignment=["rows_ptr", "units_ptr"],
 )
-def _gather(
+def _gather_kv(
     kv_ptr,
     tables_ptr,
     table_stride,

@@ -123,7 +123,7 @@ def gated_linear(
     config = _aligned(config or _default(x, ffn, gated=True), x, weight)
     assert out.shape == (x.shape[0], ffn), "out is not [T, F]"
     assert all(t.is_contiguous() for t in (x, weight, out)), "x, weight and out must be contiguous"
-    _gated_kernel[_grid(x, ffn, config)](
+    _gated_linear_kernel[_grid(x, ffn, config)](
         *_operands(x, weight, config),
         out,
         bias,
@@ -247,7 +247,7 @@ def _linear_kernel(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _gated_kernel(
+def _gated_linear_kernel(
     x,
     weight,
     x_tiles,

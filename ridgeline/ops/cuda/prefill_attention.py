@@ -124,7 +124,7 @@ def prefill_attention(
         assert scratch is not None
         gather_kv(kv, tables, plan, scratch, window)
         keys, values = scratch.descriptors(config.block_n)
-    _attend[plan.tiles.shape[0], kv_heads](
+    _prefill_attend[plan.tiles.shape[0], kv_heads](
         q,
         kv,
         keys,
@@ -195,7 +195,7 @@ def _compiled_for(config: PrefillConfig, dim: int, dtype: torch.dtype) -> dict[s
     do_not_specialize=["scale", "window", "softcap", "capacity"],
     do_not_specialize_on_alignment=["rows_ptr", "tiles_ptr"],
 )
-def _attend(
+def _prefill_attend(
     q_ptr,
     kv_ptr,
     keys_desc,

@@ -74,7 +74,7 @@ launches += rehearsal.decodes(64, sharing=True) + rehearsal.inputs() + rehearsal
 if sys.argv[3:]:  # of one kernel alone, and not of every size
     launches = [*rehearsal.decodes(1), *rehearsal.decodes(64, sharing=True)]
     launches += rehearsal.prompts([8]) + rehearsal.prompts([2048, 2048])
-    launches = [launch for launch in launches if launch.kernel.__name__.startswith(sys.argv[3])]
+    launches = [launch for launch in launches if sys.argv[3] in launch.kernel.__name__]
 with ThreadPoolExecutor(2) as pool:
     outcomes = list(pool.map(outcome, distinct(launches)))
 arguments = {}
