@@ -27,6 +27,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ridgeline.ops.cuda.launch import PDL, pdl_options
 from ridgeline.ops.cuda.prefill_plan import PrefillViews
 
+# Triton 3.7 has another name for it.
+thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+
 HALF = 64  # columns of 128 bytes: what one swizzled TMA box spans; also the rows of a computing group
 
 
@@ -369,7 +372,7 @@ def _compute(
             tail = values.index(stage)
             tail.store(gl.where(inside[:, None], tail.load(COPY), 0.0).to(dtype))
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
         weighed = warpgroup_mma(weights, values.index(stage), acc, is_async=True)
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[weighed, weights])
         mbarrier.arrive(bars.index(2 * STAGES + stage))
