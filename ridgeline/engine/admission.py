@@ -30,6 +30,7 @@ class Admission:
         self._running = running
         self._places = sum(map(_places, running))
         self._most_blocks = num_leaving_blocks + sum(map(self._most_blocks_of, running))
+        self._coming: set[bytes] | None = None  # blocks that are being computed; made when first needed, too
         self._running_claims: list[Claim] | None = None  # made when first needed,
         self._own_blocks = 0  # with the blocks that they hold alone
 
@@ -46,8 +47,25 @@ class Admission:
             return None
         return hits
 
+    def awaits_prefix(self, seq: Sequence, hits: list[int]) -> bool:
+        """Somebody who runs is computing what `seq` would begin with, and that is most of it: in a step or two
+        it will be found. To compute it again beside would take the room of others, and give nothing sooner.
+        """
+        size, least = self._limits.block_size, self._limits.awaited_tokens
+        missing = seq.block_hashes[len(hits) : (len(seq.tokens) - 1) // size]
+        if len(missing) * size < least or seq.owes_prompt_logprobs:
+            return False
+        if self._coming is None:
+            self._coming = set()
+            for other in self._running:
+                self._coming.update(other.block_hashes[other.num_computed // size :])
+        coming = next((i for i, name in enumerate(missing) if name not in self._coming), len(missing))
+        return coming * size >= least and 2 * coming >= len(missing)
+
     def joined(self, seq: Sequence, hits: list[int]) -> None:
         """It was admitted, and has its blocks."""
+        if self._coming is not None:
+            self._coming.update(seq.block_hashes[len(hits) :])
         self._places += _places(seq)
         self._most_blocks += self._most_blocks_of(seq)
         if hits:

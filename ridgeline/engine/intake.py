@@ -31,6 +31,7 @@ class SchedulerLimits:
     num_blocks: int
     max_context: int
     prefix_cache: bool = True
+    awaited_tokens: int = 512  # least of a prefix that is being computed for another to be waited for
     eos_ids: tuple[int, ...] = ()
     model_salt: str = ""  # what makes this model's KV different from another's
 

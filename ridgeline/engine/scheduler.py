@@ -199,7 +199,7 @@ class Scheduler:
         while room and self.waiting:
             seq = self.waiting.first
             hits = admission.hits(seq)
-            if hits is None:
+            if hits is None or admission.awaits_prefix(seq, hits):
                 break
             self._admit(seq, hits, now)
             admission.joined(seq, hits)

@@ -41,6 +41,7 @@ def scheduler_limits(draw: st.DrawFn) -> SchedulerLimits:
         num_blocks=draw(st.integers(-(-12 // block_size), 14)),
         max_context=draw(st.integers(12, 32)),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
+        awaited_tokens=draw(st.integers(1, 8)),
         eos_ids=(0,),
     )
 
