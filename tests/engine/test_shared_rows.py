@@ -68,18 +68,18 @@ def test_decodes_over_a_shared_prefix_give_the_reference_s_tokens(monkeypatch: p
     monkeypatch.setattr(shared_rows, "LEAST_SAVED_TOKENS", 64)
     find = functools.partial(shared_rows.find_shared_prefixes, least_tokens=32)
     monkeypatch.setattr(shared_rows, "find_shared_prefixes", find)
-    spec = family("qwen3", num_layers=2)
+    spec = family("qwen3", num_layers=1)
     sizes = Sizes(step_tokens=64, max_running=6, num_blocks=48, max_context=96)
     weights = weights_of(spec, torch.float32)
     rng = random.Random(0)
     common = [rng.randrange(3, spec.vocab_size) for _ in range(48)]
-    prompts = [[*common, *(rng.randrange(3, spec.vocab_size) for _ in range(3 + n))] for n in range(5)]
+    prompts = [[*common, *(rng.randrange(3, spec.vocab_size) for _ in range(3 + n))] for n in range(4)]
     shared_steps = []
 
     def serve(runner: object) -> dict[str, list[int]]:
         core = EngineCore(Scheduler(sizes.limits()), runner)  # type: ignore[arg-type]
         tokens: dict[str, list[int]] = {}
-        params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
         core.add(Request("first", prompts[0], params, arrival=0.0))
         while not tokens.get("first"):  # its prefix is cached then
             for delta in core.step():
