@@ -73,13 +73,13 @@ def test_decodes_over_a_shared_prefix_give_the_reference_s_tokens(monkeypatch: p
     weights = weights_of(spec, torch.float32)
     rng = random.Random(0)
     common = [rng.randrange(3, spec.vocab_size) for _ in range(48)]
-    prompts = [[*common, *(rng.randrange(3, spec.vocab_size) for _ in range(3 + n))] for n in range(4)]
+    prompts = [[*common, *(rng.randrange(3, spec.vocab_size) for _ in range(3 + n))] for n in range(5)]
     shared_steps = []
 
     def serve(runner: object) -> dict[str, list[int]]:
         core = EngineCore(Scheduler(sizes.limits()), runner)  # type: ignore[arg-type]
         tokens: dict[str, list[int]] = {}
-        params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         core.add(Request("first", prompts[0], params, arrival=0.0))
         while not tokens.get("first"):  # its prefix is cached then
             for delta in core.step():
