@@ -48,8 +48,10 @@ class Admission:
         return hits
 
     def awaits_prefix(self, seq: Sequence, hits: list[int]) -> bool:
-        """Somebody who runs is computing what `seq` would begin with, and that is most of it: in a step or two
-        it will be found. To compute it again beside would take the room of others, and give nothing sooner.
+        """Somebody who runs is computing what `seq` would begin with, and that is most of it.
+
+        In a step or two it will be found. Computed again beside, it would take the room of others, and
+        nothing would come sooner.
         """
         size, least = self._limits.block_size, self._limits.awaited_tokens
         missing = seq.block_hashes[len(hits) : (len(seq.tokens) - 1) // size]
