@@ -20,11 +20,16 @@ def limit_seconds(spec: Any, records: list[Any], shared_tokens: int = 0) -> floa
 def step_limit_seconds(spec: Any, record: Any, shared_tokens: int = 0) -> float:
     tokens = record.decode_batch + record.prefill_tokens
     samples = record.decode_batch + record.prefill_rows
-    # Of a chunk's product of queries and context, what lies above the diagonal is not computed.
-    above = record.prefill_tokens**2 / 2 / max(1, record.prefill_rows)
-    pairs = record.decode_context + max(0.0, record.prefill_context_product - above)
-    attention = 4 * spec.num_heads * spec.head_dim * spec.num_layers * pairs
+    decodes = 4 * spec.num_heads * spec.head_dim * spec.num_layers * record.decode_context
+    attention = decodes + prompt_attention_flops(spec, record)
     flops = tokens * spec.matmul_flops_per_token + samples * spec.lm_head_flops + attention
     context = record.decode_context - shared_tokens * max(0, record.decode_batch - 1)
     weights = BYTES * (spec.matmul_parameters + spec.vocab_size * spec.hidden_size)
     return max((weights + context * spec.kv_bytes_per_token(BYTES)) / READ_BYTES_PER_S, flops / FLOPS_PER_S)
+
+
+def prompt_attention_flops(spec: Any, record: Any) -> float:
+    """Of a chunk's product of queries and context, what lies above the diagonal is not computed."""
+    above = record.prefill_tokens**2 / 2 / max(1, record.prefill_rows)
+    pairs = max(0.0, record.prefill_context_product - above)
+    return float(4 * spec.num_heads * spec.head_dim * spec.num_layers * pairs)

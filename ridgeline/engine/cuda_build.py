@@ -151,7 +151,7 @@ class CudaBuild:
             weights_bytes=weights.nbytes,
             notes=notes,
             before_first_step=kernels.join,
-            memory=self._receipt(plan),
+            memory=self._receipt(plan, runner.kv.nbytes),
         )
 
     def limits(self) -> MeasuredLimits:
@@ -254,7 +254,8 @@ class CudaBuild:
             notes.append(f"weights are {stored} in the file and {self._dtype} here (--dtype)")
         return tuple(notes)
 
-    def _receipt(self, plan: MemoryPlan) -> Callable[[], MemoryReceipt]:
+    def _receipt(self, plan: MemoryPlan, kv_bytes: int) -> Callable[[], MemoryReceipt]:
+        """kv_bytes: what the cache takes, as it was allocated."""
         planned = {
             "weights": plan.weights_bytes,
             "kv": plan.kv_bytes,
@@ -262,7 +263,7 @@ class CudaBuild:
             "graphs": self._graph_bytes,
             "libraries": plan.reserve_bytes - self._graph_bytes,
         }
-        return lambda: self._device.receipt(planned)
+        return lambda: self._device.receipt(planned, kv_bytes)
 
 
 class _Device:
@@ -288,7 +289,7 @@ class _Device:
         self._allocated[moment] = torch.cuda.memory_allocated()
         self._reserved_when_built = torch.cuda.memory_reserved()
 
-    def receipt(self, planned: dict[str, int]) -> MemoryReceipt:
+    def receipt(self, planned: dict[str, int], kv_bytes: int) -> MemoryReceipt:
         import torch
 
         free, total = torch.cuda.mem_get_info()
@@ -296,8 +297,8 @@ class _Device:
         start, weights, runner = (self._allocated[moment] for moment in ("start", "weights", "runner"))
         observed = {
             "weights": weights - start,
-            "kv": planned["kv"],  # one tensor of just that size
-            "activations": max(runner - weights - planned["kv"], 0),
+            "kv": kv_bytes,
+            "activations": max(runner - weights - kv_bytes, 0),
             "graphs": max(reserved - self._reserved_when_built, 0),
             "libraries": max(self.free_at_start - free - reserved, 0),
         }

@@ -41,11 +41,6 @@ class DecodeScratch:
             )
 
 
-def decode_scratch_bytes(rows: int, num_heads: int, num_kv_heads: int, head_dim: int, parts: int) -> int:
-    """What `decode_scratch` will allocate."""
-    return 4 * rows * (num_heads * parts * (head_dim + 2) + num_kv_heads)
-
-
 def decode_scratch(
     rows: int, num_heads: int, num_kv_heads: int, head_dim: int, parts: int, device: torch.device | str
 ) -> DecodeScratch:
