@@ -16,7 +16,7 @@ from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.prompts import chat_ids, check_prompts
 from ridgeline.server.protocol import ChatRequest
-from ridgeline.server.responses import (
+from ridgeline.server.bodies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,

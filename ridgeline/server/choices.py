@@ -14,7 +14,7 @@ from ridgeline.engine.errors import RequestFailed
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.engine.step import TokenLogprob
-from ridgeline.server.responses import PromptTokensDetails, Timing, Usage
+from ridgeline.server.bodies import PromptTokensDetails, Timing, Usage
 from ridgeline.telemetry.timing import TimingRecord
 
 

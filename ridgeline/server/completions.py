@@ -22,7 +22,7 @@ from ridgeline.server.logprobs import (
 )
 from ridgeline.server.prompts import check_prompts, completion_prompts
 from ridgeline.server.protocol import CompletionRequest
-from ridgeline.server.responses import (
+from ridgeline.server.bodies import (
     CompletionChoice,
     CompletionLogprobs,
     PromptLogprobs,

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 import ridgeline
 from ridgeline.server.errors import NotReady
 from ridgeline.server.front import Front
-from ridgeline.server.responses import ModelCard, ModelList, encode
+from ridgeline.server.bodies import ModelCard, ModelList, encode
 from ridgeline.telemetry.stats import EngineStats
 
 _STARTED = int(time.time())

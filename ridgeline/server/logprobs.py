@@ -11,7 +11,7 @@ from dataclasses import replace
 from ridgeline.engine.step import TokenLogprob
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.choices import Prompt
-from ridgeline.server.responses import (
+from ridgeline.server.bodies import (
     ChatLogprob,
     CompletionLogprobs,
     PromptLogprob,

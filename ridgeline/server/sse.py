@@ -20,7 +20,7 @@ from ridgeline.server.errors import ClientGone, SlowReader, reply_to, unexpected
 from ridgeline.server.exchange import Exchange, off_loop, while_connected
 from ridgeline.server.front import Front
 from ridgeline.server.reader_watch import ReaderWatch
-from ridgeline.server.responses import Event, Usage, Whole, encode, event
+from ridgeline.server.bodies import Event, Usage, Whole, encode, event
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life

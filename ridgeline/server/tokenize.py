@@ -12,7 +12,7 @@ from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.prompts import chat_ids
 from ridgeline.server.protocol import DetokenizeRequest, TokenizeRequest
-from ridgeline.server.responses import Text, Tokens, encode
+from ridgeline.server.bodies import Text, Tokens, encode
 from ridgeline.server.validation import check_token_ids
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.server.responses import (
+from ridgeline.server.bodies import (
     ChatChunk,
     ChatChunkChoice,
     CompletionChoice,
