@@ -2,62 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp
 
 from ridgeline.server import health
+from ridgeline.server.bodies import (
+    ChatChunk,
+    ChatCompletion,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+    Text,
+    TextCompletion,
+    Tokens,
+    Version,
+)
 from ridgeline.server.chat import chat_completions
 from ridgeline.server.completions import completions
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.front import Engine, Front
+from ridgeline.server.endpoint import Endpoint, Generating
+from ridgeline.server.front import Front, Model
 from ridgeline.server.gate import Gate
+from ridgeline.server.state import StateStore
+from ridgeline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ridgeline.server.tokenize import detokenize, tokenize
-from ridgeline.telemetry.metrics import ServerMetrics
 
+CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
 
-class Generating:
-    """An endpoint that answers with tokens: its app is called as it is. A plain function would be wrapped by
-    Starlette, and the wrapper would stand between every token and the socket.
-    """
-
-    def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await self._handler(Request(scope, receive, send))
-        await answer(scope, receive, send)
-
-
-ROUTES = [
-    Route("/v1/chat/completions", Generating(chat_completions), methods=["POST"]),
-    Route("/v1/completions", Generating(completions), methods=["POST"]),
-    Route("/v1/models", health.list_models),
-    Route("/v1/models/{model:path}", health.show_model),
-    Route("/tokenize", tokenize, methods=["POST"]),
-    Route("/detokenize", detokenize, methods=["POST"]),
-    Route("/health", health.health),
-    Route("/ready", health.ready),
-    Route("/metrics", health.metrics),
-    Route("/version", health.version),
-    Route("/debug/steps", health.steps),
+# What is served, each with what the OpenAPI document says about it; a test holds that every route is here.
+ENDPOINTS = [
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        Generating(chat_completions),
+        "A conversation's next message, whole or streamed",
+        request=ChatRequest,
+        response=ChatCompletion,
+        events=ChatChunk,
+        examples=(CHAT_EXAMPLE, {**CHAT_EXAMPLE, "stream": True, "stream_options": {"include_usage": True}}),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        Generating(completions),
+        "The continuation of a text or of token ids, whole or streamed; several prompts at once; echo",
+        request=CompletionRequest,
+        response=TextCompletion,
+        events=TextCompletion,
+        examples=({"prompt": "The capital of France is", "max_tokens": 8}, {"prompt": [[1, 2], [3]], "n": 2}),
+    ),
+    Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
+    Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
+    Endpoint(
+        "POST",
+        "/tokenize",
+        tokenize,
+        "Text or messages to token ids",
+        request=TokenizeRequest,
+        response=Tokens,
+        examples=({"prompt": "hello"}, {"messages": CHAT_EXAMPLE["messages"], "return_token_strs": True}),
+    ),
+    Endpoint(
+        "POST",
+        "/detokenize",
+        detokenize,
+        "Token ids to text",
+        request=DetokenizeRequest,
+        response=Text,
+        examples=({"tokens": [1, 2, 3]},),
+    ),
+    Endpoint("GET", "/health", health.health, "This process answers", response=Health, needs_key=False),
+    Endpoint(
+        "GET",
+        "/ready",
+        health.ready,
+        "Whether a new request would be computed now; 503 with the reason otherwise",
+        response=Readiness,
+        answers={503: Readiness},
+        needs_key=False,
+    ),
+    Endpoint("GET", "/metrics", health.metrics, "Prometheus text", media_type="text/plain", needs_key=False),
+    Endpoint("GET", "/version", health.version, "The version of the server", response=Version),
+    Endpoint(
+        "GET",
+        "/debug/steps",
+        health.steps,
+        "The engine's last steps, one JSON object per line, oldest first",
+        media_type="application/x-ndjson",
+    ),
 ]
+ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 
 
-def build_app(
-    config: ServerConfig, supervisor: Engine, metrics: ServerMetrics, models: str | Sequence[str]
-) -> ASGIApp:
-    """The app for one engine. `models`: the names it is served under, the first being its own."""
-    front = Front(config, supervisor, metrics, [models] if isinstance(models, str) else models)
+def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore | None = None) -> ASGIApp:
+    """The app for these models, the first being the one that is meant when no name is given."""
+    front = Front(config, models, state)
     app: ASGIApp = Gate(Router(ROUTES, redirect_slashes=False), front)
     if config.cors_origins:
         app = CORSMiddleware(
             app,
             allow_origins=config.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

@@ -144,7 +144,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
     created: int
-    max_model_len: int | None  # None until the engine has said hello
+    max_model_len: int | None  # ours, as is what follows; None until the engine has said hello
+    task: str | None = None  # "generate" or "embed"
+    root: str | UnsetType = UNSET  # an alias's own model
     owned_by: str = "ridgeline"
 
 
@@ -162,6 +164,19 @@ class Tokens(msgspec.Struct, frozen=True):
 
 class Text(msgspec.Struct, frozen=True):
     prompt: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    status: str
+    reason: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
 
 
 Event = ChatChunk | TextCompletion

@@ -31,6 +31,7 @@ ErrorCode = Literal[
     "template_error",
     "invalid_api_key",
     "model_not_found",
+    "model_not_suitable",
     "not_found",
     "method_not_allowed",
     "body_too_large",
@@ -43,6 +44,19 @@ ErrorCode = Literal[
     "engine_died",
     "timeout",
 ]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None  # the JSON path of the field that must change
+    code: ErrorCode | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Every error as OpenAI's clients expect it."""
+
+    error: ErrorDetail
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +74,7 @@ class ErrorReply:
         """Names and values of the client's own may stand in it: they come back in part, if they are long."""
         param = None if self.param is None else _clipped(self.param, 200)
         message = _clipped(self.message, 2000)
-        error = {"message": message, "type": self.type, "param": param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode(ErrorBody(ErrorDetail(message, self.type, param, self.code)))
 
 
 def _clipped(text: str, length: int) -> str:

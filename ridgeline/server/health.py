@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import ridgeline
+from ridgeline.server.bodies import Health, ModelCard, ModelList, Readiness, Version, encode
 from ridgeline.server.errors import NotReady
-from ridgeline.server.front import Front
-from ridgeline.server.bodies import ModelCard, ModelList, encode
+from ridgeline.server.front import Front, Model
+from ridgeline.telemetry.metrics import render_all
 from ridgeline.telemetry.stats import EngineStats
 
 _STARTED = int(time.time())
@@ -18,52 +21,55 @@ _STARTED = int(time.time())
 
 async def health(request: Request) -> Response:
     """This process answers; whether it can serve is /ready's to say."""
-    return JSONResponse({"status": "ok"})
+    return _json(Health("ok"))
 
 
 async def ready(request: Request) -> Response:
     """200 if a new request would be computed now, else 503 and the reason."""
-    is_ready, reason = Front.of(request).engine.ready()
-    body = {"status": "ready" if is_ready else "not ready", "reason": reason}
-    return JSONResponse(body, 200 if is_ready else 503)
+    is_ready, reason = Front.of(request).ready()
+    return _json(Readiness("ready" if is_ready else "not ready", reason), 200 if is_ready else 503)
 
 
 async def version(request: Request) -> Response:
-    return JSONResponse({"version": ridgeline.__version__})
+    return _json(Version(ridgeline.__version__))
 
 
 async def metrics(request: Request) -> Response:
-    front = Front.of(request)
-    client = front.engine.client
-    is_up = client is not None and not client.closed.is_set()
-    body, content_type = front.metrics.render(client.stats if client else EngineStats(), is_up)
+    scrapes = []
+    for model in Front.of(request).models:
+        client = model.engine.client
+        is_up = client is not None and not client.closed.is_set()
+        scrapes.append((model.metrics, client.stats if client else EngineStats(), is_up))
+    body, content_type = render_all(scrapes)
     return Response(body, headers={"content-type": content_type})
 
 
 async def list_models(request: Request) -> Response:
     front = Front.of(request)
-    return _json(ModelList(data=[_card(front, name) for name in front.models]))
+    return _json(ModelList(data=[_card(model, name) for model in front.models for name in model.names]))
 
 
 async def show_model(request: Request) -> Response:
     front = Front.of(request)
-    return _json(_card(front, front.served_name(request.path_params["model"])))
+    served = front.served(request.path_params["model"])
+    return _json(_card(served.model, served.name))
 
 
 async def steps(request: Request) -> Response:
-    """The engine's ring of step records, oldest first, one JSON object per line."""
-    client = Front.of(request).engine.client
+    """An engine's ring of step records, oldest first, one JSON object per line; `?model=` chooses which."""
+    client = Front.of(request).served(request.query_params.get("model")).model.engine.client
     if client is None:
         raise NotReady("the engine is not running")
     lines = [encode(record) for record in await client.dump_steps()]
     return Response(b"".join(line + b"\n" for line in lines), media_type="application/x-ndjson")
 
 
-def _card(front: Front, name: str) -> ModelCard:
-    client = front.engine.client
+def _card(model: Model, name: str) -> ModelCard:
+    client = model.engine.client
     max_context = client.hello.max_context if client else None
-    return ModelCard(id=name, created=_STARTED, max_model_len=max_context)
+    root = UNSET if name == model.names[0] else model.names[0]
+    return ModelCard(id=name, created=_STARTED, max_model_len=max_context, task=model.task, root=root)
 
 
-def _json(body: ModelList | ModelCard) -> Response:
-    return Response(encode(body), media_type="application/json")
+def _json(body: msgspec.Struct, status: int = 200) -> Response:
+    return Response(encode(body), status, media_type="application/json")
