@@ -1,0 +1,44 @@
+"""GET /openapi.json and GET /docs: the document of the very list of endpoints that is served."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.server.bodies import encode
+from ridgeline.server.endpoint import JSON, Endpoint
+from ridgeline.server.exchange import LONG_BYTES, off_loop
+from ridgeline.server.openapi.document import document
+from ridgeline.server.openapi.page import page
+
+# The page needs nothing from anywhere, and could do nothing if a word on it were somebody else's.
+PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+
+def self_description(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    """The two endpoints that describe `endpoints`, themselves included once the caller has added them."""
+
+    @functools.cache
+    def json() -> bytes:
+        return encode(document(endpoints))
+
+    @functools.cache
+    def html() -> bytes:
+        return page(document(endpoints)).encode()
+
+    async def openapi(request: Request) -> Response:
+        return Response(await off_loop(LONG_BYTES + 1, json), media_type=JSON)
+
+    async def docs(request: Request) -> Response:
+        text = await off_loop(LONG_BYTES + 1, html)
+        return Response(text, headers=PAGE_HEADERS, media_type="text/html")
+
+    return [
+        Endpoint("GET", "/openapi.json", openapi, "This document", response=dict, needs_key=False),
+        Endpoint(
+            "GET", "/docs", docs, "This document as a page to read", media_type="text/html", needs_key=False
+        ),
+    ]

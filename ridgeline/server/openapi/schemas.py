@@ -1,0 +1,88 @@
+"""Structs as JSON Schema: msgspec's own, with what `About` says of every field, made as strict as the truth.
+
+Of a body that clients send, a refused field admits only what is accepted; of a body that we send, every field
+that cannot be left out is required. Called by `document`.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ridgeline.server.protocol import Body, fields_of
+
+REFERENCE = "#/components/schemas/{name}"
+Schema = dict[str, Any]
+
+
+class Schemas:
+    """The schemas of all structs that the given types are made of, by name."""
+
+    def __init__(self, types: Iterable[Any]) -> None:
+        wanted = list(dict.fromkeys(types))
+        structs = _structs_of(wanted)
+        schemas, components = msgspec.json.schema_components([*wanted, *structs], ref_template=REFERENCE)
+        self.components: dict[str, Schema] = components
+        self._by_type: dict[Any, Schema] = dict(zip(wanted, schemas, strict=False))
+        for struct, schema in zip(structs, schemas[len(wanted) :], strict=True):
+            _complete(struct, components[schema["$ref"].rpartition("/")[2]])
+
+    def of(self, kind: Any) -> Schema:
+        """The schema of one of the given types: nearly always a reference."""
+        return self._by_type[kind]
+
+
+def _complete(struct: type[msgspec.Struct], schema: Schema) -> None:
+    if struct.__struct_config__.tag is not None or "properties" not in schema:
+        return
+    if issubclass(struct, Body):
+        for name, about in fields_of(struct).items():
+            schema["properties"][name] = _described(schema["properties"][name], about)
+        return
+    schema["required"] = [
+        encoded
+        for name, encoded in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True)
+        if not _may_be_unset(struct, name)
+    ]
+
+
+def _described(schema: Schema, about: Any) -> Schema:
+    if about.status == "refused":
+        accepted = [None, *about.harmless]
+        return {"enum": accepted, "description": f"refused: {about.doc}", "x-ridgeline-status": "refused"}
+    if about.status == "ignored":
+        return {**schema, "description": f"ignored: {about.doc}", "x-ridgeline-status": "ignored"}
+    return {**schema, "description": about.doc}
+
+
+def _may_be_unset(struct: type[msgspec.Struct], name: str) -> bool:
+    if struct.__struct_config__.omit_defaults:
+        return name not in _required(struct)
+    return msgspec.UnsetType in typing.get_args(typing.get_type_hints(struct)[name])
+
+
+@functools.cache
+def _required(struct: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(struct) if field.required)
+
+
+def _structs_of(types: Iterable[Any]) -> list[type[msgspec.Struct]]:
+    """All structs that these types mention, at any depth."""
+    found: dict[type[msgspec.Struct], None] = {}
+    waiting = list(msgspec.inspect.multi_type_info(types))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, msgspec.inspect.StructType):
+            if node.cls not in found:
+                found[node.cls] = None
+                waiting += [field.type for field in node.fields]
+            continue
+        for name in node.__struct_fields__:
+            part = getattr(node, name)
+            parts = part if isinstance(part, tuple | list) else [part]
+            waiting += [child for child in parts if isinstance(child, msgspec.inspect.Type)]
+    return list(found)
