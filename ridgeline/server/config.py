@@ -14,13 +14,37 @@ from ridgeline.options import OptionError
 class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8000, "port to listen on; 0 picks a free one")
-    served_model_name: tuple[str, ...] = option((), "names clients may ask for; default: the model's own")
+    served_model_name: tuple[str, ...] = option(
+        (), "names clients may ask for the first model by; default: its own"
+    )
+    alias: tuple[str, ...] = option((), "NAME=MODEL: another name for a served model; may be repeated")
+    state_dir: Path | None = option(
+        None, "where files, batches and responses are kept; default: ~/.local/state/ridgeline/<port>"
+    )
+    tool_parser: str | None = option(
+        None, "how the model writes tool calls; default: found in its chat template; none: no tool calls"
+    )
+    reasoning_parser: str | None = option(
+        None, "how the model marks its reasoning; default: found in its chat template; none: it does not"
+    )
     api_keys: tuple[str, ...] = option((), "accepted bearer keys; none means everybody may ask")
     api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
     cors_origins: tuple[str, ...] = option((), "web origins whose pages may call this server; * for all")
     max_body_bytes: int = option(8 << 20, "largest request body; a larger one is answered 413")
     upload_timeout_s: float = option(
         60.0, "longest time for a request body to arrive; then it is answered 408"
+    )
+    max_head_bytes: int = option(
+        64 << 10, "largest first line and headers of a request; larger ones are answered 431"
+    )
+    head_timeout_s: float = option(10.0, "longest time for a request's headers to arrive; then 408")
+    max_connections: int = option(4096, "connections open at once; one more is answered 503 and closed")
+    max_connections_per_address: int | None = option(
+        None, "of these, from one address; default: no limit of its own, as all may come through one proxy"
+    )
+    websocket_requests: int = option(16, "requests under way at once on one WebSocket")
+    websocket_ping_s: float = option(
+        20.0, "a WebSocket is pinged so often, and closed if no answer comes in as long again"
     )
     request_timeout_s: float | None = option(None, "longest time for a whole answer; default: no limit")
     stream_buffer_chunks: int = option(

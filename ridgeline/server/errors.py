@@ -22,6 +22,9 @@ SERVER = "server_error"
 UNAVAILABLE = "service_unavailable_error"
 
 ErrorCode = Literal[
+    "invalid_http",
+    "head_too_large",
+    "too_many_connections",
     "invalid_json",
     "invalid_type",
     "missing_field",

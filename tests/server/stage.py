@@ -1,19 +1,21 @@
-"""The app over a scripted client: called in-process, or served by a real uvicorn on a loopback port."""
+"""The app over a scripted client: called in-process, or served by the real server on a loopback port."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
 
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.front import Model
+from ridgeline.server.http import HttpServer
+from ridgeline.server.state import StateStore
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import Script, ScriptedClient, ScriptedSupervisor, say
 
@@ -28,12 +30,14 @@ class Stage:
 
     script: Script = field(default_factory=lambda: say("hé!"))
     config: ServerConfig = field(default_factory=ServerConfig)
+    state: StateStore | None = None
 
     def __post_init__(self) -> None:
         self.client = ScriptedClient(self.script)
         self.supervisor = ScriptedSupervisor(self.client)
         self.metrics = ServerMetrics("m")
-        self.app = build_app(self.config, self.supervisor, self.metrics, ["m", "alias"])
+        model = Model(("m", "alias"), self.supervisor, self.metrics)
+        self.app = build_app(self.config, [model], self.state)
 
     def metrics_text(self) -> str:
         return self.metrics.render(self.client.stats)[0].decode()
@@ -56,7 +60,7 @@ class Stage:
             listener.bind(("127.0.0.1", 0))
             listener.listen()  # connections wait until the server takes them
             port = listener.getsockname()[1]
-            server = _Uvicorn(uvicorn.Config(self.app, log_level="critical", lifespan="off"))
+            server = HttpServer(self.app, self.config)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
@@ -64,13 +68,6 @@ class Stage:
             finally:
                 server.should_exit = server.force_exit = True
                 await task
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals belong to pytest."""
-        yield
 
 
 async def until(condition: Any, limit_s: float = 5.0) -> None:

@@ -1,0 +1,156 @@
+"""BoundedConnection: uvicorn's HTTP connection with bounds on what comes before a request reaches the app.
+
+uvicorn bounds neither the size of a request's head nor the time it takes to arrive, nor how many connections
+are open. Made by `server.http` for every connection; what is refused here has the same shape of error as
+everywhere, and never reaches the gate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ridgeline.server.errors import INVALID, UNAVAILABLE, ErrorReply
+
+MAX_HEADERS = 100
+LINGER_S = 10.0  # for the rest of a body that was answered before it had all arrived
+
+
+@dataclass(slots=True)
+class ConnectionLimits:
+    """The bounds, and the count of what they bound: one for all connections of a server."""
+
+    head_bytes: int
+    head_s: float
+    connections: int
+    per_address: int | None
+    by_address: Counter[str] = field(default_factory=Counter)
+
+
+class BoundedConnection(HttpToolsProtocol):
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._address = ""
+        self._head_bytes = 0  # of a head that is not complete
+        self._in_head = True
+        self._refused = False
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        limits = self._limits
+        self._address = self.client[0] if self.client else ""
+        limits.by_address[self._address] += 1
+        if len(self.connections) > limits.connections:
+            self._refuse(_too_many(f"{limits.connections} connections are open, this server's limit"))
+        elif limits.per_address is not None and limits.by_address[self._address] > limits.per_address:
+            self._refuse(_too_many(f"{limits.per_address} connections are open from {self._address}"))
+        else:
+            self._await_head()  # a connection that never says anything is not kept either
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_alarm()
+        self._limits.by_address[self._address] -= 1
+        if not self._limits.by_address[self._address]:
+            del self._limits.by_address[self._address]
+        super().connection_lost(exc)
+
+    # ---- the head ----
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        # What is not a head goes by in the same pieces; only a head that stays incomplete is counted.
+        super().data_received(data)
+        if self._in_head and not self._refused:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.head_bytes:
+                self._refuse_head(f"larger than {self._limits.head_bytes} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        if self._alarm is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_alarm()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self._limits.head_bytes:
+            self._refuse_head(f"larger than {self._limits.head_bytes} bytes")
+        elif len(self.headers) > MAX_HEADERS:
+            self._refuse_head(f"of more than {MAX_HEADERS} lines")
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
+            self._stop_alarm()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and self._alarm is None and not self.transport.is_closing():
+            # Answered early: the client may finish sending, so that it sees the answer, but not for ever.
+            self._alarm = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_alarm()
+        super().handle_websocket_upgrade()
+
+    # ---- refusals ----
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ErrorReply(400, "the request is not valid HTTP", INVALID, code="invalid_http"))
+
+    def _await_head(self) -> None:
+        self._alarm = self.loop.call_later(self._limits.head_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._alarm = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._await_head()  # the head of the next request waits for the answer to this one
+        elif self._head_bytes or self.cycle is not None:
+            limit = f"{self._limits.head_s:g} s, this server's limit"
+            self._refuse(ErrorReply(408, f"the request's head had not arrived after {limit}", code="timeout"))
+        else:
+            self.transport.close()  # it never said a word
+
+    def _refuse_head(self, what: str) -> None:
+        message = f"the request's head (its first line and headers) is {what}, this server's limit"
+        self._refuse(ErrorReply(431, message, INVALID, code="head_too_large"))
+
+    def _refuse(self, reply: ErrorReply) -> None:
+        self._refused = True
+        self._stop_alarm()
+        body = reply.body()
+        head = [
+            f"HTTP/1.1 {reply.status} {http.HTTPStatus(reply.status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            *(f"{name}: {value}" for name, value in reply.headers.items()),
+            "connection: close",
+        ]
+        self.transport.write("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
+
+    def _stop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+
+def _too_many(message: str) -> ErrorReply:
+    return ErrorReply(503, message, UNAVAILABLE, code="too_many_connections", headers={"retry-after": "1"})
