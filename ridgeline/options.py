@@ -82,8 +82,14 @@ def given_flags(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
 # ---- file ----
 
 
-def read_file(path: Path, sections: Mapping[str, type]) -> dict[str, dict[str, Any]]:
-    """A TOML file's values by section, checked: an unknown key or a wrong type is an OptionError."""
+def read_file(
+    path: Path, sections: Mapping[str, type], lists: Mapping[str, type] | None = None
+) -> dict[str, Any]:
+    """A TOML file's values by section, checked: an unknown key or a wrong type is an OptionError.
+
+    `lists`: sections that may stand there several times, written [[name]]; their values are lists.
+    """
+    lists = lists or {}
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
@@ -91,14 +97,26 @@ def read_file(path: Path, sections: Mapping[str, type]) -> dict[str, dict[str, A
         raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path}: not valid TOML: {error}") from error
-    values: dict[str, dict[str, Any]] = {}
+    values: dict[str, Any] = {}
     for section, table in document.items():
+        if section in lists:
+            values[section] = _read_list(path, section, table, lists[section])
+            continue
         if section not in sections:
-            raise OptionError(f"{path}: unknown section [{section}]{_nearest(section, sections)}")
+            raise OptionError(f"{path}: unknown section [{section}]{_nearest(section, [*sections, *lists])}")
         if not isinstance(table, dict):
             raise OptionError(f"{path}: {section} must be a section: write [{section}] above its keys")
         values[section] = check_values(sections[section], table, where=f"{path}: [{section}] ")
     return values
+
+
+def _read_list(path: Path, section: str, tables: Any, config: type) -> list[dict[str, Any]]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise OptionError(f"{path}: {section} is a list: write [[{section}]] above the keys of each")
+    return [
+        check_values(config, table, where=f"{path}: [[{section}]] {number} ")
+        for number, table in enumerate(tables, start=1)
+    ]
 
 
 def check_values(config: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -130,14 +148,15 @@ def markdown_table(config: type, skip: Iterable[str] = ()) -> str:
     return "\n".join(head + [_table_row(option) for option in shown])
 
 
-def json_schema(sections: Mapping[str, type]) -> dict[str, Any]:
+def json_schema(sections: Mapping[str, type], lists: Mapping[str, type] | None = None) -> dict[str, Any]:
     """A JSON schema of the configuration file, for editors that complete and check TOML."""
+    repeated = {name: {"type": "array", "items": _section_schema(c)} for name, c in (lists or {}).items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "ridgeline configuration",
         "type": "object",
         "additionalProperties": False,
-        "properties": {section: _section_schema(config) for section, config in sections.items()},
+        "properties": {section: _section_schema(config) for section, config in sections.items()} | repeated,
     }
 
 

@@ -54,10 +54,10 @@ def add_verb(
     return parser
 
 
-def engine_config(args: argparse.Namespace, file_values: dict[str, Any] | None = None) -> EngineConfig:
-    """File, then flags, then the MODEL argument if it was given."""
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Flags, then the MODEL argument if it was given."""
     named = {"model": args.model} if args.model else {}
-    return build(EngineConfig, file_values or {}, given_flags(args, "engine"), named)
+    return build(EngineConfig, given_flags(args, "engine"), named)
 
 
 def path_argument(text: str) -> Path:

@@ -1,27 +1,51 @@
-"""`ridgeline serve`: settings from file and flags, the model fetched if need be, then the server."""
+"""`ridgeline serve`: settings from file and flags, the models fetched if need be, then the server."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb, engine_config, path_argument
+from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb, path_argument
 from ridgeline.cli.progress import fetch
-from ridgeline.engine.config import EngineConfig
-from ridgeline.options import add_flags, build, given_flags, json_schema, read_file, to_toml
+from ridgeline.engine.config import EngineConfig, option
+from ridgeline.options import (
+    add_flags,
+    build,
+    given_flags,
+    json_schema,
+    options_of,
+    read_file,
+    to_toml,
+)
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.setup import ModelSetup, named
 
 SECTIONS = {"engine": EngineConfig, "server": ServerConfig}
 
+
+@dataclass(frozen=True, slots=True)
+class ModelTable(EngineConfig):
+    """One [[models]] table of the file: what of [engine] is different for this model, and its names."""
+
+    names: tuple[str, ...] = option((), "names clients may ask for it by; default: the model's own")
+
+
 DESCRIPTION = """\
-Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
-The model is fetched on first use. Ctrl-C or SIGTERM lets running answers finish, then stops.
-Settings come from --config (TOML with [engine] and [server]); flags override it."""
+Serve models over HTTP with the APIs of OpenAI and Anthropic: /v1/chat/completions, /v1/responses,
+/v1/messages, /v1/embeddings and more; GET /docs lists them. Several models run side by side, each in an
+engine process of its own; a request that names none means the first.
+Models are fetched on first use. Ctrl-C or SIGTERM lets running answers finish, then stops.
+Settings come from --config (TOML with [server], [engine] and a [[models]] table for each model, whose keys
+are those of [engine], and names); flags override it."""
 
 EXAMPLES = """\
   ridgeline serve
   ridgeline serve smollm2-135m --port 9000 --kv-tokens 32768
+  ridgeline serve smollm2-135m all-minilm-l6-v2 --alias gpt-4o=smollm2-135m
   ridgeline serve ./my-model --host 0.0.0.0 --api-key-file keys.txt
   ridgeline serve --print-config > ridgeline.toml && ridgeline serve --config ridgeline.toml
   curl 127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
@@ -31,7 +55,7 @@ EXAMPLES = """\
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "serve", "serve a model over HTTP", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})")
     parser.add_argument("--config", type=path_argument, metavar="FILE", help="TOML file with settings")
     parser.add_argument("--print-config", action="store_true", help="print all settings as TOML and stop")
     parser.add_argument("--print-schema", action="store_true", help="print the file's JSON schema and stop")
@@ -42,15 +66,53 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.print_schema:
-        print(json.dumps(json_schema(SECTIONS), indent=2))
+        print(json.dumps(json_schema(SECTIONS, lists={"models": ModelTable}), indent=2))
         return 0
-    file_values = read_file(args.config, SECTIONS) if args.config else {}
-    engine = engine_config(args, file_values.get("engine"))
+    file_values, tables = read_models_file(args.config) if args.config else ({}, [])
     server = build(ServerConfig, file_values.get("server", {}), given_flags(args, "server"))
+    setups = model_setups(args, file_values.get("engine", {}), tables, server)
     if args.print_config:
+        engine = replace(setups[0].engine, model=DEFAULT_MODEL) if len(setups) > 1 else setups[0].engine
         print(to_toml({"engine": engine, "server": server}), end="")
+        if len(setups) > 1:
+            print("".join(_model_toml(setup) for setup in setups), end="")
         return 0
-    fetch(engine.model, sys.stderr)
+    for setup in setups:
+        fetch(setup.engine.model, sys.stderr)
     from ridgeline.server.main import serve
 
-    return serve(engine, server)
+    return serve(setups, server)
+
+
+def read_models_file(path: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """The file's sections, and the values of each [[models]] table."""
+    values = read_file(path, SECTIONS, lists={"models": ModelTable})
+    tables: Any = values.pop("models", [])
+    return values, tables
+
+
+def model_setups(
+    args: argparse.Namespace,
+    engine_values: dict[str, Any],
+    tables: list[dict[str, Any]],
+    server: ServerConfig,
+) -> list[ModelSetup]:
+    """[engine], then the model's own table, then flags. MODEL arguments replace the file's tables."""
+    flags = given_flags(args, "engine")
+    if args.models:
+        tables = [{"model": model} for model in args.models]
+    elif not tables:
+        tables = [{}]
+    configs = [
+        build(EngineConfig, engine_values, {k: v for k, v in table.items() if k != "names"}, flags)
+        for table in tables
+    ]
+    names = [tuple(table.get("names", ())) for table in tables]
+    return named(configs, names, server)
+
+
+def _model_toml(setup: ModelSetup) -> str:
+    defaults = {option.name: option.default for option in options_of(EngineConfig)}
+    own = {k: v for k, v in asdict(setup.engine).items() if k == "model" or v != defaults[k]}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in own.items()]
+    return "\n".join(["", "[[models]]", *lines, f"names = {json.dumps(list(setup.names))}", ""])

@@ -6,6 +6,7 @@ The request and its results are the engine's own dataclasses; these structs are 
 from __future__ import annotations
 
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -67,6 +68,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     bytes: dict[str, int]  # memory receipt: weights, kv, rest
     limits: dict[str, float]  # physical limits the figures stand beside; empty where none is known
     notes: tuple[str, ...] = ()  # why this backend, what a setting costs; for people
+    task: Literal["generate", "embed"] = "generate"
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -27,8 +27,8 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.endpoint import Endpoint, Generating
 from ridgeline.server.front import Front, Model
 from ridgeline.server.gate import Gate
-from ridgeline.server.state import StateStore
 from ridgeline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ridgeline.server.state import StateStore
 from ridgeline.server.tokenize import detokenize, tokenize
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ridgeline.server.errors import ErrorReply
+
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
@@ -24,11 +26,16 @@ class Timing(msgspec.Struct, frozen=True):
     preemptions: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
     timing: list[Timing] | UnsetType = UNSET
 
 
@@ -70,10 +77,23 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int] = []
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str  # JSON text, as the model wrote it
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -95,9 +115,23 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct, frozen=True):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
 class Delta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -180,7 +214,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 Event = ChatChunk | TextCompletion
-Whole = ChatCompletion | TextCompletion
+DONE = b"data: [DONE]\n\n"
 
 _encoder = msgspec.json.Encoder()
 _MARK = "\x00"
@@ -193,6 +227,11 @@ def encode(body: Any) -> bytes:
 def event(body: Event) -> bytes:
     """A body as a server-sent event."""
     return b"data: " + encode(body) + b"\n\n"
+
+
+def failure_event(reply: ErrorReply) -> bytes:
+    """The last event of a stream that broke off, in OpenAI's shape."""
+    return b"data: " + reply.body() + b"\n\n"
 
 
 class TextEvents:

@@ -1,22 +1,16 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: its events and its whole answer, in OpenAI's shapes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ridgeline.engine.request import SamplingParams
-from ridgeline.server.choices import Piece, Prompt
-from ridgeline.server.course import Job
-from ridgeline.server.decoding import decode
-from ridgeline.server.errors import BadRequest
-from ridgeline.server.exchange import Exchange, off_loop, read_body
-from ridgeline.server.front import Front
-from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from ridgeline.server.prompts import chat_ids, check_prompts
-from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.bodies import (
+    DONE,
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -25,47 +19,33 @@ from ridgeline.server.bodies import (
     ChatLogprobs,
     ChatMessage,
     Delta,
+    FunctionDelta,
     PromptLogprobs,
     TextEvents,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     event,
+    failure_event,
 )
+from ridgeline.server.chat_job import chat_job
+from ridgeline.server.choices import Piece
+from ridgeline.server.course import Job
+from ridgeline.server.decoding import decode
+from ridgeline.server.errors import ErrorReply
+from ridgeline.server.exchange import Exchange, off_loop, read_body
+from ridgeline.server.front import Front
+from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.sse import answer
-from ridgeline.server.validation import check_stream_options, sampling_params
 
 
 async def chat_completions(request: Request) -> ASGIApp:
     front, exchange = Front.of(request), Exchange.of(request)
     raw = await read_body(request, front.config)
-    job = await off_loop(len(raw), lambda: _job(front, raw))
+    job = await off_loop(len(raw), lambda: chat_job(front, decode(raw, ChatRequest)))
     return answer(front, exchange, job, ChatShape(exchange, job))
-
-
-def _job(front: Front, raw: bytes) -> Job:
-    """From the body's bytes to what the engine takes; a bad request ends here."""
-    body = decode(raw, ChatRequest)
-    model = front.served_name(body.model)
-    check_stream_options(body)
-    client = front.ready_client()
-    params = _params(body, client.hello.vocab_size)
-    prompts = [Prompt(chat_ids(client.tokenizer, body.messages, body))]
-    check_prompts(client, prompts, params, "messages")
-    return Job.of(body, client, model, prompts, params)
-
-
-def _params(body: ChatRequest, vocab_size: int) -> SamplingParams:
-    if body.top_logprobs is not None and not body.logprobs:
-        raise BadRequest("top_logprobs", "only allowed together with logprobs: true")
-    newer = body.max_completion_tokens
-    return sampling_params(
-        body,
-        max_tokens=body.max_tokens if newer is None else newer,
-        max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        logprobs_field="top_logprobs",
-        prompt_logprobs=body.prompt_logprobs,
-        vocab_size=vocab_size,
-    )
 
 
 class ChatShape:
@@ -75,36 +55,31 @@ class ChatShape:
         self._head = job.head(exchange, "chatcmpl")
         self._names = TokenNames(job.client.tokenizer)
         self._params = job.params
-        # With include_usage every event has the field, null but on the last.
+        self._include_usage = job.include_usage
+        # Where usage is asked for, every chunk has the field, null but on the last.
         self._usage_so_far = None if job.include_usage else UNSET
         self._prompt_told = False
         self._text_events = TextEvents(
             lambda index, text: self._chunk(ChatChunkChoice(index, Delta(content=text)))
         )
 
+    def opening(self) -> bytes:
+        return b""  # every choice opens with its first piece
+
     def events(self, piece: Piece) -> bytes:
-        if piece.is_text_alone and self._params.logprobs is None:
-            return self._text_events.of(piece.index, piece.text)
+        if piece.is_text_alone and self._params.logprobs is None and len(piece.events) == 1:
+            only = piece.events[0]
+            if type(only) is Content:  # nearly every piece of nearly every answer
+                return self._text_events.of(piece.index, only.text)
         return b"".join([event(chunk) for chunk in self._chunks(piece)])
 
-    def _chunks(self, piece: Piece) -> list[ChatChunk]:
-        chunks = []
-        if piece.prompt is not None:
-            opening = ChatChunkChoice(piece.index, Delta(role="assistant", content=""))
-            chunks.append(self._chunk(opening, self._prompt_logprobs(piece)))
-        if piece.text or piece.logprobs or piece.finish_reason:
-            choice = ChatChunkChoice(
-                piece.index,
-                Delta(content=piece.text) if piece.text else Delta(),
-                self._logprobs(chat_logprobs(self._names, piece.logprobs)),
-                piece.finish_reason,
-                piece.stop_reason if piece.finish_reason else UNSET,
-            )
-            chunks.append(self._chunk(choice))
-        return chunks
+    def closing(self, usage: Usage) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event(ChatChunk(**self._head, choices=[], usage=usage)) + DONE
 
-    def usage_event(self, usage: Usage) -> ChatChunk:
-        return ChatChunk(**self._head, choices=[], usage=usage)
+    def failure(self, reply: ErrorReply) -> bytes:
+        return failure_event(reply)
 
     def whole(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
         told = [self._prompt_logprobs(piece) for piece in pieces]
@@ -115,11 +90,31 @@ class ChatShape:
         prompt = next((part for part in told if part is not UNSET), UNSET)
         return ChatCompletion(**self._head, choices=choices, usage=usage, prompt_logprobs=prompt)
 
+    def _chunks(self, piece: Piece) -> list[ChatChunk]:
+        chunks = []
+        if piece.prompt is not None:
+            opening = ChatChunkChoice(piece.index, Delta(role="assistant", content=""))
+            chunks.append(self._chunk(opening, self._prompt_logprobs(piece)))
+        deltas = [_delta(part) for part in piece.events]
+        if not deltas and (piece.logprobs or piece.finish_reason):
+            deltas = [Delta()]
+        for place, delta in enumerate(deltas):
+            is_last = place == len(deltas) - 1
+            choice = ChatChunkChoice(
+                piece.index,
+                delta,
+                self._logprobs(chat_logprobs(self._names, piece.logprobs)) if not place else None,
+                piece.finish_reason if is_last else None,
+                piece.stop_reason if is_last and piece.finish_reason else UNSET,
+            )
+            chunks.append(self._chunk(choice))
+        return chunks
+
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
         tokens = [token for piece in pieces for token in piece.logprobs]
         return ChatChoice(
             index,
-            ChatMessage(content="".join(piece.text for piece in pieces)),
+            chat_message([part for piece in pieces for part in piece.events]),
             self._logprobs(chat_logprobs(self._names, tokens)),
             pieces[-1].finish_reason or "",
             pieces[-1].stop_reason,
@@ -138,3 +133,35 @@ class ChatShape:
             return UNSET
         self._prompt_told = True
         return prompt_logprobs(self._names, piece.prompt, piece.prompt_logprobs, asked)
+
+
+def chat_message(events: Sequence[ParsedEvent]) -> ChatMessage:
+    """A choice's events as the message they add up to. Without any text, a message of calls has null."""
+    content = "".join(part.text for part in events if isinstance(part, Content))
+    reasoning = "".join(part.text for part in events if isinstance(part, Reasoning))
+    calls = [
+        ToolCall(id=start.id, function=CalledFunction(start.name, _arguments(events, start.index)))
+        for start in events
+        if isinstance(start, CallStart)
+    ]
+    return ChatMessage(
+        content=None if calls and not content else content,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _arguments(events: Sequence[ParsedEvent], index: int) -> str:
+    return "".join(part.text for part in events if isinstance(part, CallArguments) and part.index == index)
+
+
+def _delta(part: ParsedEvent) -> Delta:
+    match part:
+        case Content(text):
+            return Delta(content=text)
+        case Reasoning(text):
+            return Delta(reasoning_content=text)
+        case CallStart(index, id, name):
+            return Delta(tool_calls=[ToolCallDelta(index, id, "function", FunctionDelta(name, ""))])
+        case CallArguments(index, text):
+            return Delta(tool_calls=[ToolCallDelta(index, function=FunctionDelta(arguments=text))])

@@ -6,6 +6,7 @@ shape they give them. Counts tokens and keeps the timing records while it goes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,7 +15,8 @@ from ridgeline.engine.errors import RequestFailed
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.engine.step import TokenLogprob
-from ridgeline.server.bodies import PromptTokensDetails, Timing, Usage
+from ridgeline.server.bodies import CompletionTokensDetails, PromptTokensDetails, Timing, Usage
+from ridgeline.server.parsing.events import CallStart, Content, OutputParser, ParsedEvent, Reasoning
 from ridgeline.telemetry.timing import TimingRecord
 
 
@@ -36,10 +38,44 @@ class Piece(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprob] = []  # with `prompt`: of its tokens from the second on, if asked for
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    events: list[ParsedEvent] = []  # what a parser made of the text; without one, the text as content
 
     @property
     def is_text_alone(self) -> bool:
         return self.prompt is None and self.finish_reason is None and not self.logprobs
+
+
+class Parsed:
+    """One choice's parser, with what it has found: calls, and how many tokens the reasoning took.
+
+    Reasoning is what comes before the answer, markers included: all tokens up to the first that shows any
+    content or call, if there was any reasoning at all.
+    """
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self._answering = False
+        self._has_reasoning = False
+        self._tokens_before_answer = 0
+        self.has_calls = False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._tokens_before_answer if self._has_reasoning else 0
+
+    def events(self, chunk: OutputChunk) -> list[ParsedEvent]:
+        events = self._parser.feed(chunk.text) if chunk.text else []
+        if chunk.finish_reason is not None:
+            events = events + self._parser.finish()
+        for event in events:
+            if isinstance(event, Reasoning):
+                self._has_reasoning = True
+            else:
+                self._answering = True
+                self.has_calls = self.has_calls or isinstance(event, CallStart)
+        if not self._answering:
+            self._tokens_before_answer += len(chunk.tokens)
+        return events
 
 
 @dataclass(slots=True)
@@ -53,9 +89,15 @@ class _Source:
 
 
 class Choices:
-    def __init__(self, prompts: list[Prompt], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        new_parser: Callable[[], OutputParser] | None = None,
+    ) -> None:
         self._sources = [_Source(prompt) for prompt in prompts]
         self._params = params
+        self._parsed = None if new_parser is None else [Parsed(new_parser()) for _ in range(self.count)]
         self._begun: set[int] = set()
         self._completion_tokens = 0
         self.timings: dict[int, TimingRecord] = {}
@@ -92,6 +134,7 @@ class Choices:
             self._completion_tokens,
             prompt_tokens + self._completion_tokens,
             PromptTokensDetails(sum(source.cached_tokens for source in self._sources)),
+            CompletionTokensDetails(sum(parsed.reasoning_tokens for parsed in self._parsed or ())),
         )
         if not with_timing:
             return usage
@@ -104,7 +147,7 @@ class Choices:
         if index in self._begun and chunk.finish_reason is None and chunk.timing is None:
             # Nearly every chunk. One that is half a character is counted, with nothing to show yet.
             if chunk.text or chunk.logprobs:
-                pieces.append(Piece(index, chunk.text, chunk.logprobs))
+                pieces.append(Piece(index, chunk.text, chunk.logprobs, events=self._events(index, chunk)))
             return
         source = self._sources[source_number]
         if chunk.timing is not None:
@@ -112,6 +155,7 @@ class Choices:
             source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
         if chunk.finish_reason is not None:
             self._finish(index, chunk)
+        events = self._events(index, chunk)
         first = index not in self._begun
         self._begun.add(index)
         if not (first or chunk.text or chunk.logprobs or chunk.finish_reason):
@@ -123,10 +167,24 @@ class Choices:
                 chunk.logprobs,
                 source.prompt if first else None,
                 source.prompt_logprobs if first else [],
-                chunk.finish_reason.value if chunk.finish_reason else None,
+                self._shown_reason(index, chunk),
                 chunk.stop_reason,
+                events,
             )
         )
+
+    def _events(self, index: int, chunk: OutputChunk) -> list[ParsedEvent]:
+        if self._parsed is None:
+            return [Content(chunk.text)] if chunk.text else []
+        return self._parsed[index].events(chunk)
+
+    def _shown_reason(self, index: int, chunk: OutputChunk) -> str | None:
+        """An answer that ended by itself, with calls to be made, waits for their results."""
+        if chunk.finish_reason is None:
+            return None
+        if chunk.finish_reason is FinishReason.STOP and self._parsed and self._parsed[index].has_calls:
+            return "tool_calls"
+        return chunk.finish_reason.value
 
     def _finish(self, index: int, chunk: OutputChunk) -> None:
         if chunk.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):

@@ -7,9 +7,21 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ridgeline.engine.request import SamplingParams
+from ridgeline.server.bodies import (
+    DONE,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprobs,
+    TextCompletion,
+    TextEvents,
+    Usage,
+    event,
+    failure_event,
+)
 from ridgeline.server.choices import Piece
 from ridgeline.server.course import Job
 from ridgeline.server.decoding import decode
+from ridgeline.server.errors import ErrorReply
 from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import (
@@ -22,15 +34,6 @@ from ridgeline.server.logprobs import (
 )
 from ridgeline.server.prompts import check_prompts, completion_prompts
 from ridgeline.server.protocol import CompletionRequest
-from ridgeline.server.bodies import (
-    CompletionChoice,
-    CompletionLogprobs,
-    PromptLogprobs,
-    TextCompletion,
-    TextEvents,
-    Usage,
-    event,
-)
 from ridgeline.server.sse import answer
 from ridgeline.server.validation import check_stream_options, sampling_params
 
@@ -47,13 +50,13 @@ async def completions(request: Request) -> ASGIApp:
 def _job(front: Front, raw: bytes) -> tuple[Job, CompletionRequest]:
     """From the body's bytes to what the engine takes; a bad request ends here."""
     body = decode(raw, CompletionRequest)
-    model = front.served_name(body.model)
+    served = front.served(body.model, "generate")
     check_stream_options(body)
-    client = front.ready_client()
+    client = served.ready_client()
     params = _params(body, client.hello.vocab_size)
     prompts = completion_prompts(client, body)
     check_prompts(client, prompts, params, "prompt")
-    return Job.of(body, client, model, prompts, params), body
+    return Job.of(body, client, served, prompts, params), body
 
 
 def _params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
@@ -77,6 +80,7 @@ class CompletionShape:
         self._head = job.head(exchange, "cmpl")
         self._names = TokenNames(job.client.tokenizer)
         self._body = body
+        self._include_usage = job.include_usage
         self._usage_so_far = None if job.include_usage else UNSET
         self._offsets: dict[int, TextOffsets] = {}
         self._text_events = TextEvents(lambda index, text: self._event(CompletionChoice(index, text)))
@@ -89,8 +93,16 @@ class CompletionShape:
     def _event(self, choice: CompletionChoice) -> TextCompletion:
         return TextCompletion(**self._head, choices=[choice], usage=self._usage_so_far)
 
-    def usage_event(self, usage: Usage) -> TextCompletion:
-        return TextCompletion(**self._head, choices=[], usage=usage)
+    def opening(self) -> bytes:
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event(TextCompletion(**self._head, choices=[], usage=usage)) + DONE
+
+    def failure(self, reply: ErrorReply) -> bytes:
+        return failure_event(reply)
 
     def whole(self, pieces: list[Piece], usage: Usage) -> TextCompletion:
         """The stream's choices, joined: whole and streamed cannot differ."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.server.choices import Choices, Piece, Prompt
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange
-from ridgeline.server.front import Front, fingerprint
+from ridgeline.server.front import Front, Served, fingerprint
+from ridgeline.server.parsing.events import OutputParser
 from ridgeline.server.protocol import GenerationRequest
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
@@ -30,7 +32,7 @@ class Job:
     """What is asked of which engine, and how the client wants to see it."""
 
     client: AsyncClient
-    model: str  # the name the client knows it by
+    served: Served
     prompts: list[Prompt]
     params: SamplingParams
     stream: bool = False
@@ -38,21 +40,27 @@ class Job:
     include_timing: bool = False
     priority: int = 0
     cache_namespace: str = ""
+    new_parser: Callable[[], OutputParser] | None = None  # for each choice; None: its text is as it is
+    grammar_field: str = "grammar"  # what the client calls that which became `params.grammar`
 
     @classmethod
     def of(
         cls,
         body: GenerationRequest,
         client: AsyncClient,
-        model: str,
+        served: Served,
         prompts: list[Prompt],
         params: SamplingParams,
+        new_parser: Callable[[], OutputParser] | None = None,
+        grammar_field: str = "grammar",
     ) -> Job:
         return cls(
             client,
-            model,
+            served,
             prompts,
             params,
+            new_parser=new_parser,
+            grammar_field=grammar_field,
             stream=bool(body.stream),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             include_timing=bool(body.include_timing),
@@ -65,7 +73,7 @@ class Job:
         return {
             "id": f"{prefix}-{exchange.request_id}",
             "created": exchange.created,
-            "model": self.model,
+            "model": self.served.name,
             "system_fingerprint": fingerprint(self.client),
         }
 
@@ -74,9 +82,10 @@ class Course:
     def __init__(self, front: Front, exchange: Exchange, job: Job) -> None:
         self.exchange = exchange
         self.job = job
-        self.choices = Choices(job.prompts, job.params)
+        self.choices = Choices(job.prompts, job.params, job.new_parser)
         self.inbox = Inbox(whole=not job.stream)
         self._front = front
+        self._metrics = job.served.metrics
         self._requests: list[OpenRequest] = []
         limit_s = front.config.request_timeout_s
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
@@ -90,7 +99,7 @@ class Course:
                 number,
                 request_id=self.exchange.request_id,
                 arrival=self.exchange.arrival,
-                priority=self.job.priority,
+                priority=max(self.job.priority, self.exchange.least_priority),
                 cache_namespace=self.job.cache_namespace,
             )
             self._requests.append(request)
@@ -107,7 +116,12 @@ class Course:
     async def next_pieces(self, patience_s: float | None = None) -> list[Piece] | None:
         """The next pieces, at least one; [] when `patience_s` went by without any; None after the last."""
         while True:
-            arrivals = await self.inbox.take(self._wait_s(patience_s))
+            try:
+                arrivals = await self.inbox.take(self._wait_s(patience_s))
+            except InvalidRequest as error:
+                if error.field == "grammar":
+                    raise InvalidRequest(self.job.grammar_field, error.message) from None
+                raise
             if arrivals is None:
                 self.choices.check_complete()
                 return None
@@ -138,7 +152,7 @@ class Course:
         self.exchange.booked = True
         status, failure = _outcome(error)
         if isinstance(error, SlowReader):
-            self._front.metrics.stream_cut()
+            self._metrics.stream_cut()
         now = time.monotonic()
         for index in range(self.choices.count):
             timing = self.choices.timings.get(index) or self._unbegun(index)
@@ -146,7 +160,7 @@ class Course:
                 timing.end, timing.end_reason = now, failure
             timing.sent = now
             reason = failure or self.choices.finish_reasons[index]
-            self._front.metrics.request_finished(timing, self.exchange.path, reason)
+            self._metrics.request_finished(timing, self.exchange.path, reason)
             log_request(self.exchange.request_id, self.exchange.path, status, timing, reason)
 
     def _unbegun(self, index: int) -> TimingRecord:

@@ -29,6 +29,7 @@ _long_work = ThreadPoolExecutor(2, "ridgeline-long-work")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LONGEST_PATH = 200  # of what stands in a log line; ours are shorter
 _STATE_KEY = "ridgeline.exchange"
+PRIORITY_KEY = "ridgeline.priority"  # of a scope: set by callers inside this process, never by a client
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Exchange:
     arrival: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     booked: bool = False  # metrics and log know how it ended
+    least_priority: int = -(2**31)  # whatever the body says: a batch's lines are served behind everybody else
 
     @classmethod
     def begin(cls, scope: Scope, asked_id: str | None) -> Exchange:
@@ -45,6 +47,7 @@ class Exchange:
         sane = asked_id is not None and _SANE_ID.fullmatch(asked_id) is not None
         path = scope["path"][:_LONGEST_PATH]
         exchange = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
+        exchange.least_priority = scope.get(PRIORITY_KEY, exchange.least_priority)
         scope[_STATE_KEY] = exchange
         return exchange
 

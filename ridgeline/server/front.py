@@ -1,15 +1,16 @@
-"""Front: what every handler needs to answer, in one place: settings, the engine, the figures, the names.
+"""Front: what every handler needs to answer, in one place: settings, the models with their engines, figures.
 
-Built once by `build_app`. The engine behind it may die and be replaced; ask for it anew in every request.
+Built once by `build_app`. A model's engine may die and be replaced; ask for it anew in every request.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 import ridgeline
 from ridgeline.engine.client import AsyncClient
@@ -17,9 +18,15 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, NotReady
 from ridgeline.telemetry.metrics import ServerMetrics
 
+if TYPE_CHECKING:
+    from ridgeline.server.state import StateStore
+
+Task = Literal["generate", "embed"]
+_DOES = {"generate": "generates text", "embed": "makes embeddings"}
+
 
 class Engine(Protocol):
-    """What the front asks of the supervisor."""
+    """What the front asks of a supervisor."""
 
     client: AsyncClient | None
     draining: bool
@@ -27,38 +34,91 @@ class Engine(Protocol):
     def ready(self) -> tuple[bool, str]: ...
 
 
-class Front:
-    def __init__(
-        self, config: ServerConfig, engine: Engine, metrics: ServerMetrics, models: Sequence[str]
-    ) -> None:
-        self.config = config
-        self.engine = engine
-        self.metrics = metrics
-        self.models = tuple(models)
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model behind this front: the names it is served under, the first being its own."""
 
-    @classmethod
-    def of(cls, request: Request) -> Front:
-        front: Front = request.app
-        return front
+    names: tuple[str, ...]
+    engine: Engine
+    metrics: ServerMetrics
+
+    @property
+    def task(self) -> Task | None:
+        """What it is for; None until its engine has said so."""
+        return None if self.engine.client is None else self.engine.client.hello.task
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model that a request asks for, under the name it asked by."""
+
+    name: str
+    model: Model
+
+    @property
+    def metrics(self) -> ServerMetrics:
+        return self.model.metrics
 
     def ready_client(self) -> AsyncClient:
         """The engine's client, or 503 with the reason why no new request is taken."""
-        ready, reason = self.engine.ready()
-        if self.engine.draining:
+        engine = self.model.engine
+        ready, reason = engine.ready()
+        if engine.draining:
             # A client that comes back finds another replica, or this one restarted.
             raise NotReady(reason, code="draining", retry_after_s=10)
-        if not ready or self.engine.client is None:
+        if not ready or engine.client is None:
             raise NotReady(reason)
-        return self.engine.client
+        return engine.client
 
-    def served_name(self, asked: str | None) -> str:
-        """The name to answer under: the asked one if it is served, the first one if none was asked for."""
+
+class Front:
+    def __init__(
+        self, config: ServerConfig, models: Sequence[Model], state: StateStore | None = None
+    ) -> None:
+        """state: what is kept on disk; None where nothing may be (then nothing that needs it is served)."""
+        self.config = config
+        self.models = tuple(models)
+        self.state = state
+
+    @classmethod
+    def of(cls, connection: HTTPConnection) -> Front:
+        front: Front = connection.scope["app"]
+        return front
+
+    @property
+    def metrics(self) -> ServerMetrics:
+        """Where that is counted which belongs to no model: what was refused before one was found."""
+        return self.models[0].metrics
+
+    def served(self, asked: str | None, task: Task | None = None) -> Served:
+        """The model of that name; the first that does `task`, if none was asked for.
+
+        Raises 404 for a name that nobody has, 400 for a model that does something else.
+        """
         if asked is None:
-            return self.models[0]
-        if asked not in self.models:
-            message = f"model: {asked!r} is not served here; served are {', '.join(self.models)}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return asked
+            fitting = [model for model in self.models if task is None or model.task in (None, task)]
+            if not fitting:
+                message = f"model: none of the models served here {_DOES[task or 'generate']}"
+                raise ApiError(404, message, param="model", code="model_not_found")
+            return Served(fitting[0].names[0], fitting[0])
+        for model in self.models:
+            if asked in model.names:
+                if task is not None and model.task not in (None, task):
+                    does = _DOES[model.task or "generate"]
+                    message = f"model: {asked!r} {does}; this endpoint needs one that {_DOES[task]}"
+                    raise ApiError(400, message, param="model", code="model_not_suitable")
+                return Served(asked, model)
+        names = ", ".join(name for model in self.models for name in model.names)
+        message = f"model: {asked!r} is not served here; served are {names}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether every model would take a request now; if not, why."""
+        if len(self.models) == 1:
+            return self.models[0].engine.ready()
+        answers = [(model.names[0], *model.engine.ready()) for model in self.models]
+        reasons = [f"{name}: {reason}" for name, is_ready, reason in answers if not is_ready]
+        return (False, "; ".join(reasons)) if reasons else (True, "ready")
 
 
 def fingerprint(client: AsyncClient) -> str:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ridgeline.engine.step import TokenLogprob
 from ridgeline.models.tokenizer import Tokenizer
-from ridgeline.server.choices import Prompt
 from ridgeline.server.bodies import (
     ChatLogprob,
     CompletionLogprobs,
@@ -18,6 +17,7 @@ from ridgeline.server.bodies import (
     PromptLogprobs,
     TopLogprob,
 )
+from ridgeline.server.choices import Prompt
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this for a probability of zero
 

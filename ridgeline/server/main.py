@@ -15,21 +15,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline import __version__
-from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineError
 from ridgeline.engine.memory_receipt import receipt_of
 from ridgeline.models.pull import ensure
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.setup import ModelSetup
+from ridgeline.server.state import StateStore, open_state
 from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
 
 if TYPE_CHECKING:
     from ridgeline.engine.client import AsyncClient
+    from ridgeline.server.front import Model
     from ridgeline.server.http import HttpServer
 
 log = logging.getLogger("ridgeline.server")
@@ -38,38 +41,73 @@ GIB = 1 << 30
 SEND_BUFFER_BYTES = 128 << 10
 
 
-def serve(engine: EngineConfig, server: ServerConfig) -> int:
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """One model with the supervisor of its engine."""
+
+    setup: ModelSetup
+    supervisor: Supervisor
+
+    def for_front(self) -> Model:
+        """As the front knows it, with figures that are fed by what the supervisor learns of its engines."""
+        from ridgeline.server.front import Model
+        from ridgeline.telemetry.metrics import ServerMetrics
+
+        supervisor = self.supervisor
+        metrics = ServerMetrics(self.setup.names[0])
+        # The client is still the dead engine's: its last figures go into the totals.
+        supervisor.on_restart = lambda: metrics.engine_restarted(
+            supervisor.client.stats if supervisor.client is not None else None
+        )
+        supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
+        return Model(self.setup.names, supervisor, metrics)
+
+    def startup_lines(self) -> str:
+        assert self.supervisor.client is not None
+        return startup_lines(self.supervisor.client, self.setup.names[0])
+
+
+def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
     """Serve until told to stop. Returns the exit code."""
     logs.setup(server.log_level, server.log_format)
     listener = _bind(server)
-    path = ensure(engine.model).path
-    if sys.platform != "win32":
-        import uvloop
+    state = open_state(server.state_dir, server.port)
+    supervised = [
+        Supervised(setup, Supervisor(setup.engine, ensure(setup.engine.model).path, server))
+        for setup in models
+    ]
+    try:
+        if sys.platform != "win32":
+            import uvloop
 
-        return uvloop.run(_serve(engine, server, path, listener))
-    return asyncio.run(_serve(engine, server, path, listener))
+            return uvloop.run(_serve(supervised, server, state, listener))
+        return asyncio.run(_serve(supervised, server, state, listener))
+    finally:
+        state.close()
 
 
-async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listener: socket.socket) -> int:
-    supervisor = Supervisor(engine, path, server)
+async def _serve(
+    models: Sequence[Supervised], server: ServerConfig, state: StateStore, listener: socket.socket
+) -> int:
+    supervisors = [model.supervisor for model in models]
     stop = asyncio.Event()
-    _on_signals(stop, supervisor)
+    _on_signals(stop, supervisors)
     http: HttpServer | None = None
     serving: asyncio.Task[None] | None = None
     try:
         with garbage_not_looked_for():
-            await supervisor.begin()
-            http = _http_server(engine, server, supervisor)
+            await asyncio.gather(*(supervisor.begin() for supervisor in supervisors))
+            http = _http_server(models, server, state)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
-            starting = asyncio.create_task(supervisor.start())
+            starting = asyncio.create_task(_start_all(supervisors))
             told_to_stop = asyncio.create_task(stop.wait())
             await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
-            assert supervisor.client is not None
-            print(startup_lines(supervisor.client, engine, listener.getsockname()), flush=True)
+            print("\n".join(model.startup_lines() for model in models))
+            print(serving_line(listener.getsockname()), flush=True)
             await stop.wait()
-            await _drain(supervisor, server.drain_s)
+            await _drain(supervisors, server.drain_s)
         else:
             starting.cancel()
             await asyncio.wait([starting])
@@ -77,11 +115,29 @@ async def _serve(engine: EngineConfig, server: ServerConfig, path: Path, listene
         print(f"ridgeline: {error}", file=sys.stderr)
         return 1
     finally:
-        await supervisor.stop()
+        await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
         if http is not None and serving is not None:
             http.should_exit = True
             await serving
     return 0
+
+
+async def _start_all(supervisors: Sequence[Supervisor]) -> None:
+    """The first that cannot start ends the service: half of what was asked for is not what was asked for."""
+    async with asyncio.TaskGroup() as starts:
+        tasks = [starts.create_task(_start(supervisor)) for supervisor in supervisors]
+    for task in tasks:
+        error = task.result()
+        if error is not None:
+            raise error
+
+
+async def _start(supervisor: Supervisor) -> EngineError | None:
+    try:
+        await supervisor.start()
+    except EngineError as error:
+        return error
+    return None
 
 
 @contextlib.contextmanager
@@ -97,41 +153,40 @@ def garbage_not_looked_for() -> Iterator[None]:
         gc.enable()
 
 
-def _http_server(engine: EngineConfig, server: ServerConfig, supervisor: Supervisor) -> HttpServer:
-    """The HTTP face with its figures, fed by what the supervisor learns of its engines."""
+def _http_server(models: Sequence[Supervised], server: ServerConfig, state: StateStore) -> HttpServer:
+    """The HTTP face over all models."""
     from ridgeline.server.app import build_app
     from ridgeline.server.http import HttpServer
-    from ridgeline.telemetry.metrics import ServerMetrics
 
-    names = server.served_model_name or (public_name(engine.model),)
-    metrics = ServerMetrics(names[0])
-    # The client is still the dead engine's: its last figures go into the totals.
-    supervisor.on_restart = lambda: metrics.engine_restarted(
-        supervisor.client.stats if supervisor.client is not None else None
-    )
-    supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
-    return HttpServer(build_app(server, supervisor, metrics, names))
+    return HttpServer(build_app(server, [model.for_front() for model in models], state), server)
 
 
-async def _drain(supervisor: Supervisor, drain_s: float) -> None:
+async def _drain(supervisors: Sequence[Supervisor], drain_s: float) -> None:
     """Nothing new is taken; what was accepted is finished, up to the deadline, and the rest is told."""
-    supervisor.draining = True
-    client = supervisor.client
+    for supervisor in supervisors:
+        supervisor.draining = True
     deadline = time.monotonic() + drain_s
-    if client is not None and client.open_requests:
-        log.info("draining: %d requests open, at most %.0f s", client.open_requests, drain_s)
-        while client.open_requests and not client.closed.is_set() and time.monotonic() < deadline:
+    if open_requests := _open_requests(supervisors):
+        log.info("draining: %d requests open, at most %.0f s", open_requests, drain_s)
+        while _open_requests(supervisors) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        if client.open_requests and not client.closed.is_set():
-            log.warning("drain deadline passed: %d requests are ended with an error", client.open_requests)
+        if open_requests := _open_requests(supervisors):
+            log.warning("drain deadline passed: %d requests are ended with an error", open_requests)
 
 
-def _on_signals(stop: asyncio.Event, supervisor: Supervisor) -> None:
+def _open_requests(supervisors: Sequence[Supervisor]) -> int:
+    """What living engines still owe an answer."""
+    clients = [supervisor.client for supervisor in supervisors if supervisor.client is not None]
+    return sum(client.open_requests for client in clients if not client.closed.is_set())
+
+
+def _on_signals(stop: asyncio.Event, supervisors: Sequence[Supervisor]) -> None:
     loop = asyncio.get_running_loop()
 
     def told(number: signal.Signals) -> None:
         if stop.is_set():  # told twice: the user does not want to wait
-            supervisor.abandon()
+            for supervisor in supervisors:
+                supervisor.abandon()
             os._exit(128 + number)
         log.info("%s: stopping", number.name)
         stop.set()
@@ -162,22 +217,13 @@ class PortTaken(EngineError):
     """The address to serve on is not to be had."""
 
 
-def public_name(model: str) -> str:
-    """What clients call the model: its short name or hub id, or the name of its file or directory."""
-    path = Path(model)
-    if model.startswith("hf:"):
-        return model.removeprefix("hf:")
-    return path.stem if path.suffix == ".gguf" else path.name or model
-
-
-def startup_lines(client: AsyncClient, engine: EngineConfig, address: tuple[Any, ...]) -> str:
+def startup_lines(client: AsyncClient, name: str) -> str:
     """The start-up budget and the memory receipt, beside the limits of the machine."""
     hello = client.hello
     seconds = " · ".join(f"{stage} {spent:.2f}" for stage, spent in hello.seconds.items())
     limits = hello.limits
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
     lines = [
-        f"ridgeline {__version__} · {public_name(engine.model)} · context {hello.max_context:,}",
+        f"ridgeline {__version__} · {name} · context {hello.max_context:,}",
         f"  backend  {hello.backend}",
         *(f"           {note}" for note in hello.notes),
         f"  start    {seconds} · ready {_since_process_start():.2f} s",
@@ -185,9 +231,13 @@ def startup_lines(client: AsyncClient, engine: EngineConfig, address: tuple[Any,
         f"  limits   decode {limits['decode_tokens_per_s']:.0f} tok/s for one stream "
         f"({_rate(limits['read_bytes_per_s'], 'B/s', 1)} read) · prefill "
         f"{limits['prefill_tokens_per_s']:.0f} tok/s ({_rate(limits['flops_per_s'], 'FLOP/s', 0)})",
-        f"  serving  http://{host}:{address[1]}/v1 · Ctrl-C drains and stops",
     ]
     return "\n".join(lines)
+
+
+def serving_line(address: tuple[Any, ...]) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"  serving  http://{host}:{address[1]}/v1 · Ctrl-C drains and stops"
 
 
 def _memory_lines(sizes: dict[str, int], kv_tokens: int) -> list[str]:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ridgeline.server.bodies import Usage, encode
 from ridgeline.server.choices import Piece
 from ridgeline.server.course import Course, Job
-from ridgeline.server.errors import ClientGone, SlowReader, reply_to, unexpected
+from ridgeline.server.errors import ClientGone, ErrorReply, SlowReader, reply_to, unexpected
 from ridgeline.server.exchange import Exchange, off_loop, while_connected
 from ridgeline.server.front import Front
 from ridgeline.server.reader_watch import ReaderWatch
-from ridgeline.server.bodies import Event, Usage, Whole, encode, event
 
-DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
 
 _HEADERS = [
@@ -33,13 +32,20 @@ _HEADERS = [
 
 
 class Shape(Protocol):
-    """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said."""
+    """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said.
+
+    A stream is `opening`, the `events` of every piece, then `closing`; or, once it has begun, `failure`.
+    """
+
+    def opening(self) -> bytes: ...
 
     def events(self, piece: Piece) -> bytes: ...
 
-    def usage_event(self, usage: Usage) -> Event: ...
+    def closing(self, usage: Usage) -> bytes: ...
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> Whole: ...
+    def failure(self, reply: ErrorReply) -> bytes: ...
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Any: ...
 
 
 def answer(front: Front, exchange: Exchange, job: Job, shape: Shape) -> ASGIApp:
@@ -103,7 +109,7 @@ class EventStream:
             except Exception as error:
                 if self._started:
                     reply = reply_to(error) or unexpected(self._course.exchange.request_id)
-                    await self._write_last(send, b"data: " + reply.body() + b"\n\n", more_body=True)
+                    await self._write_last(send, self._shape.failure(reply), more_body=True)
                 raise
             await self._write_last(send, tail, more_body=False)
 
@@ -113,20 +119,20 @@ class EventStream:
         pieces = await self._course.next_pieces(self._config.stream_headers_s)
         await self._start(send, first_token=bool(pieces))
         limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
+        opening = self._shape.opening()
         async with ReaderWatch(self._course.inbox, *limits) as watch:
             while pieces is not None:
                 if self._may_be_large:
                     events = await off_loop(_size_bytes(pieces), partial(self._events, pieces))
                 else:
                     events = self._events(pieces)
+                if opening:
+                    events, opening = opening + events, b""
                 watch.write_begins()
                 await send({"type": "http.response.body", "body": events or KEEPALIVE, "more_body": True})
                 watch.write_ends()
                 pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
-        if not self._course.job.include_usage:
-            return DONE
-        usage = self._course.choices.usage(self._course.job.include_timing)
-        return event(self._shape.usage_event(usage)) + DONE
+        return self._shape.closing(self._course.choices.usage(self._course.job.include_timing))
 
     def _events(self, pieces: list[Piece]) -> bytes:
         if len(pieces) == 1:

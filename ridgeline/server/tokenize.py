@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ridgeline.server.bodies import Text, Tokens, encode
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.exchange import off_loop, read_body
@@ -12,7 +13,6 @@ from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.prompts import chat_ids
 from ridgeline.server.protocol import DetokenizeRequest, TokenizeRequest
-from ridgeline.server.bodies import Text, Tokens, encode
 from ridgeline.server.validation import check_token_ids
 
 
@@ -32,10 +32,10 @@ async def detokenize(request: Request) -> Response:
 
 def _tokens(front: Front, raw: bytes) -> Tokens:
     body = decode(raw, TokenizeRequest)
-    front.served_name(body.model)
+    served = front.served(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("prompt", "give either prompt or messages")
-    client = front.ready_client()
+    client = served.ready_client()
     if body.messages is not None:
         ids = chat_ids(client.tokenizer, body.messages, body)
     else:
@@ -47,7 +47,6 @@ def _tokens(front: Front, raw: bytes) -> Tokens:
 
 def _text(front: Front, raw: bytes) -> Text:
     body = decode(raw, DetokenizeRequest)
-    front.served_name(body.model)
-    client = front.ready_client()
+    client = front.served(body.model).ready_client()
     check_token_ids(body.tokens, "tokens", client.hello.vocab_size)
     return Text(client.tokenizer.decode(body.tokens, skip_special=bool(body.skip_special_tokens)))

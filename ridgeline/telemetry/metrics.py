@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -258,12 +258,40 @@ class ServerMetrics:
 
     def render(self, stats: EngineStats, engine_up: bool = True) -> tuple[bytes, str]:
         """The exposition text and its content type, with the engine's figures as of now."""
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+        return render_all([(self, stats, engine_up)])
 
+    def families(self, stats: EngineStats, engine_up: bool) -> Iterator[Metric]:
+        """Every metric, with the engine's figures as of now."""
         self._totals.observe(stats)
         self._stats = stats if engine_up else replace(stats, running=0, waiting=0, kv_blocks_held=0)
         self._engine_up = engine_up
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+        yield from self._registry.collect()
+
+
+def render_all(scrapes: Sequence[tuple[ServerMetrics, EngineStats, bool]]) -> tuple[bytes, str]:
+    """The exposition text of several models and its content type: one family of each name, told apart by
+    their model_name.
+    """
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    merged: dict[str, Metric] = {}
+    for metrics, stats, engine_up in scrapes:
+        for family in metrics.families(stats, engine_up):
+            if family.name in merged:
+                merged[family.name].samples += family.samples
+            else:
+                merged[family.name] = family
+    return generate_latest(_Families(list(merged.values()))), CONTENT_TYPE_LATEST
+
+
+@dataclass(frozen=True)
+class _Families:
+    """What the exposition writer takes for a registry."""
+
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
 
 
 class _EngineCollector:

@@ -61,6 +61,7 @@ async def test_a_whole_answer_has_openai_shape(stage: Stage) -> None:
             "completion_tokens": 4,
             "total_tokens": prompt_tokens + 4,
             "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 

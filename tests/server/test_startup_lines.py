@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import msgspec
 
-from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.memory_receipt import PARTS, MemoryReceipt
 from ridgeline.engine.messages import Hello
-from ridgeline.server.main import startup_lines
+from ridgeline.server.main import serving_line, startup_lines
 
 HELLO = Hello(
     pid=1,
@@ -33,15 +32,15 @@ HELLO = Hello(
 
 
 def test_the_lines_say_what_computes_why_and_at_what_limits():
-    lines = startup_lines(SimpleNamespace(hello=HELLO), EngineConfig(), ("127.0.0.1", 8000)).splitlines()
-    first, backend, why, second, start, memory, limits, serving = lines
+    lines = startup_lines(SimpleNamespace(hello=HELLO), "smollm2-135m").splitlines()
+    first, backend, why, second, start, memory, limits = lines
     assert "smollm2-135m" in first
     assert backend == f"  backend  {HELLO.backend}"
     assert (why.strip(), second.strip()) == HELLO.notes
     assert "import 0.20 · plan 0.05 · ready" in start
     assert "weights 0.25 · KV cache 1.00 (65,536 tokens)" in memory
     assert "decode 410 tok/s for one stream (40.0 GB/s read) · prefill 3900 tok/s" in limits
-    assert "http://127.0.0.1:8000/v1" in serving
+    assert "http://127.0.0.1:8000/v1" in serving_line(("127.0.0.1", 8000))
 
 
 def test_the_lines_of_a_gpu_show_its_receipt_and_its_limits_in_their_units():
@@ -55,7 +54,7 @@ def test_the_lines_of_a_gpu_show_its_receipt_and_its_limits_in_their_units():
     )
     limits = HELLO.limits | {"read_bytes_per_s": 4.27e12, "flops_per_s": 791e12}
     hello = msgspec.structs.replace(HELLO, bytes={**receipt.as_bytes(), "rest": 1 << 20}, limits=limits)
-    lines = startup_lines(SimpleNamespace(hello=hello), EngineConfig(), ("127.0.0.1", 8000)).splitlines()
+    lines = startup_lines(SimpleNamespace(hello=hello), "smollm2-135m").splitlines()
     memory, whole, rates = lines[5:8]
     assert "memory   weights 1.50 (planned 1.00) · KV cache 1.50 (planned 1.00)" in memory
     assert "KV cache of 65,536 tokens · peak 7.00 of 8.00 GiB held · device 9.00 of 140.00" in whole

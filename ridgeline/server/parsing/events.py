@@ -1,0 +1,111 @@
+"""What an answer's text is made of: content, reasoning and tool calls, as events in the order of the text.
+
+The parsers of this package make them, the response shapes read them. An answer that is not streamed is the
+joined events of the stream, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+IdMaker = Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` is a JSON schema, None for a function without any."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model wrote to think."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call of a tool of the request begins; `index` counts the calls of one choice from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More text of a call's arguments; all of it joined is the arguments string."""
+
+    index: int
+    text: str
+
+
+ParsedEvent = Content | Reasoning | CallStart | CallArguments
+
+
+class OutputParser(Protocol):
+    """Reads one choice's text in chunks. The joined events are the same for every split into chunks."""
+
+    def feed(self, text: str) -> list[ParsedEvent]: ...
+
+    def finish(self) -> list[ParsedEvent]:
+        """The text has ended, by stop or by length: what was held back is given out."""
+        ...
+
+
+def joined(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
+    """The same events with neighbours of one kind made one, in one pass."""
+    merged: list[ParsedEvent] = []
+    pieces: list[str] = []
+    last: ParsedEvent | None = None
+    for event in events:
+        if last is not None and _same_run(last, event):
+            assert not isinstance(event, CallStart)
+            pieces.append(event.text)
+            continue
+        if last is not None:
+            merged.append(_closed(last, pieces))
+        last, pieces = event, [] if isinstance(event, CallStart) else [event.text]
+    if last is not None:
+        merged.append(_closed(last, pieces))
+    return merged
+
+
+def call_id() -> str:
+    """An id as OpenAI's clients expect it."""
+    return "call_" + secrets.token_hex(12)
+
+
+def short_call_id() -> str:
+    """An id of nine letters and digits, the only ones that Mistral's templates take back."""
+    return secrets.token_hex(5)[:9]
+
+
+def _same_run(last: ParsedEvent, event: ParsedEvent) -> bool:
+    if isinstance(last, CallArguments) and isinstance(event, CallArguments):
+        return last.index == event.index
+    return type(last) is type(event) and not isinstance(event, CallStart)
+
+
+def _closed(event: ParsedEvent, pieces: list[str]) -> ParsedEvent:
+    if isinstance(event, CallStart):
+        return event
+    text = "".join(pieces)
+    if isinstance(event, CallArguments):
+        return CallArguments(event.index, text)
+    return type(event)(text)

@@ -1,0 +1,49 @@
+"""Which models a server is to serve, and under which names. Made by the command line before any starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.options import OptionError
+from ridgeline.server.config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """One model to serve: its engine's settings, and the names clients may ask for it by, its own first."""
+
+    engine: EngineConfig
+    names: tuple[str, ...]
+
+
+def named(
+    configs: Sequence[EngineConfig], names: Sequence[tuple[str, ...]], server: ServerConfig
+) -> list[ModelSetup]:
+    """Each model with its names: those of its table or --served-model-name, else its own, and its aliases."""
+    all_names = [
+        list((server.served_model_name if not place else ()) or given or (public_name(config.model),))
+        for place, (config, given) in enumerate(zip(configs, names, strict=True))
+    ]
+    for alias in server.alias:
+        new, equals, old = alias.partition("=")
+        owners = [known for known in all_names if old in known]
+        if not (new and equals and owners):
+            served = ", ".join(name for known in all_names for name in known)
+            raise OptionError(f"--alias {alias}: write NAME=MODEL, with MODEL one of {served}")
+        owners[0].append(new)
+    flat = [name for known in all_names for name in known]
+    for name in flat:
+        if flat.count(name) > 1:
+            raise OptionError(f"the name {name} is given twice; give one of the models another with names")
+    return [ModelSetup(config, tuple(known)) for config, known in zip(configs, all_names, strict=True)]
+
+
+def public_name(model: str) -> str:
+    """What clients call the model: its short name or hub id, or the name of its file or directory."""
+    path = Path(model)
+    if model.startswith("hf:"):
+        return model.removeprefix("hf:")
+    return path.stem if path.suffix == ".gguf" else path.name or model

@@ -1,0 +1,80 @@
+"""StateStore: what the server keeps over a restart, in one directory: a SQLite file, and files beside it.
+
+Used by files, batches and stored responses. One thread does all the SQL, so that a transaction is never seen
+half done, and the event loop never waits for a disk. What a caller's `await run(…)` returned is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from ridgeline.options import OptionError
+
+T = TypeVar("T")
+
+
+class StateStore:
+    """Close it when the server ends. Each part makes its own tables, with CREATE TABLE IF NOT EXISTS."""
+
+    def __init__(self, folder: Path, is_temporary: bool = False) -> None:
+        self.folder = folder
+        self._is_temporary = is_temporary
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _only_one(folder)
+            self._connection = sqlite3.connect(folder / "state.sqlite", check_same_thread=False)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.execute("PRAGMA busy_timeout=5000")
+        except (OSError, sqlite3.Error) as error:
+            raise OptionError(
+                f"the state directory {folder} cannot be used: {error}; choose another with --state-dir"
+            ) from error
+        self._thread = ThreadPoolExecutor(1, "ridgeline-state")
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """`work` in one transaction: committed when it returns, rolled back when it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._connection:
+            return work(self._connection)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._connection.close()
+        os.close(self._lock)
+        if self._is_temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def open_state(folder: Path | None, port: int) -> StateStore:
+    """The store in `folder`; by default a place of the port's own. A server on a port of chance keeps
+    nothing: nobody could find it again.
+    """
+    if folder is not None:
+        return StateStore(folder.expanduser())
+    if port == 0:
+        return StateStore(Path(tempfile.mkdtemp(prefix="ridgeline-state-")), is_temporary=True)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return StateStore(Path(base) / "ridgeline" / str(port))
+
+
+def _only_one(folder: Path) -> int:
+    """Two servers on one state would run every batch twice. The lock ends with the process, come what may."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise OSError("another server is using it") from None
+    return lock
