@@ -24,10 +24,12 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@touch $@
 
-# Triton 3.6.0 goes first and stays beside a CPU build of torch; a CUDA build replaces it by its own.
+# Triton 3.6.0 goes first and stays beside a CPU build of torch; a CUDA build replaces it by its own. Two clients go
+# last, without their requirements: they ask for older packages than the other clients do, and run with the newer.
 $(VENV)/.dev: $(VENV)/.runtime
 	$(BIN)/pip install --quiet "triton==3.6.0; platform_system == 'Linux'"
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps instructor litellm
 	@touch $@
 
 serve: native               ## serve the default model on 127.0.0.1:8000 (MODEL=…, ARGS='--port 9000')
