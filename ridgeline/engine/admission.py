@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ridgeline.engine.forecast import Claim, OutputLengths, peak_blocks
 from ridgeline.engine.intake import SchedulerLimits
-from ridgeline.engine.queue import ServiceOrder
 from ridgeline.engine.request import Sequence
 from ridgeline.engine.sequence_blocks import SequenceBlocks
 
@@ -19,15 +18,20 @@ class Admission:
         limits: SchedulerLimits,
         blocks: SequenceBlocks,
         output_lengths: OutputLengths,
-        running: ServiceOrder,
+        running: list[Sequence],
+        yielding: list[Sequence],
         num_leaving_blocks: int,
     ) -> None:
-        """num_leaving_blocks: held by sequences that have ended, until the step in flight has landed."""
+        """running:  those whom the candidates join: the forecast is made with these alone. A list of our own
+        yielding: those who run too and give way when their places or blocks are needed, the last first
+        num_leaving_blocks: held by sequences that have ended, until the step in flight has landed
+        """
         self._limits = limits
         self._blocks = blocks
         self._pool = blocks.pool
         self._output_lengths = output_lengths
         self._running = running
+        self.yielding = yielding
         self._places = sum(map(_places, running))
         self._most_blocks = num_leaving_blocks + sum(map(self._most_blocks_of, running))
         self._coming: set[bytes] | None = None  # blocks that are being computed; made when first needed, too
@@ -35,17 +39,28 @@ class Admission:
         self._own_blocks = 0  # with the blocks that they hold alone
 
     def hits(self, seq: Sequence) -> list[int] | None:
-        """The cached blocks it could start from; None: it must wait."""
+        """The cached blocks it could start from; None: it must wait, whoever gives way."""
         if self._places + _places(seq) > self._limits.max_running:
             return None
         # Something is always left to compute: logits are not cached.
         usable = seq.prompt_logprobs_sent if seq.owes_prompt_logprobs else len(seq.tokens) - 1
         hits = self._blocks.cached_prefix(seq, usable)
-        if self._blocks.num_missing(seq, hits) + self._blocks.num_idle(hits) > self._pool.available:
+        if not self.yielding and not self.fits_now(seq, hits):
             return None
         if self._running and not self._fits_to_the_end(seq, hits):
             return None
         return hits
+
+    def fits_now(self, seq: Sequence, hits: list[int]) -> bool:
+        """It has a place beside those who yield too, and its blocks are there."""
+        if self._places + sum(map(_places, self.yielding)) + _places(seq) > self._limits.max_running:
+            return False
+        return self._blocks.num_missing(seq, hits) + self._blocks.num_idle(hits) <= self._pool.available
+
+    def yielded(self) -> None:
+        """The last of those who yield has given way."""
+        self.yielding.pop()
+        self._running_claims = None
 
     def awaits_prefix(self, seq: Sequence, hits: list[int]) -> bool:
         """Somebody who runs is computing what `seq` would begin with, and that is most of it.
@@ -66,6 +81,7 @@ class Admission:
 
     def joined(self, seq: Sequence, hits: list[int]) -> None:
         """It was admitted, and has its blocks."""
+        self._running.append(seq)
         if self._coming is not None:
             self._coming.update(seq.block_hashes[len(hits) :])
         self._places += _places(seq)
@@ -88,7 +104,8 @@ class Admission:
     def _peak_with(self, candidate: Sequence, hits: list[int]) -> int:
         """The most blocks held at once if `candidate` joins those who run."""
         if self._running_claims is None:
-            self._running_claims, self._own_blocks = [], 0
+            self._running_claims = []
+            self._own_blocks = sum(len(s.block_table) - self._blocks.num_shared(s) for s in self.yielding)
             for seq in self._running:
                 num_shared = self._blocks.num_shared(seq)
                 self._own_blocks += len(seq.block_table) - num_shared

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_RUNNING = 64
 CUDA_STEP_TOKENS, CUDA_MAX_RUNNING = 8192, 256
+BACKGROUND_TOKENS, CUDA_BACKGROUND_TOKENS = 8, 32  # what a step takes on at little cost
 WARM_UP_TOKENS = 8  # more would show nothing new, and hold up the start for as long as they are computed
 
 
@@ -90,7 +91,7 @@ def build_engine(
         plan = plan_memory(spec, config, backend.footprint(sizes), available_memory())
     with budget.stage("weights"):
         loaded = backend.load(plan, sizes, progress)
-        core = _core(config, path, spec, plan, sizes, loaded)
+        core = _core(config, path, spec, plan, sizes, loaded, choice.name)
     if loaded.before_first_step is not None:
         with budget.stage("kernels"):
             loaded.before_first_step()
@@ -166,7 +167,13 @@ def _backend_build(
 
 
 def _core(
-    config: EngineConfig, path: Path, spec: ModelSpec, plan: MemoryPlan, sizes: StepSizes, loaded: Loaded
+    config: EngineConfig,
+    path: Path,
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    sizes: StepSizes,
+    loaded: Loaded,
+    backend: str,
 ) -> EngineCore:
     from ridgeline.engine.core import EngineCore
     from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
@@ -180,6 +187,8 @@ def _core(
         num_blocks=plan.num_blocks,
         max_context=plan.max_context,
         prefix_cache=config.prefix_cache,
+        background_tokens=config.background_tokens
+        or (CUDA_BACKGROUND_TOKENS if backend == "cuda" else BACKGROUND_TOKENS),
         eos_ids=spec.eos_ids,
         model_salt=f"{path}:{loaded.runner.name}:{loaded.weights}:{loaded.kv}",
     )

@@ -18,6 +18,7 @@ _LEAST = {
     "prefill_chunk": 1,
     "max_running": 1,
     "max_waiting": 1,
+    "background_tokens": 1,
     "threads": 1,
     "step_ring": 1,
 }
@@ -73,6 +74,10 @@ class EngineConfig:
     )
     max_running: int | None = option(None, "most sequences computed together; default: 64, on a GPU 256")
     max_waiting: int = option(512, "most requests queued; one more is answered 429")
+    background_tokens: int | None = option(
+        None,
+        "most tokens of a step that has batch work beside interactive traffic; default: 8, on a GPU 32",
+    )
     prefix_cache: bool = option(True, "reuse the KV of shared prompt beginnings")
     threads: int | None = option(None, "compute threads; default: the CPUs this process may use")
     step_ring: int = option(4096, "how many step records are kept for /debug/steps")

@@ -144,6 +144,9 @@ class EngineCore:
         started = self._clock()
         plan = self.scheduler.schedule(started)
         for seq in plan.preempted:
+            if seq.background:  # as it should be
+                log.debug("%s gives way; %d tokens", seq.name, len(seq.tokens))
+                continue
             log.warning(
                 "preempted %s: no KV block left; %d tokens will be computed again", seq.name, len(seq.tokens)
             )

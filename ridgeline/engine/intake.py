@@ -26,12 +26,16 @@ class SchedulerLimits:
     step_tokens: int  # most tokens one step computes
     prefill_chunk: int  # most tokens of one sequence per step
     max_running: int  # most sequences computed together
-    max_waiting: int  # most sequences queued when a request is accepted
+    max_waiting: int  # most sequences queued when a request is accepted; background ones count by themselves
     block_size: int
     num_blocks: int
     max_context: int
     prefix_cache: bool = True
     awaited_tokens: int = 512  # least of a prefix that is being computed for another to be waited for
+    # While interactive requests run, or ran a moment ago, a step with background rows has at most so many
+    # tokens: about as many as cost little more than one, so that who arrives or decodes hardly notices.
+    background_tokens: int = 8
+    background_quiet_s: float = 10.0  # so long without interactive requests, background has whole steps
     eos_ids: tuple[int, ...] = ()
     model_salt: str = ""  # what makes this model's KV different from another's
 
@@ -43,6 +47,7 @@ class SchedulerLimits:
             "max_waiting",
             "block_size",
             "num_blocks",
+            "background_tokens",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -1,7 +1,7 @@
 """ServiceOrder: sequences kept in the order they are served: priority, then arrival, then sample.
 
 The scheduler keeps its waiting and its running sequences in one each. A preempted sequence that is put back
-finds the place its arrival gives it.
+finds the place its arrival gives it. Background sequences, by their priority, stand behind all others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from ridgeline.engine.request import Sequence
+from ridgeline.engine.request import BACKGROUND_PRIORITY, Sequence
 
 _order = attrgetter("order")
 
@@ -35,6 +35,22 @@ class ServiceOrder:
     def last(self) -> Sequence:
         """The one to give way: lowest priority, latest arrival."""
         return self._sequences[-1]
+
+    @property
+    def all(self) -> list[Sequence]:
+        return self._sequences[:]
+
+    @property
+    def num_interactive(self) -> int:
+        return bisect_left(self._sequences, (BACKGROUND_PRIORITY,), key=_order)
+
+    @property
+    def interactive(self) -> list[Sequence]:
+        return self._sequences[: self.num_interactive]
+
+    @property
+    def background(self) -> list[Sequence]:
+        return self._sequences[self.num_interactive :]
 
     def __contains__(self, seq: Sequence) -> bool:
         place = bisect_left(self._sequences, seq.order, key=_order)

@@ -15,6 +15,8 @@ from ridgeline.telemetry.timing import TimingRecord
 
 MAX_TOP_LOGPROBS = 20
 MAX_SAMPLES = 128
+# From here on nobody waits for the answer: such requests run in the gaps that all others leave.
+BACKGROUND_PRIORITY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the matched stop string in the text
+    show_special: bool = False  # special tokens are text too: for those who read them
     ignore_eos: bool = False
     n: int = 1
     logprobs: int | None = None  # alternatives per token; 0 = the chosen token's alone
@@ -101,7 +104,7 @@ class Request:
     prompt_ids: list[int]
     params: SamplingParams
     arrival: float = 0.0  # monotonic seconds, stamped where the request came in
-    priority: int = 0  # lower is served first
+    priority: int = 0  # lower is served first; from BACKGROUND_PRIORITY on, in the gaps of the others
     adapter: str = ""  # LoRA adapter; part of the cache salt
     cache_namespace: str = ""  # tenants that must not share cached prefixes differ here
 
@@ -164,12 +167,14 @@ class Sequence:
     timing: TimingRecord = field(default_factory=TimingRecord)
     # Asked for at every step and always the same, so found out once.
     params: SamplingParams = field(init=False)
+    background: bool = field(init=False)
     argmax_from: int = field(init=False)
     needs_host: bool = field(init=False)
     forks_at: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.params = self.request.params
+        self.background = self.request.priority >= BACKGROUND_PRIORITY
         plain = self.params.wants_best_token_alone
         self.argmax_from = self.prompt_len + self.params.min_tokens if plain else sys.maxsize
         self.needs_host = self.params.needs_host

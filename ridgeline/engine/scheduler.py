@@ -11,22 +11,22 @@ flight still compute of it is nobody's, and its blocks stay its own until they h
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 
 from ridgeline.engine.admission import Admission
 from ridgeline.engine.block_pool import BlockPool
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.forecast import OutputLengths
-from ridgeline.engine.intake import Pace, SchedulerLimits, refuse_unservable, sequences_of
+from ridgeline.engine.intake import SchedulerLimits, refuse_unservable, sequences_of
 from ridgeline.engine.integrity import check_integrity
 from ridgeline.engine.prefix_index import PrefixIndex
-from ridgeline.engine.queue import ServiceOrder
-from ridgeline.engine.request import FinishReason, Request, SeqState, Sequence
+from ridgeline.engine.request import BACKGROUND_PRIORITY, FinishReason, Request, SeqState, Sequence
+from ridgeline.engine.roster import Roster
 from ridgeline.engine.sequence_blocks import SequenceBlocks
-from ridgeline.engine.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepRow, TokenLogprob
+from ridgeline.engine.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
 from ridgeline.telemetry.stats import EngineStats
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -34,20 +34,6 @@ __all__ = ["Scheduler", "SchedulerLimits"]
 _order = attrgetter("order")
 
 LEAST_STEP_TOKENS = 256  # below this a smaller step saves no memory worth naming
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the start; the names are those of EngineStats."""
-
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    last_step_end: float = 0.0
 
 
 class Scheduler:
@@ -67,17 +53,15 @@ class Scheduler:
         self.pool = BlockPool(limits.num_blocks, limits.block_size, self.index)
         self.blocks = SequenceBlocks(self.pool, limits.prefix_cache)
         self.output_lengths = output_lengths or OutputLengths()
-        self.waiting = ServiceOrder()
-        self.running = ServiceOrder()
-        self.counters = Counters()
+        self._roster = Roster(self.blocks, self.output_lengths)
+        self.waiting = self._roster.waiting
+        self.running = self._roster.running
+        self.counters = self._roster.counters
         self._rng = rng or random.Random()
-        self._samples: dict[str, list[Sequence]] = {}  # request id → its n sequences, until all have ended
         self._in_flight: deque[StepPlan] = deque()  # scheduled, not yet applied
-        self._leaving: set[Sequence] = set()  # ended, with blocks that a step in flight still writes
-        self._retired: list[Sequence] = []  # for the next plan, so that the runner hears of it
         self._giving_way: Sequence | None = None  # in flight, and to be preempted when it has landed
         self._shedding = False  # nobody is admitted until a step has succeeded again
-        self._pace = Pace()
+        self._interactive_seen = -math.inf  # when a request that somebody waits for was last there
         self._num_added = 0
         self._num_scheduled = 0
 
@@ -85,37 +69,48 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise InvalidRequest or QueueFull. What is accepted ends or is aborted."""
-        if request.request_id in self._samples:
+        if request.request_id in self._roster.samples:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
         refuse_unservable(request, self.limits)
-        if len(self.waiting) >= self.limits.max_waiting:
-            raise QueueFull(len(self.waiting), self._pace.retry_after_s(len(self.waiting)))
+        waiting = self._num_waiting(background=request.priority >= BACKGROUND_PRIORITY)
+        if waiting >= self.limits.max_waiting:
+            raise QueueFull(waiting, self._roster.pace.retry_after_s(waiting))
         samples = sequences_of(request, self.limits, self._num_added, lambda: self._rng.getrandbits(63))
         self._num_added += 1
-        self._samples[request.request_id] = samples
-        self.waiting.add(samples[0])
+        self._roster.enter(samples)
 
     def abort(self, request_id: str, now: float, index: int | None = None) -> list[SeqDelta]:
         """End a request, or one of its samples that already has output. What has ended stays as it is.
 
         Blocks are freed at once; those that a step in flight writes, when it is applied.
         """
-        samples = self._samples.get(request_id, [])
+        samples = self._roster.samples.get(request_id, [])
         chosen = samples if index is None else [s for s in samples if s.index == index and s.num_output]
-        return [self._fail(s, FinishReason.ABORT, now) for s in chosen if s.state is not SeqState.FINISHED]
+        return [
+            self._roster.fail(s, FinishReason.ABORT, now) for s in chosen if s.state is not SeqState.FINISHED
+        ]
 
     # ── the step ─────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self, now: float) -> StepPlan:
-        """Choose what the next step computes. Decodes first: they hold KV and a waiting user."""
+        """Choose what the next step computes. Decodes first: they hold KV and a waiting user.
+
+        Whoever is interactive goes before whoever is in the background, in everything.
+        """
         plan = StepPlan(step_id=self._num_scheduled, budget=self.step_tokens)
-        room = self._plan_running(plan, now)
-        if room and self.waiting:
-            self._plan_waiting(room, plan, now)
+        self._giving_way = None
+        room = self._plan_running(self.running.interactive, plan.budget, plan, now)
+        if room and self.waiting.num_interactive:
+            room = self._plan_waiting(False, room, plan, now)
+        room = self._room_for_background(room, plan, now)
+        if room > 0:
+            room = self._plan_running(self.running.background, room, plan, now)
+        if room > 0 and self.waiting and not self.waiting.num_interactive:
+            self._plan_waiting(True, room, plan, now)
         if plan:
             self._num_scheduled += 1
             self._in_flight.append(plan)
-            plan.retired, self._retired = self._retired, []
+            plan.retired, self._roster.retired = self._roster.retired, []
         return plan
 
     def apply(self, result: StepResult, now: float) -> list[SeqDelta]:
@@ -125,9 +120,9 @@ class Scheduler:
         plan = self._in_flight.popleft()
         deltas: list[SeqDelta] = []
         for row, outcome in zip(plan.rows, result.rows, strict=True):
-            self._land(row)
+            self._roster.land(row)
             if row.seq.state is not SeqState.FINISHED:  # else it ended in flight, and the token is nobody's
-                self._apply_row(row, outcome, now, deltas)
+                self._roster.apply_row(row, outcome, now, deltas)
         self.counters.steps += 1
         self.counters.last_step_end = now
         self._shedding = False
@@ -152,13 +147,16 @@ class Scheduler:
         self._shedding = True
         self.step_tokens = max(self.step_tokens // 2, min(self.step_tokens, LEAST_STEP_TOKENS))
         for row in plan.rows:
-            self._land(row)
+            self._roster.land(row)
             if not row.seq.furthest:
                 row.seq.timing.first_prefill = None
         alive = sorted((row.seq for row in plan.rows if row.seq.state is SeqState.RUNNING), key=_order)
         if len(plan.rows) == len(alive) == 1 and plan.num_tokens <= LEAST_STEP_TOKENS:
             error = "out of memory: the device cannot compute this sequence even alone"
-            return [self._fail(seq, FinishReason.ERROR, now, error) for seq in self._dependents(alive[0])]
+            return [
+                self._roster.fail(seq, FinishReason.ERROR, now, error)
+                for seq in self._roster.dependents(alive[0])
+            ]
         # Whoever was to get a copy of a block has the copy in its table, and it was never made.
         targets = {copy.target for copy in plan.copies}
         for place, seq in enumerate(alive):
@@ -168,11 +166,12 @@ class Scheduler:
 
     # ── planning ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _plan_running(self, plan: StepPlan, now: float) -> int:
+    def _plan_running(self, sequences: list[Sequence], room: int, plan: StepPlan, now: float) -> int:
         """Those who decode, then those with more to compute. Returns the room that is left."""
-        room, self._giving_way = plan.budget, None
         prefills: list[Sequence] = []
-        for seq in self.running:  # whoever is preempted meanwhile stands behind `seq`, or is `seq`
+        for seq in sequences:  # whoever is preempted meanwhile stands behind `seq`, or is `seq`
+            if seq.state is not SeqState.RUNNING:
+                continue
             length = len(seq.tokens) + seq.pending
             if seq.steps_in_flight and not self._may_go_ahead(seq, length):
                 continue
@@ -188,22 +187,58 @@ class Scheduler:
                 room -= self._compute(seq, room, plan, now)
         return room
 
-    def _plan_waiting(self, room: int, plan: StepPlan, now: float) -> None:
-        if len(self.running) >= self.limits.max_running:
-            return
+    def _plan_waiting(self, background: bool, room: int, plan: StepPlan, now: float) -> int:
+        """Those of one class who may join, from the head of the queue. Returns the room that is left."""
+        waiting, running = self.waiting, self.running
         # Who was preempted a moment ago would be the first to be admitted again: not in the same step.
-        if plan.preempted or (self._shedding and self.running):
-            return
-        leaving_blocks = sum(len(seq.block_table) for seq in self._leaving)
-        admission = Admission(self.limits, self.blocks, self.output_lengths, self.running, leaving_blocks)
-        while room and self.waiting:
-            seq = self.waiting.first
+        if any(seq.background == background for seq in plan.preempted) or (self._shedding and running):
+            return room
+        staying, yielding = (running.all, []) if background else (running.interactive, running.background)
+        if len(staying) >= self.limits.max_running:
+            return room
+        leaving_blocks = sum(len(seq.block_table) for seq in self._roster.leaving)
+        admission = Admission(
+            self.limits, self.blocks, self.output_lengths, staying, yielding, leaving_blocks
+        )
+        while room and waiting and waiting.first.background == background:
+            seq = waiting.first
             hits = admission.hits(seq)
             if hits is None or admission.awaits_prefix(seq, hits):
                 break
-            self._admit(seq, hits, now)
+            if not self._make_way(seq, hits, admission, plan):
+                break
+            self._roster.admit(seq, hits, now)
             admission.joined(seq, hits)
             room -= self._compute(seq, room, plan, now)
+        return room
+
+    def _room_for_background(self, room: int, plan: StepPlan, now: float) -> int:
+        """What a step has left for those nobody waits for: as much as nobody else will notice.
+
+        Nothing while an interactive prompt is computed or waits. While there is interactive traffic, so much
+        that the step stays a short one, for whoever arrives next as for those who decode in it. Else all.
+        """
+        if self.running.num_interactive or self.waiting.num_interactive:
+            self._interactive_seen = now
+        if self.waiting.num_interactive and not self._shedding:
+            return 0
+        if any(row.count > 1 or row.start < row.seq.prompt_len for row in plan.rows):
+            return 0
+        if now - self._interactive_seen <= self.limits.background_quiet_s:
+            return min(room, self.limits.background_tokens - plan.num_tokens)
+        return room
+
+    def _make_way(self, seq: Sequence, hits: list[int], admission: Admission, plan: StepPlan) -> bool:
+        """Places and blocks for `seq` now, if need be at the cost of background sequences that run."""
+        while not admission.fits_now(seq, hits):
+            if self._roster.leaving or not admission.yielding:
+                return False
+            victim = admission.yielding[-1]
+            if victim.steps_in_flight:  # as in _reserve(); and none of its kind is planned while `seq` waits
+                return False
+            self._preempt(victim, plan)
+            admission.yielded()
+        return True
 
     def _may_go_ahead(self, seq: Sequence, length: int) -> bool:
         """It is in flight; may it be planned again before the result is known?
@@ -231,7 +266,7 @@ class Scheduler:
         seq.in_flight += count
         samplers: tuple[Sequence, ...] = ()
         if start + count == length:
-            samplers = self._dependents(seq)
+            samplers = self._roster.dependents(seq)
             seq.pending += 1
             for sibling in samplers[1:]:
                 sibling.steps_in_flight += 1
@@ -242,10 +277,6 @@ class Scheduler:
             seq.timing.first_prefill = now
         return count
 
-    def _dependents(self, seq: Sequence) -> tuple[Sequence, ...]:
-        """Who lives on what is computed for `seq`: itself, and until the prompt is done its siblings."""
-        return (seq,) if seq.num_output else tuple(self._samples[seq.request.request_id])
-
     def _reserve(self, seq: Sequence, position: int, plan: StepPlan) -> bool:
         """A place for the next token's KV, if need be at the cost of those behind in the order of service.
 
@@ -254,7 +285,7 @@ class Scheduler:
         step nothing of it is in flight, and all its tokens are known: then it gives way.
         """
         while not self.blocks.make_writable(seq, position, plan.copies):
-            if self._leaving:
+            if self._roster.leaving:
                 return False  # with the step in flight their blocks come back
             victim = self.running.last
             if victim.steps_in_flight:
@@ -266,164 +297,15 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
-        """Take everything from a running sequence. It is computed again later, but for what stays cached."""
-        self.running.remove(seq)
-        self._retire(seq)
-        seq.num_computed = 0
-        seq.state = SeqState.WAITING
-        self.waiting.add(seq)
-        seq.timing.preemptions += 1
-        seq.timing_sent = False
-        self.counters.preemptions += 1
+        self._roster.preempt(seq)
         plan.preempted.append(seq)
 
-    def _admit(self, seq: Sequence, hits: list[int], now: float) -> None:
-        self.blocks.take(seq, hits)
-        self.waiting.remove(seq)
-        self.running.add(seq)
-        seq.state = SeqState.RUNNING
-        seq.has_row = True
-        if seq.timing.admitted is None:
-            seq.timing.admitted = now
-            seq.timing.cached_tokens = seq.num_computed
-            self.counters.prefix_queries += seq.prompt_len
-            self.counters.prefix_hits += seq.num_computed
-
-    def _retire(self, seq: Sequence) -> None:
-        """Nothing of it is in flight, and for now nothing will be."""
-        self.blocks.give_back(seq)
-        if seq.has_row:
-            seq.has_row = False
-            self._retired.append(seq)
-
-    # ── results ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def _land(self, row: StepRow) -> None:
-        """The row is no longer in flight, whether it was computed or withdrawn."""
-        seq, samplers = row.seq, row.samplers
-        seq.in_flight -= row.count
-        seq.steps_in_flight -= 1
-        if samplers:
-            seq.pending -= 1
-            for sibling in samplers[1:]:
-                sibling.steps_in_flight -= 1
-                if sibling.state is SeqState.FINISHED:
-                    self._leave(sibling)
-        if seq.state is SeqState.FINISHED:
-            self._leave(seq)
-
-    def _leave(self, seq: Sequence) -> None:
-        """It ended in flight; with the last step that had it, it lets go."""
-        if not seq.steps_in_flight:
-            self._leaving.remove(seq)
-            self._retire(seq)
-
-    def _apply_row(self, row: StepRow, outcome: RowResult, now: float, deltas: list[SeqDelta]) -> None:
-        seq = row.seq
-        if outcome.error is not None:
-            deltas += [self._fail(s, FinishReason.ERROR, now, outcome.error) for s in self._dependents(seq)]
-            return
-        self._advance(seq, row.count)
-        prompt_logprobs = outcome.prompt_logprobs
-        if len(seq.tokens) > seq.prompt_len and row.samplers and not prompt_logprobs:  # nearly always
-            (sampled,) = outcome.samples
-            deltas.append(self._append(seq, sampled, prompt_logprobs, now))
-            return
-        if prompt_logprobs:
-            prompt_logprobs = prompt_logprobs[max(0, seq.prompt_logprobs_sent - row.start) :]
-            seq.prompt_logprobs_sent += len(prompt_logprobs)
-        if not row.samplers:
-            if prompt_logprobs:
-                deltas.append(SeqDelta(seq.request.request_id, seq.index, prompt_logprobs=prompt_logprobs))
-            return
-        if len(seq.tokens) == seq.prompt_len:
-            self._complete_prompt(row)
-        for sampler, sampled in zip(row.samplers, outcome.samples, strict=True):
-            deltas.append(self._append(sampler, sampled, prompt_logprobs if sampler is seq else [], now))
-
-    def _advance(self, seq: Sequence, count: int) -> None:
-        if seq.num_computed < seq.furthest:  # it was preempted once
-            again = min(seq.num_computed + count, seq.furthest) - seq.num_computed
-            seq.timing.recomputed_tokens += again
-            self.counters.recomputed_tokens += again
-        self.blocks.advance(seq, count)
-        if seq.num_computed > seq.furthest:
-            seq.furthest = seq.num_computed
-
-    def _complete_prompt(self, row: StepRow) -> None:
-        """The prompt's KV is there: from now on each sibling runs by itself, on the same blocks."""
-        first = row.seq
-        self.counters.prompt_tokens += first.prompt_len
-        for sibling in row.samplers[1:]:
-            self.blocks.fork(first, sibling)
-            sibling.furthest = first.furthest
-            sibling.prompt_logprobs_sent = first.prompt_logprobs_sent
-            sibling.timing.admitted = first.timing.admitted
-            sibling.timing.first_prefill = first.timing.first_prefill
-            sibling.timing.cached_tokens = first.timing.cached_tokens
-            sibling.state = SeqState.RUNNING
-            self.running.add(sibling)
-
-    def _append(
-        self, seq: Sequence, sampled: Sampled, prompt_logprobs: list[TokenLogprob], now: float
-    ) -> SeqDelta:
-        """One more token. Its own KV is written by the next step."""
-        if sampled.error is not None:
-            return self._fail(seq, FinishReason.ERROR, now, sampled.error)
-        token = sampled.token
-        seq.tokens.append(token)
-        seq.timing.token_times.append(now)
-        self.counters.output_tokens += 1
-        logprobs = [] if sampled.logprob is None else [sampled.logprob]
-        stop_token = reason = None
-        if token in seq.end_ids and seq.num_output > seq.params.min_tokens:
-            stop_token, reason = token, FinishReason.STOP
-        elif len(seq.tokens) >= seq.max_len:
-            reason = FinishReason.LENGTH
-        elif seq.timing_sent:
-            return SeqDelta(seq.request.request_id, seq.index, [token], logprobs, prompt_logprobs)
-        if reason is not None:
-            self._end(seq, reason, now)
-            self.output_lengths.record(seq.num_output)
-        seq.timing_sent = True
-        return SeqDelta(
-            seq.request.request_id,
-            seq.index,
-            [token],
-            logprobs,
-            prompt_logprobs,
-            reason,
-            stop_token,
-            timing=seq.timing,
-        )
-
-    def _fail(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> SeqDelta:
-        """End a sequence for another reason than its own tokens."""
-        self._end(seq, reason, now, error)
-        return SeqDelta(
-            seq.request.request_id, seq.index, finish_reason=reason, error=error, timing=seq.timing
-        )
-
-    def _end(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """Out of whichever list it is in; its blocks go back now, or when the step in flight has landed."""
-        queued_or_running = self.running if seq.state is SeqState.RUNNING else self.waiting
-        if seq in queued_or_running:  # a sibling waiting for its prompt is in neither
-            queued_or_running.remove(seq)
-        seq.state = SeqState.FINISHED
-        seq.finish_reason = reason
-        seq.error = error
-        seq.timing.end = now
-        seq.timing.end_reason = reason.value
-        if seq.steps_in_flight:
-            self._leaving.add(seq)
-        else:
-            self._retire(seq)
-        samples = self._samples[seq.request.request_id]
-        if all(s.state is SeqState.FINISHED for s in samples):
-            del self._samples[seq.request.request_id]
-            self._pace.record(now)
-
     # ── what can be seen from outside ────────────────────────────────────────────────────────────────────
+
+    def _num_waiting(self, background: bool) -> int:
+        """The two classes queue for themselves: neither fills the other's places."""
+        interactive = self.waiting.num_interactive
+        return len(self.waiting) - interactive if background else interactive
 
     @property
     def has_work(self) -> bool:
@@ -456,5 +338,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise PoolCorrupted unless every block and every sequence is where it must be."""
         check_integrity(
-            self.blocks, self.running, self.waiting, self._leaving, self._in_flight, self._samples.values()
+            self.blocks,
+            self.running,
+            self.waiting,
+            self._roster.leaving,
+            self._in_flight,
+            self._roster.samples.values(),
         )

@@ -197,6 +197,7 @@ class SimulatedEngine:
             assert row.start == seq.num_computed + seq.in_flight - row.count
             assert sampled == (row.start + row.count == len(seq.tokens) + seq.pending - sampled)
             assert seq.steps_in_flight <= self.scheduler.lookahead + 1
+        self._check_background(plan)
         sources = {copy.source for copy in plan.copies}
         targets = [copy.target for copy in plan.copies]
         assert len(set(targets)) == len(targets), "two copies into one block"
@@ -206,6 +207,18 @@ class SimulatedEngine:
         admitted = waited - {seq.order for seq in self.scheduler.waiting}
         if admitted and self.scheduler.waiting:
             assert max(admitted) < self.scheduler.waiting.first.order, "someone was overtaken in the queue"
+
+    def _check_background(self, plan: StepPlan) -> None:
+        scheduler = self.scheduler
+        interactive = [row for row in plan.rows if not row.seq.background]
+        if len(interactive) < len(plan.rows):
+            prompts = [row for row in interactive if row.count > 1 or row.start < row.seq.prompt_len]
+            assert not prompts, "a background row beside an interactive prompt"
+            assert not scheduler.waiting.interactive, "a background row while an interactive request waits"
+            if scheduler.running.interactive:
+                assert plan.num_tokens <= self.limits.background_tokens
+        if any(not victim.background for victim in plan.preempted):
+            assert not scheduler.running.background, "an interactive sequence gave way to a background one"
 
     def _check_books(self) -> None:
         self.scheduler.check_integrity()

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.forecast import OutputLengths
-from ridgeline.engine.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.request import BACKGROUND_PRIORITY, FinishReason, Request, SamplingParams
 from ridgeline.engine.scheduler import SchedulerLimits
 from tests.engine.simulated_engine import VOCAB, SimulatedEngine, answer_alone
 
@@ -42,6 +42,8 @@ def scheduler_limits(draw: st.DrawFn) -> SchedulerLimits:
         max_context=draw(st.integers(12, 32)),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         awaited_tokens=draw(st.integers(1, 8)),
+        background_tokens=draw(st.integers(1, 6)),
+        background_quiet_s=draw(st.sampled_from([0.0, 4.0, 1000.0])),
         eos_ids=(0,),
     )
 
@@ -65,7 +67,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
     return Arrival(
         prompt=prompt,
         params=params,
-        priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
+        priority=draw(st.sampled_from([0, 0, 1, -1, BACKGROUND_PRIORITY, BACKGROUND_PRIORITY + 1])),
         namespace=draw(st.sampled_from(["", "", "tenant"])),
         failing_sample=draw(st.integers(0, 3)) if draw(rare) else None,
         failing_prompt=draw(rare),
@@ -102,7 +104,9 @@ class Ledger:
             assert len(arrival.prompt) >= limits.context or arrival.params.n > limits.max_running
             return
         except QueueFull:
-            assert len(engine.scheduler.waiting) >= engine.limits.max_waiting
+            queues = engine.scheduler.waiting
+            queue = queues.background if arrival.priority >= BACKGROUND_PRIORITY else queues.interactive
+            assert len(queue) >= engine.limits.max_waiting
             return
         self.accepted[name] = req
         if arrival.failing_sample is not None:
