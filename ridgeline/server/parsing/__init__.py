@@ -1,1 +1,1 @@
-"""Tool calls and reasoning in a model's text: one parser per format, whole and streamed alike."""
+"""Tool calls and reasoning in a model's text: parsers, the grammars that enforce them, prepared messages."""

@@ -1,0 +1,212 @@
+"""Messages and tools in OpenAI's shape, made into what a chat template reads.
+
+Templates differ in small ways that each break a conversation with calls: arguments as an object or as text, one
+call per message, ids of nine characters, no tools at all. A `Preparation` names the ways of one template; the
+formats choose it from the template's source. Messages come in as plain data and are never changed in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ridgeline.server.parsing.events import Tool
+
+Message = dict[str, Any]
+
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a template needs to be given."""
+
+    arguments: Literal["object", "text"] = "object"
+    one_call_per_message: bool = False
+    short_ids: bool = False
+    # What stands for the missing content of a message with calls.
+    no_content: str | None = ""
+    # The template shows the tools it is given; otherwise `lesson` and the tools go into the system message.
+    shows_tools: bool = True
+    lesson: str = ""
+    # The template knows messages with calls and their results; otherwise they are written as plain text.
+    shows_calls: bool = True
+    has_system_role: bool = True
+    fills_descriptions: bool = False
+    # The template refuses content beside reasoning in a message with calls.
+    content_or_reasoning: bool = False
+
+    def __call__(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """The messages and the tools to render; no tools where the template does not show them itself."""
+        prepared = [dict(message) for message in messages]
+        if self.one_call_per_message:
+            prepared = _one_call_each(prepared)
+        if self.shows_calls:
+            prepared = [self._with_calls(message) for message in prepared]
+        else:
+            prepared = _written_out(prepared)
+        if tools and not self.shows_tools:
+            prepared = _taught(prepared, self.lesson, tools, self.has_system_role)
+        shown = [self._declared(tool) for tool in tools] if tools and self.shows_tools else None
+        return prepared, shown
+
+    def _with_calls(self, message: Message) -> Message:
+        if message.get("role") == "tool" and self.short_ids and isinstance(message.get("tool_call_id"), str):
+            return message | {"tool_call_id": short_id(message["tool_call_id"])}
+        if not message.get("tool_calls"):
+            # Templates ask whether the key is there, so an empty list must not be.
+            return {key: value for key, value in message.items() if key != "tool_calls"}
+        content = message.get("content") or self.no_content
+        if self.content_or_reasoning and _has_reasoning(message):
+            content = self.no_content
+        calls = [self._call(call) for call in message["tool_calls"]]
+        return message | {"content": content, "tool_calls": calls}
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call["function"])
+        if self.arguments == "object":
+            function["arguments"] = as_object(function.get("arguments"))
+        prepared = {"type": "function", **call, "function": function}
+        if self.short_ids and isinstance(call.get("id"), str):
+            prepared["id"] = short_id(call["id"])
+        return prepared
+
+    def _declared(self, tool: Tool) -> dict[str, Any]:
+        declared = declaration(tool)
+        if self.fills_descriptions:
+            declared["function"] = _described(declared["function"])
+        return declared
+
+
+def declaration(tool: Tool) -> dict[str, Any]:
+    """A tool as OpenAI's API declares it, with the fields that were given."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def as_object(arguments: Any) -> Any:
+    """Arguments as templates want them; text that is no JSON object stays text, for the template to judge."""
+    if arguments in (None, ""):
+        return {}
+    if isinstance(arguments, str):
+        try:
+            decoded = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+        return decoded if isinstance(decoded, dict) else arguments
+    return arguments
+
+
+def short_id(call_id: str) -> str:
+    """The same nine letters and digits for the same id, so that results still name their calls."""
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _has_reasoning(message: Message) -> bool:
+    return any(message.get(name) for name in ("reasoning_content", "thinking", "reasoning"))
+
+
+def _described(function: dict[str, Any]) -> dict[str, Any]:
+    """With a description for the function and each parameter, for templates that add them to other text."""
+    described = {"description": "", **function}
+    parameters = function["parameters"]
+    properties = parameters.get("properties")
+    if isinstance(properties, Mapping):
+        filled = {
+            name: {"description": "", **field} if isinstance(field, Mapping) else field
+            for name, field in properties.items()
+        }
+        described["parameters"] = {**parameters, "properties": filled}
+    return described
+
+
+def _one_call_each(messages: list[Message]) -> list[Message]:
+    """Every message with several calls as several messages, each followed by its call's result."""
+    prepared: list[Message] = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            prepared.append(message)
+            continue
+        results: list[Message] = []
+        while index < len(messages) and messages[index].get("role") == "tool":
+            results.append(messages[index])
+            index += 1
+        for number, call in enumerate(calls):
+            shared = message if number == 0 else {"role": message["role"], "content": None}
+            prepared.append({**shared, "tool_calls": [call]})
+            prepared.extend(r for r in results if r.get("tool_call_id") == call.get("id"))
+        known = {call.get("id") for call in calls}
+        prepared.extend(r for r in results if r.get("tool_call_id") not in known)
+    return prepared
+
+
+def _written_out(messages: list[Message]) -> list[Message]:
+    """Calls as the JSON a model is taught to write, results as the user's words, neighbours of a role joined."""
+    names = {
+        call.get("id"): call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls") or ()
+    }
+    prepared: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+        written = bool(calls) or message.get("role") == "tool"
+        if calls:
+            plain["content"] = "\n".join(filter(None, (_as_text(message.get("content")), _call_list(calls))))
+        elif message.get("role") == "tool":
+            name = names.get(message.get("tool_call_id"), message.get("name") or "the function")
+            plain = {"role": "user", "content": f"Result of {name}:\n{_as_text(message.get('content'))}"}
+        before = prepared[-1] if prepared else None
+        if before is not None and before["role"] == plain["role"] and (written or before.get("_written")):
+            text = "\n\n".join((_as_text(before.get("content")), _as_text(plain.get("content"))))
+            prepared[-1] = {**before, "content": text, "_written": True}
+        else:
+            prepared.append({**plain, "_written": written})
+    return [{key: value for key, value in message.items() if key != "_written"} for message in prepared]
+
+
+def _call_list(calls: Sequence[Mapping[str, Any]]) -> str:
+    written = [
+        {"name": call["function"]["name"], "arguments": as_object(call["function"].get("arguments"))}
+        for call in calls
+    ]
+    return json.dumps(written[0] if len(written) == 1 else written, ensure_ascii=False)
+
+
+def _as_text(content: Any) -> str:
+    """The text of a message's content, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    return "".join(part["text"] for part in parts if isinstance(part, Mapping) and "text" in part)
+
+
+def _taught(
+    messages: list[Message], lesson: str, tools: Sequence[Tool], has_system_role: bool
+) -> list[Message]:
+    """The tools and how to call them, in the system message; in the first message where there is no such role."""
+    declarations = "\n".join(json.dumps(declaration(tool)["function"], ensure_ascii=False) for tool in tools)
+    text = lesson.replace("{tools}", declarations)
+    role = "system" if has_system_role else "user"
+    first = messages[0] if messages else None
+    if first is not None and first.get("role") == role:
+        own = _as_text(first.get("content"))
+        joined = "\n\n".join((own, text) if has_system_role else (text, own))
+        return [{**first, "content": joined}, *messages[1:]]
+    return [{"role": role, "content": text}, *messages]

@@ -1,0 +1,42 @@
+"""How models mark their reasoning, and whether a rendered prompt has already opened it.
+
+The parsers read these marks and the grammars write them; nothing here reads a model's output itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The marks around a block of reasoning.
+
+    `leads`: it can only stand at the very start of an answer, and any format of calls may follow it. Otherwise
+    it is part of one format of calls (its channels), which reads it itself.
+    """
+
+    name: str
+    opener: str
+    closer: str
+    shows_special: bool
+    leads: bool = True
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether a prompt ends inside a block of reasoning; its last few dozen characters are enough."""
+        return prompt.rstrip().endswith(self.opener.rstrip())
+
+
+THINK = ReasoningFormat("think", "<think>", "</think>", shows_special=False)
+MISTRAL_THINK = ReasoningFormat("mistral", "[THINK]", "[/THINK]", shows_special=True)
+HARMONY_ANALYSIS = ReasoningFormat(
+    "harmony", "<|channel|>analysis<|message|>", "<|end|>", shows_special=True, leads=False
+)
+GEMMA_THOUGHT = ReasoningFormat("gemma", "<|channel>thought\n", "<channel|>", shows_special=True, leads=False)
+
+REASONING_FORMATS = {f.name: f for f in (THINK, MISTRAL_THINK, HARMONY_ANALYSIS, GEMMA_THOUGHT)}
+
+
+def opens_reasoning(prompt_tail: str) -> bool:
+    """Whether the end of a rendered prompt has opened a block of reasoning of any known format."""
+    return any(reasoning.opened_by(prompt_tail) for reasoning in REASONING_FORMATS.values())
