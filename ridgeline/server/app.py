@@ -27,9 +27,11 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.endpoint import Endpoint, Generating
 from ridgeline.server.front import Front, Model
 from ridgeline.server.gate import Gate
+from ridgeline.server.openapi.handlers import self_description
 from ridgeline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ridgeline.server.state import StateStore
 from ridgeline.server.tokenize import detokenize, tokenize
+from ridgeline.server.websocket import WebSockets
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
 
@@ -95,13 +97,15 @@ ENDPOINTS = [
         media_type="application/x-ndjson",
     ),
 ]
+ENDPOINTS += self_description(ENDPOINTS)
 ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 
 
 def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore | None = None) -> ASGIApp:
     """The app for these models, the first being the one that is meant when no name is given."""
     front = Front(config, models, state)
-    app: ASGIApp = Gate(Router(ROUTES, redirect_slashes=False), front)
+    gate = Gate(Router(ROUTES, redirect_slashes=False), front)
+    app: ASGIApp = WebSockets(gate, front, [e.path for e in ENDPOINTS if e.events is not None])
     if config.cors_origins:
         app = CORSMiddleware(
             app,

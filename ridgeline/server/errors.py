@@ -24,6 +24,8 @@ UNAVAILABLE = "service_unavailable_error"
 ErrorCode = Literal[
     "invalid_http",
     "head_too_large",
+    "origin_not_allowed",
+    "too_many_requests",
     "too_many_connections",
     "invalid_json",
     "invalid_type",

@@ -28,8 +28,8 @@ from ridgeline.telemetry.logs import log_request
 
 log = logging.getLogger("ridgeline.server")
 
-# Probes and scrapers carry no keys, and learn nothing of anybody's text.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+# Probes, scrapers and readers of the documentation carry no keys, and learn nothing of anybody's text.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json", "/docs"})
 
 
 class Gate:
@@ -39,9 +39,8 @@ class Gate:
         self._keys = KeyRing(front.config.accepted_keys())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        if scope["type"] != "http":  # nothing else has been asked for its key
+            raise RuntimeError(f"the gate takes HTTP requests, not {scope['type']}")
         scope["app"] = self._front  # handlers find it there; with it, Starlette raises 404 and 405 to us
         headers = Headers(scope=scope)
         exchange = Exchange.begin(scope, headers.get("x-request-id"))
@@ -67,6 +66,10 @@ class Gate:
                 await _response(reply)(scope, receive, send_with_id)
             # A body that has begun stays unfinished: the server closes the connection, and the client sees
             # that the answer is not whole.
+
+    def check_key(self, path: str, headers: Headers) -> None:
+        """Raises 401 where a request with these headers would be answered so."""
+        self._keys.check(path, headers)
 
     def _reply(self, error: Exception, exchange: Exchange) -> ErrorReply:
         reply = reply_to(error)
@@ -97,15 +100,21 @@ class KeyRing:
         """Raises 401 unless the path is open, no keys are set, or the request carries one of them."""
         if not self._digests or path in OPEN_PATHS:
             return
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        key = _given_key(headers)
+        if not key:
             raise _unauthorized("no API key was given; send the header Authorization: Bearer <key>")
-        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        digest = hashlib.sha256(key.encode("latin-1")).digest()
         known = False
         for accepted in self._digests:  # every key is compared, so that the time does not tell which matched
             known |= hmac.compare_digest(digest, accepted)
         if not known:
             raise _unauthorized("this API key is not accepted here")
+
+
+def _given_key(headers: Headers) -> str:
+    """OpenAI's header, or Anthropic's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return (key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
 
 
 def _unauthorized(message: str) -> ApiError:

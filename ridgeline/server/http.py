@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -13,11 +14,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.connection import BoundedConnection, ConnectionLimits
 
+CLOSING_S = 5  # for a reader to take the last that was written to it; at most twice that
 LAST_WORDS_S = 3  # for streams that are told of the end to take that in
 
 
 class HttpServer(uvicorn.Server):
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._closing: set[Any] = set()  # connections of uvicorn's several kinds
         limits = ConnectionLimits(
             config.max_head_bytes,
             config.head_timeout_s,
@@ -40,6 +43,17 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
             )
         )
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second. A connection that is to be closed waits for its reader to take what was
+        written; one whose reader takes nothing would stay for ever.
+        """
+        if counter % (10 * CLOSING_S) == 0:
+            closing = {one for one in self.server_state.connections if one.transport.is_closing()}
+            for one in closing & self._closing:
+                one.transport.abort()
+            self._closing = closing
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
