@@ -14,7 +14,7 @@ from ridgeline.server.parsing.events import IdMaker, OutputParser, Tool, call_id
 from ridgeline.server.parsing.generic_json import BareJsonParser
 from ridgeline.server.parsing.hermes import HermesParser
 from ridgeline.server.parsing.parser import Parser, PlainParser
-from ridgeline.server.parsing.prepare import Preparation
+from ridgeline.server.parsing.prepare import DEFAULT_PREPARATION, Preparation
 from ridgeline.server.parsing.reasoning import (
     GEMMA_THOUGHT,
     HARMONY_ANALYSIS,
@@ -24,8 +24,8 @@ from ridgeline.server.parsing.reasoning import (
 )
 
 NO_PARSER = (
-    "the model's chat template writes tool calls in a format that no parser here reads; start the server with "
-    "--tool-parser to choose one"
+    "the model's chat template writes tool calls in a format that no parser here reads; start the server "
+    "with --tool-parser to choose one"
 )
 
 GENERIC_LESSON = (
@@ -46,7 +46,7 @@ class ToolFormat:
     # Marks that the model may write as special tokens, which plain text leaves out.
     markers: tuple[str, ...] = ()
     shows_special: bool = False
-    prepare: Preparation = Preparation()
+    prepare: Preparation = DEFAULT_PREPARATION
     new_id: IdMaker = call_id
 
     def parser(

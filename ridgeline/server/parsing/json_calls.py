@@ -1,8 +1,8 @@
 """Calls written as JSON objects: `{"name": …, "arguments": {…}}`, alone or in a list.
 
-Shared by every format that writes its calls so. The arguments are passed on as the model wrote them. Arguments
-that are no object: a string is taken for arguments in quotes and passed on as what it says, null and nothing
-at all become `{}`, anything else is passed on as it stands for the client to refuse.
+Shared by every format that writes its calls so. The arguments are passed on as the model wrote them. If they
+are no object: a string is taken for arguments in quotes and passed on as what it says, null and nothing at all
+become `{}`, anything else is passed on as it stands for the client to refuse.
 """
 
 from __future__ import annotations

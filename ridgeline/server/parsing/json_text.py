@@ -57,7 +57,7 @@ def value(cursor: Cursor, out: Out, stops: Stops = NO_STOPS) -> Reading[Ending]:
 
 
 def string(cursor: Cursor, out: Out) -> Reading[Ending]:
-    """Pass a string's text to `out` as it is written, closing quote included; the opening one has been read."""
+    """Pass a string's text to `out` as it is written, closing quote included; the opening one is read."""
     while True:
         yield from cursor.run(_PLAIN, out)
         if not (yield from cursor.peek()):

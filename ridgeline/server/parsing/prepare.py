@@ -1,8 +1,8 @@
 """Messages and tools in OpenAI's shape, made into what a chat template reads.
 
-Templates differ in small ways that each break a conversation with calls: arguments as an object or as text, one
-call per message, ids of nine characters, no tools at all. A `Preparation` names the ways of one template; the
-formats choose it from the template's source. Messages come in as plain data and are never changed in place.
+Templates differ in small ways that each break a conversation with calls: arguments as an object or as text,
+one call per message, ids of nine characters, no tools at all. A `Preparation` names the ways of one template;
+the formats choose it from the template's source. Messages are plain data and never changed in place.
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ class Preparation:
         return declared
 
 
+DEFAULT_PREPARATION = Preparation()
+
+
 def declaration(tool: Tool) -> dict[str, Any]:
     """A tool as OpenAI's API declares it, with the fields that were given."""
     function: dict[str, Any] = {"name": tool.name}
@@ -156,7 +159,7 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
 
 
 def _written_out(messages: list[Message]) -> list[Message]:
-    """Calls as the JSON a model is taught to write, results as the user's words, neighbours of a role joined."""
+    """Calls as the JSON a model is taught to write, results as the user's words, joined with their like."""
     names = {
         call.get("id"): call["function"]["name"]
         for message in messages
@@ -200,7 +203,7 @@ def _as_text(content: Any) -> str:
 def _taught(
     messages: list[Message], lesson: str, tools: Sequence[Tool], has_system_role: bool
 ) -> list[Message]:
-    """The tools and how to call them, in the system message; in the first message where there is no such role."""
+    """The tools and how to call them in the system message, or the user's where there is no such role."""
     declarations = "\n".join(json.dumps(declaration(tool)["function"], ensure_ascii=False) for tool in tools)
     text = lesson.replace("{tools}", declarations)
     role = "system" if has_system_role else "user"

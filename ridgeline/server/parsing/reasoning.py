@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class ReasoningFormat:
     """The marks around a block of reasoning.
 
-    `leads`: it can only stand at the very start of an answer, and any format of calls may follow it. Otherwise
-    it is part of one format of calls (its channels), which reads it itself.
+    `leads`: it can only stand at the very start of an answer, and any format of calls may follow it.
+    Otherwise it is part of one format of calls (its channels), which reads it itself.
     """
 
     name: str
