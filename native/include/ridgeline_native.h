@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define RL_ABI_VERSION 2
+#define RL_ABI_VERSION 3
 #define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
 #define RL_PANEL 16        /* output rows side by side in a packed matrix */
 #define RL_GROUP 32        /* weights of a row that share a scale */
@@ -29,7 +29,7 @@ enum rl_format {
 };
 
 enum rl_kv_format { RL_KV_F32 = 0, RL_KV_BF16 = 1, RL_KV_INT8 = 2 /* a float scale per token and head */ };
-enum rl_activation { RL_SILU = 0, RL_GELU_TANH = 1 };
+enum rl_activation { RL_SILU = 0, RL_GELU_TANH = 1, RL_GELU_ERF = 2, RL_RELU = 3 }; /* the last two: encoders alone */
 
 /* A packed matrix [n, k]: data as rl_pack_* wrote it, 64-byte aligned, kept by the caller. bias: n floats, or null. */
 typedef struct {
@@ -104,6 +104,48 @@ int rl_copy_block(rl_model* model, int32_t source, int32_t target);
  * equal ones; -1 where the largest is not finite or a logit of the row is not a number. Either may be null: without
  * logits, megabytes less are written. */
 int rl_step_execute(rl_model* model, const rl_step* step, float* logits, int32_t* best);
+
+/* ---- encoders: a text in, one vector out; one forward pass, nothing is kept between calls ---- */
+
+typedef struct rl_encoder_model rl_encoder_model;
+
+/* One layer: attention, add, norm; FFN, add, norm. Matrices are RL_F32; none may lack its bias. */
+typedef struct {
+  rl_matrix qkv; /* q rows, then k rows, then v rows */
+  rl_matrix output, up, down;
+  const float *attn_norm, *attn_norm_bias, *ffn_norm, *ffn_norm_bias; /* [hidden] */
+} rl_encoder_layer;
+
+typedef struct {
+  int32_t hidden, heads, ffn, vocab, types, num_layers;
+  int32_t max_positions;   /* rows of `positions` */
+  int32_t first_position;  /* of a text's first token: 0, or what lies below it is never used (RoBERTa) */
+  int32_t activation;      /* rl_activation, but RL_SILU */
+  int32_t max_tokens;      /* of one call */
+  float norm_eps;
+  const float *words, *positions, *type_rows;  /* [vocab][hidden], [max_positions][hidden], [types][hidden] or null */
+  const float *norm, *norm_bias;               /* of the embeddings */
+  const rl_encoder_layer* layers;
+} rl_encoder;
+
+/* Texts one after the other along the token axis, none padded. type_ids: null means all 0. */
+typedef struct {
+  int32_t num_tokens, num_texts;
+  const int32_t* token_ids;   /* [num_tokens] */
+  const int32_t* type_ids;    /* [num_tokens] or null */
+  const int32_t* text_starts; /* [num_texts + 1] */
+} rl_texts;
+
+/* What becomes of a text's token vectors. MEAN_ROOT: their sum over the root of their number. */
+enum rl_pooling { RL_POOL_NONE = 0, RL_POOL_FIRST = 1, RL_POOL_MEAN = 2, RL_POOL_MAX = 3, RL_POOL_MEAN_ROOT = 4, RL_POOL_LAST = 5 };
+
+rl_encoder_model* rl_encoder_create(const rl_encoder* encoder, const char* isa, int32_t threads);
+void rl_encoder_free(rl_encoder_model* model);
+const char* rl_encoder_isa(const rl_encoder_model* model);
+int64_t rl_encoder_bytes(const rl_encoder_model* model); /* buffers of a call, weights not counted */
+/* out: [num_texts][hidden], with RL_POOL_NONE [num_tokens][hidden]. normalize: to length 1. A text's vectors do not depend on
+ * the other texts of the call, bit for bit. */
+int rl_encoder_execute(rl_encoder_model* model, const rl_texts* texts, int32_t pooling, int32_t normalize, float* out);
 
 /* ---- ceilings of this machine, best of a few repeats; -1: no memory or threads to measure with ---- */
 

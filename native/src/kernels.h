@@ -88,6 +88,36 @@ struct Best {
   int32_t index = -1;
 };
 
+// What a dense layer does with a sum, bias included, before it is stored.
+enum class Follow : int32_t { Nothing, Add, GeluErf, GeluTanh, Relu };
+
+// out[row][column] = follow(scale · Σ x[row][i] · weights[i][column] + bias[column]), for whole vectors of columns. The weights
+// of 16 neighbouring columns lie side by side, `weight_step` floats from one i to the next; `panel_floats` lead to the next 16.
+struct DenseTask {
+  const float* x;
+  size_t x_stride;
+  int rows, k, columns;
+  const float* weights;
+  size_t weight_step, panel_floats;
+  const float* bias;      // or null
+  const float* residual;  // Follow::Add: laid out as `out`, which it may be
+  float scale;
+  Follow follow;
+  float* out;  // rows have room for `columns` rounded up to 16
+  size_t out_stride;
+};
+
+// The attention of one head of one text, everything to everything: queries, keys and values as rows of one buffer.
+struct TextAttention {
+  const float *queries, *keys, *values;
+  size_t stride;  // from one token to the next
+  int tokens, head_dim;
+  int first, end;  // the queries to compute
+  float scale;
+  float* out;
+  size_t out_stride;
+};
+
 struct Kernels {
   const char* name;
   int tile_rows;  // the most rows of a tile
@@ -116,6 +146,13 @@ struct Kernels {
   // Online softmax over the blocks that any of the rows (at most kAttentionRows) attends to. Deterministic: a row's result
   // does not depend on how many it is computed with.
   void (*attend)(const KvHead&, const AttentionRow* rows, int count, float scale, float softcap, bool deterministic);
+
+  // ---- encoders ----
+  int dense_rows;  // rows of a dense layer that are computed together: work is best cut at multiples of it
+  void (*dense)(const DenseTask&);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* out);
+  size_t (*text_scratch_floats)(int tokens, int head_dim);
+  void (*attend_text)(const TextAttention&, float* scratch);
 
   double (*peak_operations)(int kind, int64_t rounds);  // operations done in `rounds` rounds of registers only; 0: none
   void (*start_thread)();                               // once on each thread, before the first kernel

@@ -2,10 +2,12 @@
 #include "kernels.h"
 
 #include "kernels/attention.h"
+#include "kernels/dense.h"
 #include "kernels/kv_store.h"
 #include "kernels/linear.h"
 #include "kernels/peak.h"
 #include "kernels/rows.h"
+#include "kernels/text.h"
 #if defined(__AMX_BF16__)
 #include "kernels/attention_amx.h"
 #include "kernels/linear_amx.h"
@@ -85,7 +87,9 @@ const Kernels* RL_TABLE(RL_ISA)() {
   static const Kernels table = {
       RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, panel_products, kInputBlockBytes, panel_scratch_bytes,
       rms_norm,        add_rows,    gate,       rope,        softcap,           keep_best,
-      store_key,       store_value, attend,     peak_operations, start_thread,
+      store_key,       store_value, attend,
+      kDenseRows,      dense,       layer_norm, text_scratch_floats, attend_text,
+      peak_operations, start_thread,
   };
   return &table;
 }

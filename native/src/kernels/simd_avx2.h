@@ -8,6 +8,7 @@ constexpr int kLanes = 8;
 constexpr int kLinearRows = 4;     // 16 registers
 constexpr int kAttentionTile = 4;
 constexpr int kAttentionSums = 12;   // accumulators an attention loop may hold
+constexpr int kDenseRows = 6;     // rows of a dense layer that are computed together, times two vectors of outputs
 
 using F = __m256;
 using I = __m256i;

@@ -8,6 +8,7 @@ constexpr int kLanes = 16;
 constexpr int kLinearRows = 12;    // rows one linear kernel computes together: two accumulators each of 32 registers
 constexpr int kAttentionTile = 8;  // query rows per inner attention loop
 constexpr int kAttentionSums = 24;   // accumulators an attention loop may hold
+constexpr int kDenseRows = 12;     // rows of a dense layer that are computed together, times two vectors of outputs
 
 using F = __m512;
 using I = __m512i;

@@ -10,6 +10,7 @@ constexpr int kLanes = 4;
 constexpr int kLinearRows = 4;
 constexpr int kAttentionTile = 4;
 constexpr int kAttentionSums = 12;   // accumulators an attention loop may hold
+constexpr int kDenseRows = 6;     // rows of a dense layer that are computed together, times two vectors of outputs
 
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-ABI_VERSION = 2  # RL_ABI_VERSION
+ABI_VERSION = 3  # RL_ABI_VERSION
 ALIGNMENT = 64  # bytes; of every packed matrix
 
 _SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
@@ -54,6 +54,19 @@ class KvFormat(IntEnum):
 class Activation(IntEnum):
     SILU = 0
     GELU_TANH = 1
+    GELU_ERF = 2  # this one and the next: encoders alone
+    RELU = 3
+
+
+class Pooling(IntEnum):
+    """What becomes of a text's token vectors (rl_pooling)."""
+
+    NONE = 0
+    FIRST = 1
+    MEAN = 2
+    MAX = 3
+    MEAN_ROOT = 4
+    LAST = 5
 
 
 class Peak(IntEnum):
@@ -167,6 +180,39 @@ class CStep(ctypes.Structure):
     )
 
 
+ENCODER_MATRICES = ("qkv", "output", "up", "down")
+ENCODER_NORMS = ("attn_norm", "attn_norm_bias", "ffn_norm", "ffn_norm_bias")
+
+
+class CEncoderLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, CMatrix) for name in ENCODER_MATRICES),
+        *((name, c_void_p) for name in ENCODER_NORMS),
+    )
+
+
+ENCODER_INTS = (
+    *("hidden", "heads", "ffn", "vocab", "types", "num_layers", "max_positions", "first_position"),
+    *("activation", "max_tokens"),
+)
+
+
+class CEncoder(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ENCODER_INTS),
+        ("norm_eps", c_float),
+        *((name, c_void_p) for name in ("words", "positions", "type_rows", "norm", "norm_bias")),
+        ("layers", POINTER(CEncoderLayer)),
+    )
+
+
+class CTexts(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("num_tokens", "num_texts")),
+        *((name, c_void_p) for name in ("token_ids", "type_ids", "text_starts")),
+    )
+
+
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_abi_version": (c_int32, []),
     "rl_last_error": (c_char_p, []),
@@ -181,6 +227,11 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_model_bytes": (c_int64, [c_void_p]),
     "rl_copy_block": (c_int32, [c_void_p, c_int32, c_int32]),
     "rl_step_execute": (c_int32, [c_void_p, POINTER(CStep), c_void_p, c_void_p]),
+    "rl_encoder_create": (c_void_p, [POINTER(CEncoder), c_char_p, c_int32]),
+    "rl_encoder_free": (None, [c_void_p]),
+    "rl_encoder_isa": (c_char_p, [c_void_p]),
+    "rl_encoder_bytes": (c_int64, [c_void_p]),
+    "rl_encoder_execute": (c_int32, [c_void_p, POINTER(CTexts), c_int32, c_int32, c_void_p]),
     "rl_measure_read": (c_double, [c_void_p, c_int64, c_int32]),
     "rl_measure_peak": (c_double, [c_char_p, c_int32, c_int32]),
 }

@@ -1,0 +1,105 @@
+// Dense layers in float32: many rows times a matrix, with what follows a row's sum done while it is in registers.
+//
+// Inputs are rows of floats as they lie, not interleaved: an encoder's rows pass through a dense layer four times per
+// layer, and most of that arithmetic binds. The matrix lies in panels of 16 outputs (formats.h, F32), or in place as rows
+// of a buffer, which is how attention multiplies by values. A row's sums run over k in order, whatever its neighbours are.
+#pragma once
+#include "simd.h"
+#include "../kernels.h"
+
+namespace {
+
+using ridgeline::DenseTask;
+using ridgeline::Follow;
+using ridgeline::kPanel;
+
+// erf by Abramowitz and Stegun 7.1.26: off by 1.5e-7 at most, which is float32's own rounding for what it is added to.
+inline F gelu_erf(F x) {
+  const F z = mul(size(x), set(0.70710678118654752f));
+  const F t = div(set(1.0f), fma(z, set(0.3275911f), set(1.0f)));
+  F p = fma(t, set(1.061405429f), set(-1.453152027f));
+  p = fma(p, t, set(1.421413741f));
+  p = fma(p, t, set(-0.284496736f));
+  p = mul(fma(p, t, set(0.254829592f)), t);
+  const F tail = mul(mul(p, exp_negative(mul(z, sub(zero(), z)))), set(0.5f));  // 1 - Φ(|x|)
+  return mul(x, choose_sign(x, tail, sub(set(1.0f), tail)));
+}
+
+inline F gelu_tanh(F x) {
+  const F inner = mul(x, fma(mul(x, x), set(0.79788456080286536f * 0.044715f), set(0.79788456080286536f)));
+  return mul(x, sigmoid(add(inner, inner)));
+}
+
+template <Follow kFollow>
+RL_INLINE inline F followed(F sum, [[maybe_unused]] const float* residual) {
+  if constexpr (kFollow == Follow::Add) return add(sum, load(residual));
+  if constexpr (kFollow == Follow::GeluErf) return gelu_erf(sum);
+  if constexpr (kFollow == Follow::GeluTanh) return gelu_tanh(sum);
+  if constexpr (kFollow == Follow::Relu) return max(sum, zero());
+  return sum;
+}
+
+// R rows times V vectors of outputs.
+template <int R, int V, Follow kFollow>
+void dense_tile(const DenseTask& task, int row, int column) {
+  const float* w = task.weights + size_t(column / kPanel) * task.panel_floats + column % kPanel;
+  const size_t next = kLanes == kPanel ? task.panel_floats : size_t(kLanes), step = task.weight_step, stride = task.x_stride;
+  // Three rows are reached from one pointer, which keeps all of them in registers.
+  constexpr int kBases = (R + 2) / 3;
+  const float* bases[kBases];
+  repeat<kBases>([&](auto b) RL_INLINE { bases[b] = task.x + (size_t(row) + 3 * b) * stride; });
+  F acc[R][V];
+  repeat<R>([&](auto r) RL_INLINE { repeat<V>([&](auto v) RL_INLINE { acc[r][v] = zero(); }); });
+  for (int i = 0; i < task.k; i++, w += step) {
+    F weights[V];
+    repeat<V>([&](auto v) RL_INLINE { weights[v] = load(w + v * next); });
+    repeat<R>([&](auto r) RL_INLINE {
+      const F x = set(bases[r / 3][(r % 3) * stride]);
+      repeat<V>([&](auto v) RL_INLINE { acc[r][v] = fma(weights[v], x, acc[r][v]); });
+    });
+    repeat<kBases>([&](auto b) RL_INLINE { bases[b]++; });
+  }
+  const F scale = set(task.scale);
+  repeat<R>([&](auto r) RL_INLINE {
+    repeat<V>([&](auto v) RL_INLINE {
+      const size_t at = (size_t(row) + r) * task.out_stride + size_t(column) + v * kLanes;
+      F sum = mul(acc[r][v], scale);
+      if (task.bias) sum = add(sum, load(task.bias + column + v * kLanes));
+      store(task.out + at, followed<kFollow>(sum, task.residual + at));
+    });
+  });
+}
+
+template <int R, Follow kFollow>
+void dense_rows(const DenseTask& task, int row, int column, int vectors) {
+  if (vectors == 2) return dense_tile<R, 2, kFollow>(task, row, column);
+  dense_tile<R, 1, kFollow>(task, row, column);
+}
+
+template <Follow kFollow, int R = kDenseRows>
+void dense_rows_of(const DenseTask& task, int row, int column, int vectors) {
+  if constexpr (R > 1)
+    if (task.rows - row < R) return dense_rows_of<kFollow, R - 1>(task, row, column, vectors);
+  dense_rows<R, kFollow>(task, row, column, vectors);
+}
+
+// A pair of vectors' weights stays in cache while all rows pass over it.
+template <Follow kFollow>
+void dense_as(const DenseTask& task) {
+  for (int column = 0; column < task.columns; column += 2 * kLanes) {
+    const int vectors = column + kLanes < task.columns ? 2 : 1;
+    for (int row = 0; row < task.rows; row += kDenseRows) dense_rows_of<kFollow>(task, row, column, vectors);
+  }
+}
+
+inline void dense(const DenseTask& task) {
+  switch (task.follow) {
+    case Follow::Nothing: return dense_as<Follow::Nothing>(task);
+    case Follow::Add: return dense_as<Follow::Add>(task);
+    case Follow::GeluErf: return dense_as<Follow::GeluErf>(task);
+    case Follow::GeluTanh: return dense_as<Follow::GeluTanh>(task);
+    case Follow::Relu: return dense_as<Follow::Relu>(task);
+  }
+}
+
+}  // namespace
