@@ -44,6 +44,7 @@ class WebSockets:
         if scope["type"] != "websocket":
             await self._gate(scope, receive, send)
             return
+        await receive()  # that there is somebody to admit
         try:
             self._admit(scope)
         except ApiError as refusal:
@@ -118,7 +119,7 @@ class Conversation:
             await self._say(error_frame(error.reply, stream_id))
 
     def _enqueue(self, envelope: Envelope) -> None:
-        under_way = sum(1 + len(stream.waiting) for stream in self._streams.values())
+        under_way = sum(stream.is_running + len(stream.waiting) for stream in self._streams.values())
         if under_way >= self._limit:
             message = f"{under_way} requests are under way on this connection, its limit; wait for one to end"
             raise ApiError(429, message, type="rate_limit_error", code="too_many_requests")
@@ -143,7 +144,9 @@ class Conversation:
         try:
             while stream.waiting:
                 turn = _Turn(self._scope, stream, stream.waiting.popleft(), self._send)
+                stream.is_running = True
                 await self._gate(turn.scope, turn.receive, turn.send)
+                stream.is_running = False
                 if stream.cancelled.is_set():
                     await self._say({"type": "cancelled", **_named(stream.id)})
                     stream.cancelled.clear()
@@ -164,6 +167,7 @@ class _Stream:
 
     id: str | None
     waiting: deque[bytes]
+    is_running: bool = False
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
 

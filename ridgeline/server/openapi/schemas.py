@@ -24,7 +24,7 @@ class Schemas:
 
     def __init__(self, types: Iterable[Any]) -> None:
         wanted = list(dict.fromkeys(types))
-        structs = _structs_of(wanted)
+        structs = structs_of(wanted)
         schemas, components = msgspec.json.schema_components([*wanted, *structs], ref_template=REFERENCE)
         self.components: dict[str, Schema] = components
         self._by_type: dict[Any, Schema] = dict(zip(wanted, schemas, strict=False))
@@ -70,7 +70,7 @@ def _required(struct: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.name for field in msgspec.structs.fields(struct) if field.required)
 
 
-def _structs_of(types: Iterable[Any]) -> list[type[msgspec.Struct]]:
+def structs_of(types: Iterable[Any]) -> list[type[msgspec.Struct]]:
     """All structs that these types mention, at any depth."""
     found: dict[type[msgspec.Struct], None] = {}
     waiting = list(msgspec.inspect.multi_type_info(types))
