@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.server.parsing.events import IdMaker, OutputParser, Tool, call_id
+from ridgeline.server.parsing import deepseek, dsml, gemma, harmony, hermes, llama3, mistral
+from ridgeline.server.parsing.events import IdMaker, OutputParser, Tool, call_id, short_call_id
 from ridgeline.server.parsing.generic_json import BareJsonParser
-from ridgeline.server.parsing.hermes import HermesParser
 from ridgeline.server.parsing.parser import Parser, PlainParser
 from ridgeline.server.parsing.prepare import DEFAULT_PREPARATION, Preparation
+from ridgeline.server.parsing.qwen_xml import QwenXmlParser
 from ridgeline.server.parsing.reasoning import (
     GEMMA_THOUGHT,
     HARMONY_ANALYSIS,
@@ -34,6 +35,14 @@ GENERIC_LESSON = (
     '{"name": "<function name>", "arguments": {"<parameter>": <value>}}. '
     "To call several, answer with a JSON list of such objects. "
     "If no function is needed, answer in plain text."
+)
+
+DEEPSEEK_LESSON = (
+    "## Tools\nYou can call functions. These are available, one JSON object per line:\n{tools}\n\n"
+    "To call functions, write\n"
+    f"{deepseek.CALLS_BEGIN}{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}<function name>\n"
+    '```json\n{"<parameter>": <value>}\n```'
+    f"{deepseek.CALL_END}{deepseek.CALLS_END}"
 )
 
 
@@ -60,14 +69,65 @@ class ToolFormat:
         return self.parser_type(tools, reasoning, inside_reasoning, new_id or self.new_id)
 
 
-HERMES = ToolFormat("hermes", HermesParser, markers=("<tool_call>", "</tool_call>"))
+HERMES = ToolFormat("hermes", hermes.HermesParser, markers=(hermes.OPEN, hermes.CLOSE))
+QWEN_XML = ToolFormat("qwen_xml", QwenXmlParser, markers=(hermes.OPEN, hermes.CLOSE))
+LLAMA3 = ToolFormat(
+    "llama3",
+    llama3.Llama3Parser,
+    markers=(llama3.PYTHON_TAG,),
+    shows_special=True,
+    prepare=Preparation(one_call_per_message=True),
+)
+MISTRAL = ToolFormat(
+    "mistral",
+    mistral.MistralParser,
+    markers=(mistral.OPEN, mistral.ARGS, mistral.CALL_ID),
+    shows_special=True,
+    prepare=Preparation(short_ids=True),
+    new_id=short_call_id,
+)
+DEEPSEEK = ToolFormat(
+    "deepseek",
+    deepseek.DeepSeekParser,
+    markers=(
+        deepseek.CALLS_BEGIN,
+        deepseek.CALL_BEGIN,
+        deepseek.SEPARATOR,
+        deepseek.CALL_END,
+        deepseek.CALLS_END,
+    ),
+    shows_special=True,
+    prepare=Preparation(no_content=None, lesson=DEEPSEEK_LESSON),
+)
+DSML = ToolFormat("dsml", dsml.DsmlParser, markers=(dsml.DSML,), shows_special=True)
+HARMONY = ToolFormat(
+    "harmony",
+    harmony.HarmonyParser,
+    markers=(
+        harmony.START,
+        harmony.CHANNEL,
+        harmony.CONSTRAIN,
+        harmony.MESSAGE,
+        harmony.END,
+        harmony.CALL,
+        harmony.RETURN,
+    ),
+    shows_special=True,
+    prepare=Preparation(one_call_per_message=True, fills_descriptions=True, content_or_reasoning=True),
+)
+GEMMA = ToolFormat(
+    "gemma",
+    gemma.GemmaParser,
+    markers=(gemma.OPEN, gemma.CLOSE, gemma.QUOTE, gemma.CHANNEL, gemma.CHANNEL_END, gemma.RESPONSE),
+    shows_special=True,
+)
 JSON = ToolFormat(
     "json",
     BareJsonParser,
     prepare=Preparation(shows_tools=False, shows_calls=False, lesson=GENERIC_LESSON),
 )
 
-TOOL_FORMATS = {f.name: f for f in (HERMES, JSON)}
+TOOL_FORMATS = {f.name: f for f in (HERMES, QWEN_XML, LLAMA3, MISTRAL, DEEPSEEK, DSML, HARMONY, GEMMA, JSON)}
 
 
 def plain_parser(reasoning: ReasoningFormat | None, inside_reasoning: bool = False) -> OutputParser:
@@ -81,21 +141,52 @@ def detect(template_source: str | Mapping[str, str]) -> tuple[ToolFormat | None,
     return _tool_format(source), _reasoning_format(source)
 
 
-_HERMES_CALL = re.compile(r"<tool_call>[^<{]{0,24}\{[^<{]{0,24}name")
 _READS_TOOLS = re.compile(r"\btools\b")
+_KNOWS_TOOLS = re.compile(r"\btools\b|\bfunctions\b")
+_HERMES_CALL = re.compile(r"<tool_call>[^<]{0,40}\{\\*\"name")
+_LLAMA3_CALL = re.compile(r"\{\"name\": function name, \"parameters\"")
+_JOINS_ARGUMENTS = re.compile(r"arguments['\"]?\]?\s*\+")
+_JOINS_DESCRIPTION = re.compile(r"\+\s*tool\.description")
+
+# A template speaks the first format one of whose signs it has; each sign is only written by its own format.
+_SIGNS: tuple[tuple[ToolFormat, re.Pattern[str]], ...] = (
+    (DSML, re.compile(dsml.DSML)),
+    (DEEPSEEK, re.compile(deepseek.CALL_BEGIN)),
+    (HARMONY, re.compile(r"to=[^<]{0,40}functions\.[^>]{0,80}<\|channel\|>commentary", re.DOTALL)),
+    (GEMMA, re.compile(r"<\|tool_call>call:")),
+    (MISTRAL, re.compile(re.escape(mistral.OPEN))),
+    (QWEN_XML, re.compile(r"<tool_call>[^<]{0,8}<function=")),
+    (HERMES, _HERMES_CALL),
+    (LLAMA3, _LLAMA3_CALL),
+)
 
 
 def _tool_format(source: str) -> ToolFormat | None:
-    if _HERMES_CALL.search(source):
-        return HERMES
-    if _READS_TOOLS.search(source):
+    reads_tools = _READS_TOOLS.search(source) is not None
+    for tool_format, sign in _SIGNS:
+        if sign.search(source):
+            return replace(tool_format, prepare=_ways(tool_format.prepare, source, reads_tools))
+    if _KNOWS_TOOLS.search(source):
         return None
     refuses_system = "System role not supported" in source
     return replace(JSON, prepare=replace(JSON.prepare, has_system_role=not refuses_system))
 
 
+def _ways(prepare: Preparation, source: str, reads_tools: bool) -> Preparation:
+    """The format's usual preparation with what this very template differs in."""
+    return replace(
+        prepare,
+        arguments="text" if _JOINS_ARGUMENTS.search(source) else prepare.arguments,
+        shows_tools=reads_tools,
+        fills_descriptions=prepare.fills_descriptions or _JOINS_DESCRIPTION.search(source) is not None,
+    )
+
+
 def _reasoning_format(source: str) -> ReasoningFormat | None:
-    for reasoning in (HARMONY_ANALYSIS, GEMMA_THOUGHT, MISTRAL_THINK, THINK):
-        if reasoning.opener.rstrip("\n") in source or reasoning.closer in source:
+    for reasoning in (HARMONY_ANALYSIS, GEMMA_THOUGHT, MISTRAL_THINK):
+        if reasoning.opener.rstrip("\n") in source:
             return reasoning
+    # Granite 3.3 also marks what comes after the reasoning, which no format here reads.
+    if (THINK.opener in source or THINK.closer in source) and "<response>" not in source:
+        return THINK
     return None

@@ -1,7 +1,7 @@
 """Calls written as JSON objects: `{"name": …, "arguments": {…}}`, alone or in a list.
 
 Shared by every format that writes its calls so. The arguments are passed on as the model wrote them. If they
-are no object: a string is taken for arguments in quotes and passed on as what it says, null and nothing at all
+are no object: a string is taken for arguments in quotes and passed on as what it says, null and nothing
 become `{}`, anything else is passed on as it stands for the client to refuse.
 """
 

@@ -1,0 +1,283 @@
+# ruff: noqa: E501 - texts stand as a model writes them
+"""What models write: for each format texts with calls, and the pieces that malformed ones are made of."""
+
+from __future__ import annotations
+
+from ridgeline.server.parsing.events import Tool
+
+WEATHER = Tool(
+    "get_weather",
+    "Weather of a city",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "where": {"type": "object", "properties": {"lat": {"type": "number"}}},
+            "metric": {"type": "boolean"},
+            "note": {"type": ["string", "null"]},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+NOW = Tool("now", "The time")
+TOOLS = (WEATHER, NOW)
+
+_JSON_PIECES = (
+    '{"name": "now", "arguments": {}}',
+    '{"name": "get_weather", "arguments": {"city": "Par',
+    '"name"',
+    '"arguments"',
+    '"parameters": ',
+    '"now"',
+    '"nope"',
+    '{"name": "nope", "arguments": {}}',
+    "{",
+    "}",
+    "[",
+    "]",
+    ", ",
+    ":",
+    '"',
+    "\\",
+    '\\"',
+    "\\u00e9",
+    "\\ud83d",
+    "null",
+    "12",
+    "\n",
+    " ",
+    "é🙂",
+    "```json\n",
+    "```",
+    ";",
+    "text",
+    "<",
+    "<think>",
+    "</think>",
+)
+
+PIECES: dict[str, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", "</tool_call>", "<tool_", "</tool_call", *_JSON_PIECES),
+    "json": _JSON_PIECES,
+    "llama3": (
+        "<|python_tag|>",
+        "<|python_",
+        "now.call(",
+        'city="a\\"b", ',
+        "days=3",
+        ")",
+        "nope.call(",
+        *_JSON_PIECES,
+    ),
+    "mistral": (
+        "[TOOL_CALLS]",
+        "[TOOL_",
+        "[ARGS]",
+        "[CALL_ID]",
+        "abc123def",
+        "now",
+        "get_weather",
+        *_JSON_PIECES,
+    ),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call",
+        "function",
+        "now",
+        "get_weather",
+        *_JSON_PIECES,
+    ),
+    "qwen_xml": (
+        "<tool_call>",
+        "</tool_call>",
+        "<function=now>",
+        "<function=get_weather>",
+        "<function=nope>",
+        "</function>",
+        "<parameter=city>",
+        "<parameter=days>",
+        "<parameter=note>",
+        "</parameter>",
+        "<param",
+        "\n",
+        "3",
+        'a "quoted" \\ é🙂',
+        "True",
+        "{",
+        "</think>",
+        "<think>",
+        " text ",
+    ),
+    "dsml": (
+        "<｜DSML｜function_calls>",
+        "</｜DSML｜function_calls>",
+        "<｜DSML｜tool_calls>",
+        '<｜DSML｜invoke name="now">',
+        '<｜DSML｜invoke name="nope">',
+        '<｜DSML｜invoke name="',
+        "</｜DSML｜invoke>",
+        '<｜DSML｜parameter name="city" string="true">',
+        '<｜DSML｜parameter name="days" string="false">',
+        "</｜DSML｜parameter>",
+        "<｜DSML｜",
+        "\n",
+        "3",
+        'a "quoted" \\ é🙂',
+        "<think>",
+        "</think>",
+    ),
+    "harmony": (
+        "<|start|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|constrain|>json",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+        "assistant",
+        "analysis",
+        "commentary",
+        "final",
+        " to=functions.now",
+        " to=functions.nope",
+        "to=",
+        "<|",
+        '{"city": "é🙂"}',
+        "\n",
+        " text ",
+    ),
+    "gemma": (
+        "<|tool_call>",
+        "call:now{",
+        "call:get_weather{",
+        "call:nope{",
+        "<tool_call|>",
+        '<|"|>',
+        "<|channel>thought\n",
+        "<channel|>",
+        "<|tool_response>",
+        "<|",
+        "city:",
+        "days:3",
+        ",",
+        "{",
+        "}",
+        "[",
+        "]",
+        "None",
+        'é🙂"\\',
+        "\n",
+        " text ",
+    ),
+}
+
+_CITY = '{"city": "São {Paulo}", "where": {"lat": [1, {"a": "}]"}]}}'
+
+TEXTS: dict[str, tuple[str, ...]] = {
+    "hermes": (
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {_CITY}}}\n</tool_call>',
+        f'One moment.\n<tool_call>\n{{"arguments": {_CITY}, "name": "get_weather"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\nDone. ',
+        '<think>\nI <tool_call>{"name": "now"}</tool_call>\n\n</think>\n\nIt is <b>noon</b>.\n',
+        '<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call>\n',
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a </tool_call> b \\u00e9\\ud83d"}}</tool_call>',
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Par',
+        '<tool_call>{"name": "get_weather", "arg',
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"x\\"}"}}}</tool_call>after',
+        '<tool_call>[{"name": "now", "arguments": null}, {"name": "now"}]</tool_call>',
+        '<tool_call>{"name": "now", "arguments": {"a": 1</tool_call>\n<tool_call>\n{"name": "now"}\n</tool_call>',
+        "a <tool_call> b </tool_call> c <tool_cal",
+    ),
+    "json": (
+        f'{{"name": "get_weather", "arguments": {_CITY}}}',
+        f'Sure:\n```json\n{{"name": "get_weather", "arguments": {_CITY}}}\n```\nthat is it',
+        '[{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {"city": "x"}}]\n',
+        '<think>{"name": "now", "arguments": {}}</think>{"name": "now", "arguments": {}}',
+        '{"city": "Paris", "name": "now"}',
+        '{"name": "bob", "arguments": {}}',
+        '  {"name": "now"}  \n\n  {"type": "function", "name": "now", "parameters": {"a": "{"}}',
+        '```python\nprint({"name": "now"})\n```',
+        '{"name": "now", "arguments": {"a": "b',
+    ),
+    "llama3": (
+        f'{{"name": "get_weather", "parameters": {_CITY}}}',
+        '{"name": "now", "parameters": {}}; {"name": "get_weather", "parameters": {"city": "x"}}',
+        '{"name": "now", "parameters": {}}\n{"name": "now", "parameters": {"a": 1}}\n',
+        '<|python_tag|>{"name": "now", "parameters": {}}',
+        '<|python_tag|>get_weather.call(city="S\\"ao, Paulo)", days=3, metric=True)',
+        "<|python_tag|>get_weather.call(city='x",
+        '<|python_tag|>brave_search.call(query="x")',
+        "Text <|python_tag|>print(1)\nmore {braces} here",
+        '{"answer": 42}',
+    ),
+    "mistral": (
+        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {_CITY}, "id": "abc123def"}}, '
+        '{"name": "now", "arguments": {}, "id": "abc123deg"}]',
+        f"Well.[TOOL_CALLS]get_weather[ARGS]{_CITY}[TOOL_CALLS]now[ARGS]{{}}",
+        f"[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{_CITY}",
+        '[TOOL_CALLS]get_weather{"city": "[TOOL_CALLS]"} tail',
+        '[TOOL_CALLS]nope[ARGS]{"a": 1}',
+        "[THINK]hm [TOOL_CALLS]now[ARGS]{}[/THINK]Fine [TOOL_CALL",
+        '[TOOL_CALLS][{"name": "now", "arg',
+    ),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        f"{_CITY}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{{}}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        f"I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{_CITY}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>after",
+        "<think>\n<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}\n</think>\n\nHello <｜tool▁calls▁end｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>nope<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"a": [1<｜tool▁call▁end｜> x',
+        '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "x',
+    ),
+    "qwen_xml": (
+        '<tool_call>\n<function=get_weather>\n<parameter=city>\nSão <b> "Paulo"\n\n</parameter>\n'
+        '<parameter=days>\n3\n</parameter>\n<parameter=where>\n{"lat": 1.5}\n</parameter>\n'
+        "<parameter=metric>\nTrue\n</parameter>\n<parameter=note>\nNone\n</parameter>\n</function>\n</tool_call>",
+        "Now.\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n"
+        "</tool_call>\n",
+        "<function=get_weather><parameter=city>x</parameter><parameter=days>many</parameter></function> end",
+        "<think>\n<function=now></function>\n</think>\n\nHi <function=nope> <tool_call>x",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
+        "<tool_call>\n<function=get_weather>\n<parameter=unknown>\n[1, 2]\n</parameter>\n</tool_call>",
+    ),
+    "dsml": (
+        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">São "P"\n</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="where" string="false">{"lat": 1.5}</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        'Hm <｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls> after',
+        '<think>a</think><｜DSML｜tool_calls>\n<｜DSML｜invoke name="nope">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        '<｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="days" string="false">many</｜DSML｜parameter>',
+        '<｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="city" string="true">Par',
+    ),
+    "harmony": (
+        "<|channel|>analysis<|message|>\nI think <tool>\n<|end|><|start|>assistant<|channel|>final<|message|>Hi "
+        "there.\n",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+        f"<|constrain|>json<|message|> {_CITY} <|call|>",
+        f" to=functions.get_weather<|channel|>commentary json<|message|>{_CITY}<|call|><|start|>assistant to=functions."
+        "now<|channel|>commentary json<|message|>{}",
+        "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant<|channel|>final<|message|>Found.<|return|>",
+        "<|channel|>commentary to=functions.nope <|constrain|>json<|message|>{}<|call|>",
+        "No header at all<|channel|>final<|message|>x<|start|>assistant<|channel|>analysis<|message|>y",
+        "<|channel|>commentary to=functions.now<|message|>",
+        "<|channel|>comm",
+    ),
+    "gemma": (
+        '<|tool_call>call:get_weather{city:<|"|>São "P" \\ {<|"|>,days:3,metric:true,where:{lat:1.5,more:[1,<|"|>a<|"|>,'
+        "None]}}<tool_call|><|tool_call>call:now{}<tool_call|><|tool_response>",
+        "<|channel>thought\nhm <|tool_call>call:now{}<tool_call|>\n<channel|>Hello.\n<|channel>thought\nmore<channel|>!",
+        'Text <|tool_call>call:nope{a:1}<tool_call|> after <|"|>',
+        '<|tool_call>call:get_weather{city:<|"|>Par',
+        '<|tool_call>call:get_weather{<|"|>city<|"|>:<|"|>x<|"|>,days:tomorrow}<tool_call|> done',
+        "<|tool_call>call:now{a:[1<tool_call|> then",
+    ),
+}
