@@ -26,7 +26,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, index: int) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special=not params.show_special)
         self._params = params
         self._index = index
         self._held = ""

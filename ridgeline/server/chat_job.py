@@ -6,27 +6,61 @@ to tokens, for all of them. A bad request ends here.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ridgeline.engine.request import SamplingParams
+from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.server.answer_grammar import AnswerGrammar, answer_grammar
 from ridgeline.server.choices import Prompt
 from ridgeline.server.course import Job
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.front import Front
-from ridgeline.server.prompts import chat_ids, check_prompts
-from ridgeline.server.protocol import ChatRequest
-from ridgeline.server.validation import check_stream_options, sampling_params
+from ridgeline.server.prompts import check_prompts, rendered_chat
+from ridgeline.server.protocol import ChatRequest, TokenizeRequest
+from ridgeline.server.speech import PROMPT_TAIL, Speech, speech_of
+from ridgeline.server.tools import ToolUse, tool_use
+from ridgeline.server.validation import check_stream_options, sampling_params, template_messages
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def chat_job(front: Front, body: ChatRequest) -> Job:
     served = front.served(body.model, "generate")
     check_stream_options(body)
     client = served.ready_client()
-    params = _params(body, client.hello.vocab_size)
-    prompts = [Prompt(chat_ids(client.tokenizer, body.messages, body))]
+    speech, use = speech_of(client.tokenizer, front.config), tool_use(body)
+    prompt = chat_prompt(client.tokenizer, speech, use, body)
+    inside_reasoning = speech.reasoning is not None and speech.reasoning.opened_by(prompt[-PROMPT_TAIL:])
+    grammar = answer_grammar(body, speech, use, inside_reasoning, client.tokenizer)
+    params = _params(body, client.hello.vocab_size, speech, grammar)
+    prompts = [Prompt(client.tokenizer.encode(prompt, add_special=False))]
     check_prompts(client, prompts, params, "messages")
-    return Job.of(body, client, served, prompts, params)
+    new_parser = speech.new_parser(use.callable, inside_reasoning)
+    return Job.of(body, client, served, prompts, params, new_parser, grammar.field)
 
 
-def _params(body: ChatRequest, vocab_size: int) -> SamplingParams:
+def chat_prompt(
+    tokenizer: Tokenizer, speech: Speech, use: ToolUse, body: ChatRequest | TokenizeRequest
+) -> str:
+    """The conversation as the model's template writes it, tools and reasoning's settings included."""
+    messages, tools = speech.prepared(template_messages(body.messages or []), use)
+    own = _effort_variables(body) if isinstance(body, ChatRequest) else {}
+    return rendered_chat(tokenizer, messages, tools, body, own)
+
+
+def _effort_variables(body: ChatRequest) -> dict[str, Any]:
+    """`reasoning_effort` as templates take it: some by that name, others by a switch."""
+    effort = body.reasoning_effort
+    if effort is None:
+        return {}
+    if effort not in EFFORTS:
+        raise BadRequest(
+            "reasoning_effort", f"unknown effort {effort[:64]!r}; known are {', '.join(EFFORTS)}"
+        )
+    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
+def _params(body: ChatRequest, vocab_size: int, speech: Speech, grammar: AnswerGrammar) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs", "only allowed together with logprobs: true")
     newer = body.max_completion_tokens
@@ -38,4 +72,6 @@ def _params(body: ChatRequest, vocab_size: int) -> SamplingParams:
         logprobs_field="top_logprobs",
         prompt_logprobs=body.prompt_logprobs,
         vocab_size=vocab_size,
+        grammar=grammar.grammar,
+        show_special=speech.shows_special,
     )

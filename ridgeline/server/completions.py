@@ -6,6 +6,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.bodies import (
     DONE,
@@ -35,6 +36,7 @@ from ridgeline.server.logprobs import (
 from ridgeline.server.prompts import check_prompts, completion_prompts
 from ridgeline.server.protocol import CompletionRequest
 from ridgeline.server.sse import answer
+from ridgeline.server.structured import asked_grammar
 from ridgeline.server.validation import check_stream_options, sampling_params
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
@@ -53,13 +55,14 @@ def _job(front: Front, raw: bytes) -> tuple[Job, CompletionRequest]:
     served = front.served(body.model, "generate")
     check_stream_options(body)
     client = served.ready_client()
-    params = _params(body, client.hello.vocab_size)
+    grammar, grammar_field = asked_grammar(body) or (None, "grammar")
+    params = _params(body, client.hello.vocab_size, grammar)
     prompts = completion_prompts(client, body)
     check_prompts(client, prompts, params, "prompt")
-    return Job.of(body, client, served, prompts, params), body
+    return Job.of(body, client, served, prompts, params, grammar_field=grammar_field), body
 
 
-def _params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
+def _params(body: CompletionRequest, vocab_size: int, grammar: Grammar | None) -> SamplingParams:
     echoed = body.logprobs if body.echo else None  # an echoed prompt has its log-probabilities too
     asked = [count for count in (echoed, body.prompt_logprobs) if count is not None]
     return sampling_params(
@@ -70,6 +73,7 @@ def _params(body: CompletionRequest, vocab_size: int) -> SamplingParams:
         logprobs_field="logprobs",
         prompt_logprobs=max(asked, default=None),
         vocab_size=vocab_size,
+        grammar=grammar,
     )
 
 

@@ -10,13 +10,14 @@ import difflib
 import functools
 import json
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.protocol import Body, ContentPart, Message, StreamOptions, fields_of
+from ridgeline.server.protocol import Body, fields_of
 
 B = TypeVar("B", bound=Body)
 
@@ -25,11 +26,6 @@ _QUOTED = re.compile(r"`([^`]*)`")
 _NEAR_JSON = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]")  # what Python writes and reads, but is no JSON
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _LONGEST_NAME = 64  # of a field worth a guess at what was meant
-_NESTED: dict[str, type[Body]] = {
-    "messages[]": Message,
-    "messages[].content[]": ContentPart,
-    "stream_options": StreamOptions,
-}
 
 
 def decode(raw: bytes, body: type[B]) -> B:
@@ -64,7 +60,7 @@ def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
     what, path = match["what"], (match["path"] or "").removeprefix(".")
     name = _QUOTED.search(what)
     if what.startswith("Object contains unknown field") and name:
-        known = fields_of(_NESTED.get(re.sub(r"\[\d+\]", "[]", path), body))
+        known = fields_of(_struct_at(path, body))
         nearest = difflib.get_close_matches(name[1], known, n=1) if len(name[1]) <= _LONGEST_NAME else []
         hint = f"; did you mean {nearest[0]}?" if nearest else "; see docs/http-api.md for the known ones"
         raise BadRequest(_join(path, name[1]), f"unknown field{hint}", "unknown_field")
@@ -72,6 +68,24 @@ def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
         raise BadRequest(_join(path, name[1]), "this field is required", "missing_field")
     sentence = (what[:1].lower() + what[1:]).replace("`", "")
     raise BadRequest(path or None, sentence if path else f"the body is wrong: {sentence}", "invalid_type")
+
+
+def _struct_at(path: str, body: type[Body]) -> type[Body]:
+    """The struct that a path like messages[2].content[0] leads to; where several may stand, the first."""
+    for name in re.sub(r"\[[^\]]*\]", "", path).split("."):
+        hints = typing.get_type_hints(body)
+        inner = next(iter(_structs_in(hints[name])), None) if name in hints else None
+        if inner is None:
+            return body
+        body = inner
+    return body
+
+
+def _structs_in(hint: Any) -> list[type[Body]]:
+    """The body structs that a type is made of, through unions, lists and dicts."""
+    if isinstance(hint, type) and issubclass(hint, Body):
+        return [hint]
+    return [found for part in typing.get_args(hint) for found in _structs_in(part)]
 
 
 def _join(path: str, name: str) -> str:

@@ -9,16 +9,21 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.choices import Prompt
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest
-from ridgeline.server.validation import check_context, check_token_ids, template_messages
+from ridgeline.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from ridgeline.server.validation import check_context, check_token_ids
 
 MAX_CHOICES = 1024
 RESERVED_VARIABLES = ("self", "messages", "tools", "documents", "add_generation_prompt")
 
 
-def chat_ids(tokenizer: Tokenizer, messages: list[Message], body: ChatRequest | TokenizeRequest) -> list[int]:
-    """The conversation as the model's template writes it."""
-    rendered = template_messages(messages)
+def rendered_chat(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    body: ChatRequest | TokenizeRequest,
+    own_variables: dict[str, Any] | None = None,
+) -> str:
+    """The conversation as the model's template writes it. What the client set itself goes before our own."""
     variables = body.chat_template_kwargs or {}
     for name in RESERVED_VARIABLES:
         if name in variables:
@@ -26,8 +31,9 @@ def chat_ids(tokenizer: Tokenizer, messages: list[Message], body: ChatRequest | 
                 f"chat_template_kwargs.{name}", "this name is the template's own; choose another"
             )
     opening = body.add_generation_prompt is not False
+    given = {**(own_variables or {}), **variables}
     try:
-        return tokenizer.encode_chat(rendered, add_generation_prompt=opening, **variables)
+        return tokenizer.render_chat(messages, tools, add_generation_prompt=opening, **given)
     except RecursionError:
         raise BadRequest("chat_template_kwargs", "nested too deeply") from None
 

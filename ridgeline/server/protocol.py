@@ -65,8 +65,21 @@ class ContentPart(Body, kw_only=True, frozen=True):
     prompt_cache_breakpoint: Annotated[Any, ignored("prefixes are found by their tokens")] = None
 
 
+class CalledFunction(Body, kw_only=True, frozen=True):
+    name: Annotated[str, About("the tool's name")]
+    arguments: Annotated[str, About("JSON text, as it was answered")]
+
+
+class MessageToolCall(Body, kw_only=True, frozen=True):
+    id: Annotated[str, About("what the tool's message names in `tool_call_id`")]
+    type: Annotated[str | None, About("`function`")] = None
+    function: Annotated[CalledFunction | None, About("which function, with which arguments")] = None
+    custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
+    index: Annotated[Any, ignored("of a streamed answer that is sent back")] = None
+
+
 class Message(Body, kw_only=True, frozen=True):
-    role: Annotated[str, About("`system`, `developer` (rendered as `system`), `user` or `assistant`")]
+    role: Annotated[str, About("`system`, `developer` (rendered as `system`), `user`, `assistant` or `tool`")]
     content: Annotated[
         str | list[ContentPart] | None, About("text, or text parts, which are joined with a newline")
     ] = None
@@ -74,9 +87,56 @@ class Message(Body, kw_only=True, frozen=True):
     refusal: Annotated[Any, refused("refusals are not supported yet")] = None
     annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
     audio: Annotated[Any, refused("audio is not supported yet")] = None
-    tool_calls: Annotated[Any, refused("tool calls are not supported yet", [])] = None
-    tool_call_id: Annotated[Any, refused("tool calls are not supported yet")] = None
-    function_call: Annotated[Any, refused("function calls are not supported yet")] = None
+    reasoning_content: Annotated[
+        str | None, About("an assistant's reasoning that is sent back; the template may use it")
+    ] = None
+    tool_calls: Annotated[list[MessageToolCall] | None, About("calls an assistant's message made")] = None
+    tool_call_id: Annotated[str | None, About("which call a `tool` message answers")] = None
+    function_call: Annotated[Any, refused("function calls are replaced by tool_calls")] = None
+
+
+class Function(Body, kw_only=True, frozen=True):
+    name: Annotated[str, About("1 to 64 of a-z, A-Z, 0-9, _ and -")]
+    description: Annotated[str | None, About("what it is for; the model reads it")] = None
+    parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
+    strict: Annotated[bool | None, About("arguments always follow the schema")] = None
+
+
+class ToolDefinition(Body, kw_only=True, frozen=True):
+    type: Annotated[str, About("`function`")]
+    function: Annotated[Function | None, About("what may be called")] = None
+    custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
+
+
+class FunctionName(Body, kw_only=True, frozen=True):
+    name: Annotated[str, About("the tool that must be called")]
+
+
+class NamedToolChoice(Body, kw_only=True, frozen=True):
+    type: Annotated[str, About("`function`")]
+    function: Annotated[FunctionName | None, About("which one")] = None
+    allowed_tools: Annotated[Any, refused("allowed_tools are not supported; send only those tools")] = None
+    custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
+
+
+class JsonSchemaFormat(Body, kw_only=True, frozen=True):
+    name: Annotated[str | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -; nothing depends on it")] = None
+    description: Annotated[str | None, ignored("the model is not told of it")] = None
+    schema: Annotated[dict[str, Any] | bool | None, About("the JSON schema every answer follows")] = None
+    strict: Annotated[bool | None, ignored("schemas are always followed strictly")] = None
+
+
+class ResponseFormat(Body, kw_only=True, frozen=True):
+    type: Annotated[str, About("`text`, `json_object` or `json_schema`")]
+    json_schema: Annotated[JsonSchemaFormat | None, About("for `json_schema`")] = None
+
+
+class StructuredOutputs(Body, kw_only=True, frozen=True):
+    json: Annotated[dict[str, Any] | str | bool | None, About("a JSON schema")] = None
+    regex: Annotated[str | None, About("a regular expression the whole text matches")] = None
+    choice: Annotated[list[str] | None, About("texts, one of which is the answer")] = None
+    grammar: Annotated[str | None, About("an EBNF grammar")] = None
+    json_object: Annotated[bool | None, About("any JSON object")] = None
 
 
 class GenerationRequest(Body, kw_only=True, frozen=True):
@@ -114,7 +174,18 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     priority: Annotated[Int | None, About("lower is served first; default 0")] = None
     cache_salt: Annotated[str | None, About("requests share cached prefixes only with the same salt")] = None
     include_timing: Annotated[bool | None, About("add `usage.timing`: one record per choice, in ms")] = None
-    skip_special_tokens: Annotated[bool | None, refused("only true is supported yet", True)] = None
+    skip_special_tokens: Annotated[
+        bool | None, About("false: special tokens appear in the text; default true")
+    ] = None
+    guided_json: Annotated[
+        dict[str, Any] | str | bool | None, About("a JSON schema the text follows; as in `response_format`")
+    ] = None
+    guided_regex: Annotated[str | None, About("a regular expression the whole text matches")] = None
+    guided_choice: Annotated[list[str] | None, About("texts, one of which is the answer")] = None
+    guided_grammar: Annotated[str | None, About("an EBNF grammar (Lark's notation) the text follows")] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, About("the newer way to write the `guided_` fields")
+    ] = None
     user: Annotated[Any, ignored("an end user's name")] = None
 
 
@@ -129,17 +200,27 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         bool | None, About("end the rendered prompt with the assistant's opening; default true")
     ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, About("variables for the chat template")] = None
-    response_format: Annotated[Any, refused("structured output is not supported yet", {"type": "text"})] = (
-        None
-    )
-    tools: Annotated[Any, refused("tool calling is not supported yet", [])] = None
-    tool_choice: Annotated[Any, refused("tool calling is not supported yet", "none", "auto")] = None
-    functions: Annotated[Any, refused("function calling is not supported yet", [])] = None
-    function_call: Annotated[Any, refused("function calling is not supported yet", "none", "auto")] = None
+    response_format: Annotated[
+        ResponseFormat | None, About("the shape of the answer: any text, a JSON object, or a schema's")
+    ] = None
+    tools: Annotated[list[ToolDefinition] | None, About("functions the model may call; up to 128")] = None
+    tool_choice: Annotated[
+        str | NamedToolChoice | None,
+        About("`none`, `auto` (the default with tools), `required`, or the function that must be called"),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None
+    functions: Annotated[Any, refused("functions are replaced by tools", [])] = None
+    function_call: Annotated[Any, refused("function_call is replaced by tool_choice", "none", "auto")] = None
     modalities: Annotated[Any, refused("only text is made", ["text"])] = None
     audio: Annotated[Any, refused("audio is not supported yet")] = None
     prediction: Annotated[Any, refused("predicted outputs are not supported yet")] = None
-    reasoning_effort: Annotated[Any, refused("reasoning control is not supported yet")] = None
+    reasoning_effort: Annotated[
+        str | None,
+        About("given to the template; `none` also tells it not to think (`enable_thinking` false)"),
+    ] = None
+    thinking_token_budget: Annotated[
+        Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
+    ] = None
     verbosity: Annotated[Any, refused("verbosity control is not supported yet", "medium")] = None
     web_search_options: Annotated[Any, refused("web search is not supported yet")] = None
     continue_final_message: Annotated[Any, refused("continuing a message is not supported yet", False)] = None
@@ -147,7 +228,6 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     documents: Annotated[Any, refused("documents are not supported yet", [])] = None
     store: Annotated[Any, refused("nothing is stored", False)] = None
     metadata: Annotated[Any, ignored("nothing is stored")] = None
-    parallel_tool_calls: Annotated[Any, ignored("there are no tool calls")] = None
     service_tier: Annotated[Any, ignored("there is one tier")] = None
     prompt_cache_key: Annotated[Any, ignored("prefixes are found by their tokens")] = None
     prompt_cache_options: Annotated[Any, ignored("prefixes are found by their tokens")] = None
@@ -174,6 +254,7 @@ class TokenizeRequest(Body, kw_only=True, frozen=True):
     model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
     prompt: Annotated[str | None, About("text; either this or `messages`")] = None
     messages: Annotated[list[Message] | None, About("a conversation, rendered as chat renders it")] = None
+    tools: Annotated[list[ToolDefinition] | None, About("for `messages`: as in a chat request")] = None
     add_special_tokens: Annotated[bool | None, About("for `prompt`; default true")] = None
     add_generation_prompt: Annotated[bool | None, About("for `messages`; default true")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, About("for `messages`")] = None
@@ -184,3 +265,14 @@ class DetokenizeRequest(Body, kw_only=True, frozen=True):
     model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
     tokens: Annotated[list[Int], About("token ids")]
     skip_special_tokens: Annotated[bool | None, About("leave special tokens out; default false")] = None
+
+
+class TemplateRequest(Body, kw_only=True, frozen=True):
+    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    messages: Annotated[list[Message], About("a conversation, rendered as chat renders it")]
+    tools: Annotated[list[ToolDefinition] | None, About("as in a chat request")] = None
+    add_generation_prompt: Annotated[bool | None, About("end with the assistant's opening; default true")] = (
+        None
+    )
+    chat_template_kwargs: Annotated[dict[str, Any] | None, About("variables for the chat template")] = None
+    return_tokens: Annotated[bool | None, About("also the token ids of the prompt")] = None

@@ -1,18 +1,21 @@
-"""POST /tokenize and /detokenize: the model's tokenizer, with chat rendered exactly as chat renders it."""
+"""POST /tokenize, /detokenize and /apply_template: the model's tokenizer and template, as chat uses them."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.server.bodies import Text, Tokens, encode
+from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.server.bodies import RenderedPrompt, Text, Tokens, encode
+from ridgeline.server.chat_job import chat_prompt
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.exchange import off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames
-from ridgeline.server.prompts import chat_ids
-from ridgeline.server.protocol import DetokenizeRequest, TokenizeRequest
+from ridgeline.server.protocol import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from ridgeline.server.speech import speech_of
+from ridgeline.server.tools import ToolUse, checked_tools
 from ridgeline.server.validation import check_token_ids
 
 
@@ -30,6 +33,13 @@ async def detokenize(request: Request) -> Response:
     return Response(answer, media_type="application/json")
 
 
+async def apply_template(request: Request) -> Response:
+    front = Front.of(request)
+    raw = await read_body(request, front.config)
+    answer = await off_loop(len(raw), lambda: encode(_rendered(front, raw)))
+    return Response(answer, media_type="application/json")
+
+
 def _tokens(front: Front, raw: bytes) -> Tokens:
     body = decode(raw, TokenizeRequest)
     served = front.served(body.model)
@@ -37,7 +47,7 @@ def _tokens(front: Front, raw: bytes) -> Tokens:
         raise BadRequest("prompt", "give either prompt or messages")
     client = served.ready_client()
     if body.messages is not None:
-        ids = chat_ids(client.tokenizer, body.messages, body)
+        ids = client.tokenizer.encode(conversation(front, client.tokenizer, body), add_special=False)
     else:
         ids = client.tokenizer.encode(body.prompt or "", add_special=body.add_special_tokens is not False)
     names = TokenNames(client.tokenizer)
@@ -45,8 +55,30 @@ def _tokens(front: Front, raw: bytes) -> Tokens:
     return Tokens(len(ids), client.hello.max_context, ids, **extra)
 
 
+def conversation(front: Front, tokenizer: Tokenizer, body: TokenizeRequest) -> str:
+    """The messages as a chat request with the same tools would have them rendered."""
+    tools = checked_tools(body.tools or [])
+    use = ToolUse(tools, "auto" if tools else "none")
+    return chat_prompt(tokenizer, speech_of(tokenizer, front.config), use, body)
+
+
 def _text(front: Front, raw: bytes) -> Text:
     body = decode(raw, DetokenizeRequest)
     client = front.served(body.model).ready_client()
     check_token_ids(body.tokens, "tokens", client.hello.vocab_size)
     return Text(client.tokenizer.decode(body.tokens, skip_special=bool(body.skip_special_tokens)))
+
+
+def _rendered(front: Front, raw: bytes) -> RenderedPrompt:
+    body = decode(raw, TemplateRequest)
+    tokenizer = front.served(body.model).ready_client().tokenizer
+    asked = TokenizeRequest(
+        messages=body.messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    prompt = conversation(front, tokenizer, asked)
+    if not body.return_tokens:
+        return RenderedPrompt(prompt)
+    return RenderedPrompt(prompt, tokenizer.encode(prompt, add_special=False))

@@ -8,17 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from ridgeline.server.errors import BadRequest, ErrorCode
 from ridgeline.server.protocol import GenerationRequest, Message
+from ridgeline.server.tools import check_calls
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_TOKEN_IDS = 1024  # to bias or to stop at: the engine looks at all of them for every token
 MAX_SALT_CHARACTERS = 1024
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-UNSUPPORTED_ROLES = ("tool", "function")
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -29,14 +38,27 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
-    if message.role in UNSUPPORTED_ROLES:
-        raise BadRequest(
-            f"{path}.role", f"{message.role!r} messages are not supported yet", "unsupported_field"
-        )
     if message.role not in ROLES:
-        raise BadRequest(f"{path}.role", f"unknown role {message.role!r}; known are {', '.join(ROLES)}")
-    rendered = {"role": ROLES[message.role], "content": _text(message, path)}
-    return rendered if message.name is None else {**rendered, "name": message.name}
+        raise BadRequest(f"{path}.role", f"unknown role {message.role[:64]!r}; known are {', '.join(ROLES)}")
+    check_calls(message, path)
+    # An assistant that called tools need not have said anything.
+    silent = message.content is None and message.tool_calls
+    rendered: dict[str, Any] = {
+        "role": ROLES[message.role],
+        "content": None if silent else _text(message, path),
+    }
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.reasoning_content is not None:
+        rendered["reasoning_content"] = message.reasoning_content
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
+        ]
+    return rendered
 
 
 def _text(message: Message, path: str) -> str:
@@ -68,6 +90,8 @@ def sampling_params(
     logprobs_field: str,
     prompt_logprobs: int | None,
     vocab_size: int,
+    grammar: Grammar | None = None,
+    show_special: bool = False,
 ) -> SamplingParams:
     """The body's options; absent and null mean the default. The named fields differ between endpoints."""
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
@@ -96,6 +120,8 @@ def sampling_params(
             stop_token_ids=stop_ids,
             include_stop=bool(body.include_stop_str_in_output),
             ignore_eos=bool(body.ignore_eos),
+            show_special=show_special or body.skip_special_tokens is False,
+            grammar=grammar,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

@@ -14,6 +14,7 @@ from ridgeline.engine.messages import Hello
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.engine.step import TokenLogprob
+from ridgeline.models.chat_template import ChatTemplate
 from ridgeline.models.errors import TemplateError
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from ridgeline.telemetry.timing import TimingRecord
@@ -30,24 +31,32 @@ class ByteTokenizer:
     vocab_size = VOCAB_SIZE
     special_ids = frozenset(SPECIAL)
 
+    def __init__(self, template: str = "{{ messages }}") -> None:
+        """template: what the server looks into for the formats of calls and reasoning; nothing is rendered."""
+        self.chat_template = ChatTemplate(template)
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        return ([BEGIN] if add_special else []) + list(text.encode())
+        begins = add_special or text.startswith("<s>")
+        return ([BEGIN] if begins else []) + list(text.removeprefix("<s>").encode())
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         kept = [b"" if skip_special and id in SPECIAL else self.token_bytes(id) for id in ids]
         return b"".join(kept).decode(errors="replace")
 
-    def encode_chat(
+    def render_chat(
         self,
         messages: list[dict[str, Any]],
         tools: Any = None,
         add_generation_prompt: bool = True,
         **variables: Any,
-    ) -> list[int]:
+    ) -> str:
         if variables.get("refuse"):
             raise TemplateError("the chat template refused these messages: as told")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        return self.encode(text + ("assistant: " if add_generation_prompt else ""))
+        return "<s>" + text + ("assistant: " if add_generation_prompt else "")
+
+    def token_text(self, id: int) -> str:
+        return self.token_bytes(id).decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
         return SPECIAL.get(id) or bytes([id])
@@ -56,8 +65,8 @@ class ByteTokenizer:
 class ScriptedClient:
     """Plays `script` for every request; remembers what was asked, and which requests were closed early."""
 
-    def __init__(self, script: Script) -> None:
-        self.tokenizer = ByteTokenizer()
+    def __init__(self, script: Script, template: str = "{{ messages }}") -> None:
+        self.tokenizer = ByteTokenizer(template)
         self.hello = Hello(1, "scripted", "none", MAX_CONTEXT, 8, 4096, VOCAB_SIZE, 16, {}, {}, {})
         self.stats = EngineStats()
         self.closed = asyncio.Event()

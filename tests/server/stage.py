@@ -31,9 +31,10 @@ class Stage:
     script: Script = field(default_factory=lambda: say("hé!"))
     config: ServerConfig = field(default_factory=ServerConfig)
     state: StateStore | None = None
+    template: str = "{{ messages }}"
 
     def __post_init__(self) -> None:
-        self.client = ScriptedClient(self.script)
+        self.client = ScriptedClient(self.script, self.template)
         self.supervisor = ScriptedSupervisor(self.client)
         self.metrics = ServerMetrics("m")
         model = Model(("m", "alias"), self.supervisor, self.metrics)

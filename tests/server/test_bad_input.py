@@ -20,6 +20,10 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {**HELLO, **fields}
 
 
+def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 def completion(**fields: Any) -> dict[str, Any]:
     return {"prompt": "hi", **fields}
 
@@ -64,13 +68,18 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("messages missing", {"model": "m"}, "messages"),
     ("messages a string", chat(messages="hi"), "messages"),
     ("unknown role", chat(messages=[USER, {"role": "wizard", "content": "x"}]), "messages[1].role"),
-    ("tool role", chat(messages=[{"role": "tool", "content": "x"}]), "messages[0].role"),
+    ("result of no call", chat(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
     ("role of wrong type", chat(messages=[{"role": 1, "content": "x"}]), "messages[0].role"),
     ("role missing", chat(messages=[{"content": "x"}]), "messages[0].role"),
     ("no content", chat(messages=[{"role": "user"}]), "messages[0].content"),
     ("no parts", chat(messages=[{"role": "user", "content": []}]), "messages[0].content"),
     ("unknown field in a message", chat(messages=[{**USER, "contnt": "x"}]), "messages[0].contnt"),
-    ("tool calls", chat(messages=[{**USER, "tool_calls": [{"id": "1"}]}]), "messages[0].tool_calls"),
+    ("a user's calls", chat(messages=[{**USER, "tool_calls": [{"id": "1"}]}]), "messages[0].tool_calls"),
+    (
+        "a call of nothing",
+        chat(messages=[USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]),
+        "messages[1].tool_calls[0].function",
+    ),
     (
         "image part",
         chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]),
@@ -94,13 +103,33 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("template refuses", chat(chat_template_kwargs={"refuse": True}), "messages"),
     ("unknown field", chat(temprature=1), "temprature"),
     ("unknown nested field", chat(stream=True, stream_options={"usage": True}), "stream_options.usage"),
-    ("tools", chat(tools=[{"type": "function"}]), "tools"),
-    ("forced tool", chat(tool_choice="required"), "tool_choice"),
-    ("json schema", chat(response_format={"type": "json_schema"}), "response_format"),
+    ("a tool of no function", chat(tools=[{"type": "function"}]), "tools[0].function"),
+    ("a tool of another kind", chat(tools=[{"type": "web_search"}]), "tools[0].type"),
+    ("a tool's odd name", chat(tools=[tool("a b")]), "tools[0].function.name"),
+    ("two tools of one name", chat(tools=[tool("f"), tool("f")]), "tools[1].function.name"),
+    ("129 tools", chat(tools=[tool(f"f{i}") for i in range(129)]), "tools"),
+    (
+        "tools of a novel's length",
+        chat(tools=[tool(f"f{i}", description="x" * 10_000) for i in range(30)]),
+        "tools[26]",
+    ),
+    (
+        "parameters of a list",
+        chat(tools=[tool(parameters={"type": "array"})]),
+        "tools[0].function.parameters.type",
+    ),
+    ("forced tool without tools", chat(tool_choice="required"), "tool_choice"),
+    ("odd choice of tools", chat(tools=[tool()], tool_choice="maybe"), "tool_choice"),
+    (
+        "choice of an unknown tool",
+        chat(tools=[tool()], tool_choice={"type": "function", "function": {"name": "g"}}),
+        "tool_choice.function.name",
+    ),
+    ("odd effort", chat(reasoning_effort="extreme"), "reasoning_effort"),
+    ("budget of a model that does not reason", chat(thinking_token_budget=5), "thinking_token_budget"),
     ("functions", chat(functions=[{"name": "f"}]), "functions"),
     ("audio", chat(modalities=["text", "audio"]), "modalities"),
     ("stored", chat(store=True), "store"),
-    ("special tokens shown", chat(skip_special_tokens=False), "skip_special_tokens"),
     ("own template", chat(chat_template="{{ 1 }}"), "chat_template"),
     ("continued message", chat(continue_final_message=True), "continue_final_message"),
 ]

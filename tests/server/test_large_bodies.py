@@ -20,6 +20,7 @@ class WatchedTokenizer(ByteTokenizer):
     """Remembers which threads did its work."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.threads: set[threading.Thread] = set()
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
@@ -98,9 +99,9 @@ async def test_a_long_prompt_reaches_the_engine_whole() -> None:
 
 async def test_template_variables_nested_too_deeply_are_refused(stage: Stage) -> None:
     template = ChatTemplate("{{ messages[0].content }}")
-    stage.client.tokenizer.encode_chat = lambda messages, **variables: list(
-        template.render(messages, **variables).encode()
-    )
+    stage.client.tokenizer.render_chat = lambda messages, tools, **variables: template.render(
+        messages, **variables
+    ).encode()
     deep: Any = 1
     for _ in range(900):
         deep = [deep]

@@ -1,0 +1,143 @@
+"""Tools and reasoning in chat: what the template is given, what the parser finds, whole and streamed alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.events import chunks
+from tests.server.scripted_client import say
+from tests.server.stage import CHAT, HELLO, Stage
+
+HERMES = '{{ tools }}<tool_call>{"name": ...}</tool_call> <think> {{ messages }}'
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+
+
+def stage_that_says(text: str) -> Stage:
+    return Stage(say(text), template=HERMES)
+
+
+async def whole(stage: Stage, **fields: Any) -> dict[str, Any]:
+    response = await stage.post(CHAT, {**HELLO, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def streamed(stage: Stage, **fields: Any) -> list[dict[str, Any]]:
+    response = await stage.post(CHAT, {**HELLO, **fields, "stream": True})
+    assert response.status_code == 200, response.text
+    return chunks(response.text)
+
+
+def joined(parts: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The message that the deltas add up to, and why it ended."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    reason = ""
+    for chunk in parts:
+        choice = chunk["choices"][0]
+        delta = choice["delta"]
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+            message["tool_calls"][call["index"]]["arguments"] += call["function"].get("arguments", "")
+        reason = choice["finish_reason"] or reason
+    return message, reason
+
+
+async def test_a_call_is_answered_as_a_call_and_not_as_text() -> None:
+    answer = await whole(stage_that_says(f"One moment.\n{CALL}"), tools=[WEATHER])
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "One moment."
+    assert (call["type"], call["function"]["name"]) == ("function", "weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
+    assert call["id"].startswith("call_")
+
+
+async def test_a_message_of_calls_alone_has_no_content() -> None:
+    answer = await whole(stage_that_says(CALL + CALL), tools=[WEATHER])
+    message = answer["choices"][0]["message"]
+    assert message["content"] is None
+    ids = [call["id"] for call in message["tool_calls"]]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"a {CALL} b {CALL} c",
+        "<think>hm</think>\n\nYes.",
+        f"<think>hm</think>{CALL}",
+        "<tool_call>{ no",
+    ],
+)
+async def test_streamed_is_whole(text: str) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER]}
+    message, reason = joined(await streamed(stage_that_says(text), **fields))
+    (choice,) = (await whole(stage_that_says(text), **fields))["choices"]
+    expected = choice["message"]
+    assert reason == choice["finish_reason"]
+    assert message["content"] == (expected["content"] or "")
+    assert message["reasoning_content"] == expected.get("reasoning_content", "")
+    calls = [call["function"] for call in expected.get("tool_calls", [])]
+    assert message["tool_calls"] == calls
+
+
+async def test_reasoning_is_told_apart_and_counted() -> None:
+    text = "<think>two and two</think>\n\nFour."
+    answer = await whole(stage_that_says(text))
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("two and two", "Four.")
+    thought = len("<think>two and two</think>\n\n")
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
+
+
+async def test_without_reasoning_nothing_is_counted_as_such() -> None:
+    answer = await whole(stage_that_says("Four."))
+    assert "reasoning_content" not in answer["choices"][0]["message"]
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+async def test_with_choice_none_a_call_is_text() -> None:
+    answer = await whole(stage_that_says(CALL), tools=[WEATHER], tool_choice="none")
+    (choice,) = answer["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", CALL)
+
+
+async def test_the_log_probabilities_of_a_call_are_told_whole_and_streamed() -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER], "logprobs": True}
+    answer = await whole(stage_that_says(CALL), **fields)
+    told = [token["token"] for token in answer["choices"][0]["logprobs"]["content"]]
+    assert len(told) == len(CALL.encode())
+    made = await streamed(stage_that_says(CALL), **fields)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in made]
+    assert [token["token"] for part in parts if part for token in part["content"]] == told
+
+
+async def test_a_result_is_sent_back_to_the_template() -> None:
+    stage = stage_that_says("Sunny.")
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+    ]
+    await whole(stage, tools=[WEATHER], messages=messages)
+    asked = stage.client.tokenizer.decode(stage.client.asked[0]["prompt"])
+    assert "tool: sun" in asked
+
+
+async def test_tools_of_a_model_without_a_known_format_are_refused() -> None:
+    stage = Stage(say("x"), template="{% for tool in tools %}[[{{ tool }}]]{% endfor %}")
+    response = await stage.post(CHAT, {**HELLO, "tools": [WEATHER]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert "--tool-parser" in response.json()["error"]["message"]
