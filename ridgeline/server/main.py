@@ -157,7 +157,9 @@ def _http_server(models: Sequence[Supervised], server: ServerConfig, state: Stat
     """The HTTP face over all models."""
     from ridgeline.server.app import build_app
     from ridgeline.server.http import HttpServer
+    from ridgeline.server.speech import check_parsers
 
+    check_parsers(server)
     return HttpServer(build_app(server, [model.for_front() for model in models], state), server)
 
 

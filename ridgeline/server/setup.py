@@ -33,7 +33,8 @@ def named(
         if not (new and equals and owners):
             served = ", ".join(name for known in all_names for name in known)
             raise OptionError(f"--alias {alias}: write NAME=MODEL, with MODEL one of {served}")
-        owners[0].append(new)
+        if new not in owners[0]:  # a printed configuration has it among the names too
+            owners[0].append(new)
     flat = [name for known in all_names for name in known]
     for name in flat:
         if flat.count(name) > 1:

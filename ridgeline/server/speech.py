@@ -1,6 +1,6 @@
 """How a model speaks: the format of its tool calls and of its reasoning, found once in its chat template.
 
-The server's --tool-parser and --reasoning-parser override what is found. Read by `chat_job` for every request.
+The server's --tool-parser and --reasoning-parser override what is found. Read by `chat_job`.
 """
 
 from __future__ import annotations

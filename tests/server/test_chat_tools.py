@@ -1,4 +1,4 @@
-"""Tools and reasoning in chat: what the template is given, what the parser finds, whole and streamed alike."""
+"""Tools and reasoning in chat: what the template is given, what the parser finds, streamed and whole."""
 
 from __future__ import annotations
 
