@@ -29,7 +29,7 @@ def test_the_list_says_which_models_are_here(
     assert " yes " in smol
     assert " no " in gemma
     main(["models", "list", "--json"])
-    assert [row["present"] for row in json.loads(capsys.readouterr().out)] == [True, False]
+    assert [row["present"] for row in json.loads(capsys.readouterr().out)] == [True, False, False]
 
 
 def test_inspect_shows_the_real_models_figures(
