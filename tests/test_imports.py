@@ -21,8 +21,10 @@ FRONT_PACKAGES = (
 )
 TORCH_PACKAGES = ("torch", "transformers")
 # With FRONT_PACKAGES, what the in-process engine must do without.
-MESSAGE_PACKAGES = ("msgspec", "pydantic", "jinja2")
-NEED_MESSAGES = {f"ridgeline.engine.{name}" for name in ("messages", "process", "transport", "client")}
+MESSAGE_PACKAGES = ("msgspec", "pydantic", "jinja2", "llguidance")
+NEED_MESSAGES = {
+    f"ridgeline.engine.{name}" for name in ("messages", "process", "transport", "client", "grammar.library")
+}
 NEED_JINJA = {
     f"ridgeline.models.{name}"
     for name in ("chat_template", "template_budget", "template_sandbox", "tokenizer")

@@ -19,6 +19,7 @@ from ridgeline.engine.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, StepChoice, load_calibration, this_machine
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable
+from ridgeline.engine.grammar.compiler import GrammarCompiler
 from ridgeline.engine.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.memory_receipt import MemoryReceipt
@@ -75,9 +76,18 @@ class BuiltEngine:
 
 
 def build_engine(
-    config: EngineConfig, path: Path, budget: StartupBudget | None = None, progress: Progress | None = None
+    config: EngineConfig,
+    path: Path,
+    budget: StartupBudget | None = None,
+    progress: Progress | None = None,
+    *,
+    for_strangers: bool = False,
 ) -> BuiltEngine:
-    """Everything from files on disk to a warm engine. The memory plan is made before weights are read."""
+    """Everything from files on disk to a warm engine. The memory plan is made before weights are read.
+
+    for_strangers: their grammars are tried out before they are trusted, and may come at any moment, so that
+    what they need is read beside the weights.
+    """
     budget = budget or StartupBudget()
     with budget.stage("plan"):
         spec = read_spec(path)
@@ -85,6 +95,9 @@ def build_engine(
         choice = choose_backend(config, spec)
         backend = _backend_build(choice, config, path, spec, budget)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
+    grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, tries=for_strangers)
+    if for_strangers:
+        grammars.prepare()
     with budget.stage("import"):
         backend.prepare()
     with budget.stage("plan"):
@@ -92,6 +105,7 @@ def build_engine(
     with budget.stage("weights"):
         loaded = backend.load(plan, sizes, progress)
         core = _core(config, path, spec, plan, sizes, loaded, choice.name)
+        core.grammars = grammars
     if loaded.before_first_step is not None:
         with budget.stage("kernels"):
             loaded.before_first_step()

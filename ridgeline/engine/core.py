@@ -13,8 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory, InvalidRequest
-from ridgeline.engine.request import Request, SeqState
+from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory, EngineError, InvalidRequest, QueueFull
+from ridgeline.engine.grammar.anteroom import Anteroom
+from ridgeline.engine.grammar.compiler import GrammarCompiler
+from ridgeline.engine.intake import refuse_unservable
+from ridgeline.engine.request import FinishReason, Request, SeqState
 from ridgeline.engine.runner import DeviceRunner, Runner
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
@@ -42,10 +45,12 @@ class EngineCore:
         ring_size: int = 4096,
         clock: Callable[[], float] = time.monotonic,
         lookahead: int | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """lookahead: steps launched before the oldest in flight is read; None: as many as the runner likes.
-
         A runner that computes at once never has any.
+
+        grammars: who compiles those of requests; without, none is served.
         """
         self.scheduler = scheduler
         self.runner = runner
@@ -53,23 +58,72 @@ class EngineCore:
         self._clock = clock
         self.last_step_end = 0.0
         self._checked = True  # nothing has changed since the last integrity check
+        self.grammars = grammars
+        self._anteroom = Anteroom()  # requests whose grammar is being compiled
         self._device = runner if isinstance(runner, DeviceRunner) else None
         self._flights: deque[Flight] = deque()  # launched, not yet collected
         most = self._device.lookahead if self._device else 0
         scheduler.lookahead = most if lookahead is None else min(lookahead, most)
 
     def add(self, request: Request) -> None:
-        """Queue the request. Raises InvalidRequest or QueueFull; then the engine is as it was."""
+        """Queue the request, as soon as its grammar is compiled, if it has one.
+
+        Raises InvalidRequest or QueueFull; then the engine is as it was. What is found out about a grammar
+        later is told by `admit_compiled`.
+        """
         refusal = self._device.refusal(request.params) if self._device is not None else None
         if refusal is not None:
             raise InvalidRequest(*refusal)
-        self.scheduler.add(request)
+        if request.params.grammar is None or request.compiled is not None:
+            self.scheduler.add(request)
+        else:
+            self._add_constrained(request)
+
+    def _add_constrained(self, request: Request) -> None:
+        if self.grammars is None or request.params.grammar is None:
+            raise InvalidRequest("grammar", "cannot be served by this engine")
+        if request.request_id in self._anteroom:
+            raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
+        limits = self.scheduler.limits
+        refuse_unservable(request, limits)
+        if len(self._anteroom) >= limits.max_waiting:
+            raise QueueFull(len(self._anteroom), 1.0)
+        compilation = self.grammars.begin(request.params.grammar)
+        if compilation.done.is_set():
+            self.scheduler.add(replace(request, compiled=compilation.result()))
+        else:
+            self._anteroom.enter(request, compilation)
+
+    def admit_compiled(self) -> list[tuple[str, EngineError]]:
+        """Queue the requests whose grammars have been compiled; returns those that are refused after all."""
+        refused: list[tuple[str, EngineError]] = []
+        for request, compilation in self._anteroom.ready():
+            try:
+                self.scheduler.add(replace(request, compiled=compilation.result()))
+            except (InvalidRequest, QueueFull) as error:
+                refused.append((request.request_id, error))
+        return refused
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar: nothing can be computed for them yet."""
+        return len(self._anteroom)
+
+    def wait_for_grammar(self, patience_s: float) -> None:
+        """For callers with nothing else to do, until `admit_compiled` may have something to admit."""
+        self._anteroom.wait(patience_s)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqDelta]:
         """Nobody waits for this request (or this one sample of it) any more.
 
         Unknown ids are ignored: it may just have finished.
         """
+        waited = self._anteroom.leave(request_id) if index is None else None
+        if waited is not None:
+            return [
+                SeqDelta(request_id, sample, finish_reason=FinishReason.ABORT)
+                for sample in range(waited.params.n)
+            ]
         return self.scheduler.abort(request_id, self._clock(), index)
 
     @property
@@ -136,7 +190,8 @@ class EngineCore:
         return self._device is not None and self._device.idle()
 
     def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        return replace(stats, waiting=stats.waiting + len(self._anteroom)) if self._anteroom else stats
 
     # ── the parts of a step ──────────────────────────────────────────────────────────────────────────────
 

@@ -11,17 +11,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.build import BuiltEngine, build_engine
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar.keywords import prepared
 from ridgeline.engine.intake import refuse_unservable
 from ridgeline.engine.output import Completion, Generation, OutputChunk
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.engine.text import TextStream
 from ridgeline.models.pull import ensure
+
+if TYPE_CHECKING:
+    from ridgeline.engine.grammar.library import Compiled
 
 Prompt = str | list[int]
 Message = dict[str, Any]
@@ -124,13 +130,14 @@ class LLM:
             raise RuntimeError("another stream of this LLM is still open: take all of it or close() it first")
         for prompt_ids, params in work:  # before the first is computed, not when the last has its turn
             refuse_unservable(Request("", prompt_ids, params), core.scheduler.limits)
+        compiled = self._compiled(params.grammar for _, params in work)
         waiting = list(reversed(list(enumerate(work))))
         numbers: dict[str, int] = {}
         streams: dict[tuple[str, int], TextStream] = {}
         self._streaming = True
         try:
             while waiting or core.has_work:
-                self._submit_what_fits(waiting, numbers, streams)
+                self._submit_what_fits(waiting, numbers, streams, compiled)
                 for delta in core.step():
                     number, stream = numbers[delta.request_id], streams[delta.request_id, delta.index]
                     chunk = stream.push(delta, core.last_step_end)
@@ -146,18 +153,32 @@ class LLM:
             core.drain()
             core.idle()
 
+    def _compiled(self, grammars: Iterable[Grammar | None]) -> dict[Grammar, Compiled]:
+        """All that occur. Raises InvalidRequest for one that cannot be served."""
+        compiled: dict[Grammar, Compiled] = {}
+        for grammar in grammars:
+            if grammar is not None and grammar not in compiled:
+                compiler = self.engine.core.grammars
+                assert compiler is not None
+                compiled[grammar] = compiler.compile(prepared(grammar))
+        return compiled
+
     def _submit_what_fits(
         self,
         waiting: list[tuple[int, tuple[list[int], SamplingParams]]],
         numbers: dict[str, int],
         streams: dict[tuple[str, int], TextStream],
+        compiled: dict[Grammar, Compiled],
     ) -> None:
         """Keep the engine's bounded queue filled; what does not fit yet comes with a later step."""
         while waiting:
             number, (prompt_ids, params) = waiting[-1]
             name = f"llm-{next(self._ids)}"
+            request = Request(name, prompt_ids, params, time.monotonic())
+            if params.grammar is not None:
+                request = replace(request, compiled=compiled[params.grammar])
             try:
-                self.engine.core.add(Request(name, prompt_ids, params, time.monotonic()))
+                self.engine.core.add(request)
             except QueueFull:
                 return
             waiting.pop()

@@ -39,7 +39,7 @@ from ridgeline.engine.messages import (
 )
 from ridgeline.engine.request import Request
 from ridgeline.engine.step import SeqDelta
-from ridgeline.engine.transport import Closed, EngineSocket, Opened
+from ridgeline.engine.transport import Closed, EngineSocket, Opened, Woken
 from ridgeline.models.errors import ModelError
 from ridgeline.telemetry import logs
 
@@ -61,10 +61,15 @@ class EngineLoop:
         self._open_samples: dict[str, int] = {}  # open requests → samples not finished yet
         self._stopping = False
         self._patience_s = 0.0  # none while there may be something to do in idle moments
+        if self._core.grammars is not None:
+            self._core.grammars.on_done = lambda: socket.inbox.put((-1, Woken()))
 
     def run(self) -> None:
         while not self._stopping:
             self._receive()
+            for name, error in self._core.admit_compiled():
+                self._refuse(*self._owners.pop(name), error)
+                del self._open_samples[name]
             if self._core.has_work:
                 self._publish(self._core.step())
             else:
@@ -85,7 +90,7 @@ class EngineLoop:
         except queue.Empty:
             return
 
-    def _handle(self, connection: int, message: ToEngine | Opened | Closed) -> None:
+    def _handle(self, connection: int, message: ToEngine | Opened | Closed | Woken) -> None:
         match message:
             case Submit(request):
                 self._submit(connection, request)
@@ -107,17 +112,20 @@ class EngineLoop:
         name = f"{connection}:{request.request_id}"
         try:
             self._core.add(replace(request, request_id=name))
-        except InvalidRequest as error:
-            refusal = Refused(request.request_id, "invalid", error.field, error.message)
-            self._socket.send(connection, refusal)
-        except QueueFull as error:
-            refusal = Refused(
-                request.request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s
-            )
-            self._socket.send(connection, refusal)
+        except (InvalidRequest, QueueFull) as error:
+            self._refuse(connection, request.request_id, error)
         else:
             self._owners[name] = (connection, request.request_id)
             self._open_samples[name] = request.params.n
+
+    def _refuse(self, connection: int, request_id: str, error: EngineError) -> None:
+        if isinstance(error, QueueFull):
+            refusal = Refused(request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s)
+        elif isinstance(error, InvalidRequest):
+            refusal = Refused(request_id, "invalid", error.field, error.message)
+        else:
+            raise error
+        self._socket.send(connection, refusal)
 
     def _publish(self, deltas: list[SeqDelta]) -> None:
         """One message per connection and step."""
@@ -168,7 +176,7 @@ def main() -> int:
     budget = StartupBudget()
     budget.seconds["import"] = time.monotonic() - args.started
     try:
-        built = build_engine(config, Path(args.path), budget)
+        built = build_engine(config, Path(args.path), budget, for_strangers=True)
     except (ModelError, EngineError) as error:
         print(f"ridgeline: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START

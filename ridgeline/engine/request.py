@@ -9,9 +9,14 @@ import enum
 import math
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.grammar import Grammar
 from ridgeline.telemetry.timing import TimingRecord
+
+if TYPE_CHECKING:
+    from ridgeline.engine.grammar.library import Matcher
 
 MAX_TOP_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -42,6 +47,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None  # alternatives per token; 0 = the chosen token's alone
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None  # what the answer must look like
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
@@ -79,11 +85,12 @@ class SamplingParams:
     @property
     def needs_host(self) -> bool:
         """Its next step cannot be planned before the host has read the last one."""
-        return self.prompt_logprobs is not None
+        return self.prompt_logprobs is not None or self.grammar is not None
 
     @property
     def wants_best_token_alone(self) -> bool:
-        return self.greedy and self.logprobs is None and not self.logit_bias and not self.needs_penalties
+        changes_logits = self.logit_bias or self.needs_penalties or self.grammar is not None
+        return self.greedy and self.logprobs is None and not changes_logits
 
 
 def _check(name: str, ok: bool, message: str) -> None:
@@ -107,6 +114,7 @@ class Request:
     priority: int = 0  # lower is served first; from BACKGROUND_PRIORITY on, in the gaps of the others
     adapter: str = ""  # LoRA adapter; part of the cache salt
     cache_namespace: str = ""  # tenants that must not share cached prefixes differ here
+    compiled: Any = None  # its grammar, compiled: set within the engine, never sent
 
 
 class SeqState(enum.Enum):
@@ -141,6 +149,7 @@ class Sequence:
     has_row:      a runner may keep something for it, and must be told when it is over
     argmax_from:  the length from which its parameters ask for the best token and nothing else
     forks_at:     the length at which siblings part from it, which is done when the step is applied; -1: never
+    matcher:      its place in its grammar, advanced with `tokens`
     """
 
     request: Request
@@ -171,6 +180,7 @@ class Sequence:
     argmax_from: int = field(init=False)
     needs_host: bool = field(init=False)
     forks_at: int = field(init=False)
+    matcher: Matcher | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.params = self.request.params
@@ -179,6 +189,7 @@ class Sequence:
         self.argmax_from = self.prompt_len + self.params.min_tokens if plain else sys.maxsize
         self.needs_host = self.params.needs_host
         self.forks_at = self.prompt_len + 1 if self.params.n > 1 else -1
+        self.matcher = None if self.request.compiled is None else self.request.compiled.matcher()
 
     @property
     def num_output(self) -> int:

@@ -143,7 +143,12 @@ class Roster:
         """One more token. Its own KV is written by the next step."""
         if sampled.error is not None:
             return self.fail(seq, FinishReason.ERROR, now, sampled.error)
-        token = sampled.token
+        token, complete = sampled.token, False
+        if seq.matcher is not None:
+            try:
+                complete = seq.matcher.advance(token)
+            except ValueError as error:
+                return self.fail(seq, FinishReason.ERROR, now, str(error))
         seq.tokens.append(token)
         seq.timing.token_times.append(now)
         self.counters.output_tokens += 1
@@ -151,6 +156,8 @@ class Roster:
         stop_token = reason = None
         if token in seq.end_ids and seq.num_output > seq.params.min_tokens:
             stop_token, reason = token, FinishReason.STOP
+        elif complete:
+            stop_token, reason = (token if token in seq.end_ids else None), FinishReason.STOP
         elif len(seq.tokens) >= seq.max_len:
             reason = FinishReason.LENGTH
         elif seq.timing_sent:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.engine.grammar.masks import Mask, NoToken, allows, fill_mask, mask_words, masked
 from ridgeline.engine.request import SamplingParams, Sequence
 from ridgeline.engine.step import Sampled, TokenLogprob
 from ridgeline.ops import sampling, sampling_fast
@@ -19,11 +20,13 @@ from ridgeline.ops import sampling, sampling_fast
 log = logging.getLogger(__name__)
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
+FloatRow = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Sampler:
     def __init__(self, eos_ids: tuple[int, ...]) -> None:
         self._eos_ids = eos_ids
+        self._mask: Mask = np.zeros(0, np.int32)
 
     def sample(self, logits: Logits, picks: list[tuple[int, Sequence]]) -> list[Sampled]:
         """One Sampled per pick (row of logits [L, V], sequence), in order. Logits are not changed or kept."""
@@ -40,38 +43,45 @@ class Sampler:
         """How likely each target was, given everything before it; row i of logits predicts targets[i]."""
         return [logprob_of(row, token, count) for row, token in zip(logits, targets, strict=True)]
 
-    def _sample_alone(self, row: np.ndarray[Any, np.dtype[np.float32]], seq: Sequence) -> Sampled:
+    def _sample_alone(self, row: FloatRow, seq: Sequence) -> Sampled:
         try:
             return self._choose(row, seq)
+        except NoToken as reason:
+            return Sampled(-1, error=str(reason))
         except Exception as error:
             log.exception("sampling failed for %s; only this sequence ends", seq.name)
             return Sampled(-1, error=f"sampling failed: {type(error).__name__}: {error}")
 
-    def _choose(self, row: np.ndarray[Any, np.dtype[np.float32]], seq: Sequence) -> Sampled:
+    def _choose(self, row: FloatRow, seq: Sequence) -> Sampled:
         params = seq.params
         if not np.isfinite(row.max()):
             raise FloatingPointError("the model's logits are not finite")
         logits = self._processed(row, seq)
-        if params.greedy:
-            token = int(logits.argmax())
+        if seq.matcher is None:
+            token = _pick(logits, seq)
         else:
-            token = sampling_fast.choose(
-                logits,
-                params.temperature,
-                params.min_p,
-                params.top_k,
-                params.top_p,
-                seq.seed,
-                seq.num_output,
-            )
+            token = self._pick_allowed(logits, seq)
         if params.logprobs is None:
             return Sampled(token)
         return Sampled(token, logprob_of(row, token, params.logprobs))
 
-    def _processed(self, row: np.ndarray[Any, np.dtype[np.float32]], seq: Sequence) -> Any:
+    def _pick_allowed(self, logits: FloatRow, seq: Sequence) -> int:
+        """The pick among what the grammar lets come next."""
+        params = seq.params
+        if self._mask.size != mask_words(logits.size):
+            self._mask = np.zeros(mask_words(logits.size), np.int32)
+        fill_mask(seq, self._mask)
+        if params.greedy or (params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0):
+            # Whoever is best of all, or wins the race of all, is that among the allowed too.
+            token = _pick(logits, seq)
+            if allows(self._mask, token):
+                return token
+        return _pick(masked(logits, self._mask), seq)
+
+    def _processed(self, row: FloatRow, seq: Sequence) -> Any:
         """A changed copy of the row, or the row itself where nothing is asked for."""
         params = seq.params
-        too_short = seq.num_output < params.min_tokens
+        too_short = seq.num_output < params.min_tokens and seq.matcher is None  # else the mask sees to it
         if not (params.logit_bias or params.needs_penalties or too_short):
             return row
         logits = row.copy()
@@ -94,6 +104,15 @@ class Sampler:
         return params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
 
 
+def _pick(logits: FloatRow, seq: Sequence) -> int:
+    params = seq.params
+    if params.greedy:
+        return int(logits.argmax())
+    return sampling_fast.choose(
+        logits, params.temperature, params.min_p, params.top_k, params.top_p, seq.seed, seq.num_output
+    )
+
+
 def _best_tokens(logits: Logits, rows: list[int]) -> dict[int, int]:
     """The best token of each row; rows whose best is no number are left out."""
     if not rows:
@@ -108,7 +127,7 @@ def _best_tokens(logits: Logits, rows: list[int]) -> dict[int, int]:
     return {row: token for row, token, ok in zip(rows, best.tolist(), finite, strict=True) if ok}
 
 
-def logprob_of(row: np.ndarray[Any, np.dtype[np.float32]], token: int, count: int) -> TokenLogprob:
+def logprob_of(row: FloatRow, token: int, count: int) -> TokenLogprob:
     """The token's log-probability and rank, with the `count` best alternatives."""
     norm = sampling.log_normalizer(row)
     rank = int((row > row[token]).sum()) + 1

@@ -38,7 +38,12 @@ class Closed:
     """A front went away; whatever it asked for is wanted by nobody."""
 
 
-InboxItem = tuple[int, ToEngine | Opened | Closed]
+@dataclass(frozen=True)
+class Woken:
+    """Something inside the engine is ready: nobody said anything, but the loop should look around."""
+
+
+InboxItem = tuple[int, ToEngine | Opened | Closed | Woken]
 
 
 @dataclass

@@ -1,0 +1,206 @@
+"""The grammar library, llguidance: the only module that imports it.
+
+`Vocabulary` is what it knows of the model's tokens, `Compiled` a grammar ready to be matched, `Matcher` one
+sequence's place in it. Nothing here bounds the time that compiling takes: `trial` does.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+import numpy as np
+
+from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar.masks import Mask, clear_bits, mask_words
+
+if TYPE_CHECKING:
+    from ridgeline.models.tokenizer import Tokenizer
+
+# Between two tokens of JSON. Bounded: a model that likes blanks would never come to an end.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+COMPILE_STACK_BYTES = 256 << 20  # the library follows chains of rules by recursion; touched only as needed
+SLOW_MASK_S = 0.1  # of processor time: whoever needs more for one token holds up everybody
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms
+    "step_lexer_fuel": 100_000,  # about 7 ms
+    "step_max_items": 30_000,  # about 1.5 ms
+    "max_lexer_states": 50_000,  # about 100 MB
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+
+class Vocabulary:
+    """The model's tokens as the library takes them. Making one holds Python's lock for 0.1 s."""
+
+    def __init__(self, path: Path, size: int, eos_ids: tuple[int, ...]) -> None:
+        from ridgeline.models.tokenizer import Tokenizer  # and with it the chat templates' library
+
+        tokenizer = Tokenizer.load(path)
+        self.size = size
+        ends = eos_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
+        self.eos_ids = tuple(token for token in ends if token < size)
+        if not self.eos_ids:
+            raise InvalidRequest("grammar", "cannot be served: this model has no end-of-sequence token")
+        spelled = _Spelled(tokenizer, size, self.eos_ids[0])
+        self.tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(spelled), n_vocab=size, eos_token=list(self.eos_ids)
+        )
+
+
+class _Spelled:
+    """A tokenizer in the shape that the library asks for."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos_id: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_id
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < size)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(plain, add_special=False)
+
+
+class Compiled:
+    """A grammar that was compiled, from which each sequence gets a matcher of its own."""
+
+    def __init__(self, vocabulary: Vocabulary, inner: llguidance.LLMatcher) -> None:
+        self._vocabulary = vocabulary
+        self._inner = inner
+
+    def matcher(self) -> Matcher:
+        return Matcher(self._inner.deep_copy(), self._vocabulary.eos_ids)
+
+
+class Matcher:
+    """One sequence's place in its grammar: what may come next, and what came."""
+
+    __slots__ = ("_eos_ids", "_inner")
+
+    def __init__(self, inner: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+        self._inner = inner
+        self._eos_ids = eos_ids
+
+    def fill(self, mask: Mask, barred: frozenset[int], ignores_eos: bool) -> str | None:
+        """Set the bits of the tokens that may come next; returns why it cannot be told, if so.
+
+        barred: tokens that may not come yet, unless nothing else can. An end-of-sequence token may come where
+        the grammar is complete.
+        """
+        started = time.thread_time()
+        self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if time.thread_time() - started > SLOW_MASK_S:
+            return "the grammar is too complex: finding the tokens that may come next takes too long"
+        if barred or ignores_eos:
+            clear_bits(mask, (*barred, *self._eos_ids) if ignores_eos else tuple(barred))
+        if not mask.any():
+            return f"the grammar allows no token here{_reason(self._inner.get_error())}"
+        return None
+
+    def advance(self, token: int) -> bool:
+        """The token was chosen. True: the grammar is complete, and nothing may follow."""
+        if not self._inner.consume_token(token):
+            raise ValueError(f"the grammar does not allow token {token}{_reason(self._inner.get_error())}")
+        return self._inner.is_stopped()
+
+    @property
+    def accepts(self) -> bool:
+        """What came so far is a whole text of the language."""
+        return self._inner.is_accepting()
+
+
+def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
+    """Raises InvalidRequest where the library refuses. Python's lock is free meanwhile, for the most part.
+
+    On a thread of its own, with a stack that a long chain of rules does not exhaust.
+    """
+    outcome: list[llguidance.LLMatcher | Exception] = []
+
+    def work() -> None:
+        try:
+            outcome.append(_matcher(vocabulary, grammar))
+        except Exception as error:
+            outcome.append(error)
+
+    with _stack_lock:
+        before = threading.stack_size(COMPILE_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=work, name="grammar-compile", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    (found,) = outcome
+    if isinstance(found, Exception):
+        raise found
+    return Compiled(vocabulary, found)
+
+
+_stack_lock = threading.Lock()  # the size of the next thread's stack is the whole process's
+
+
+def _matcher(vocabulary: Vocabulary, grammar: Grammar) -> llguidance.LLMatcher:
+    inner = llguidance.LLMatcher(
+        vocabulary.tokenizer,
+        library_source(grammar),
+        log_level=0,
+        limits=llguidance.LLParserLimits(**_LIMITS),
+    )
+    _refuse_error(inner)
+    # What the first token costs more than others is paid here, and by no step.
+    mask = np.zeros(mask_words(vocabulary.size), np.int32)
+    inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    _refuse_error(inner)
+    if not mask.any():
+        raise InvalidRequest("grammar", "cannot be served: it allows no text at all")
+    return inner
+
+
+def library_source(grammar: Grammar) -> str:
+    """The grammar as the library takes it."""
+    matcher = llguidance.LLMatcher
+    match grammar.kind:
+        case "json_object":
+            return matcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_OPTIONS)
+        case "json_schema":
+            try:
+                return matcher.grammar_from_json_schema(grammar.source, overrides=JSON_OPTIONS)
+            except ValueError as error:
+                raise InvalidRequest("grammar", f"is not a JSON schema: {readable(str(error))}") from None
+        case "regex":
+            return matcher.grammar_from_regex(grammar.source)
+        case "choice":
+            return matcher.grammar_from_lark(choice_rule(json.loads(grammar.source)))
+        case "lark":
+            return matcher.grammar_from_lark(grammar.source)
+
+
+def choice_rule(texts: list[str]) -> str:
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+def _refuse_error(inner: llguidance.LLMatcher) -> None:
+    error = inner.get_error()
+    if error:
+        raise InvalidRequest("grammar", f"cannot be served: {readable(error)}")
+
+
+def readable(error: str) -> str:
+    """The library's reason in a line: without its state, and no longer than somebody reads."""
+    line = " ".join(error.split("<state>")[0].replace("<non-verbose/>", "").split())
+    if line.startswith("NoExtension"):
+        return "it allows no text at all"
+    return line if len(line) <= 300 else line[:300] + " …"
+
+
+def _reason(error: str) -> str:
+    return f": {readable(error)}" if error else ""

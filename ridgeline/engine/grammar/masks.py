@@ -1,0 +1,62 @@
+"""Masks: one bit for each token of the vocabulary, packed into 32-bit words; set where the token may come.
+
+Pure arrays, for the samplers and the matchers. A mask may be longer or shorter than a row of logits: what has
+no bit may not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ridgeline.engine.request import Sequence
+
+Mask = np.ndarray[Any, np.dtype[np.int32]]
+FloatRow = np.ndarray[Any, np.dtype[np.float32]]
+BoolRow = np.ndarray[Any, np.dtype[np.bool_]]
+_NOBODY: frozenset[int] = frozenset()
+
+
+class NoToken(Exception):
+    """The grammar and the parameters let nothing come next, or it would take too long to find out what."""
+
+
+def mask_words(vocab: int) -> int:
+    return (vocab + 31) // 32
+
+
+def fill_mask(seq: Sequence, mask: Mask) -> None:
+    """What the grammar of `seq` and its parameters let come next. Raises NoToken."""
+    assert seq.matcher is not None
+    barred = seq.end_ids if seq.num_output < seq.params.min_tokens else _NOBODY
+    reason = seq.matcher.fill(mask, barred, seq.params.ignore_eos)
+    if reason is not None:
+        raise NoToken(reason)
+
+
+def allows(mask: Mask, token: int) -> bool:
+    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
+
+
+def clear_bits(mask: Mask, tokens: Iterable[int]) -> None:
+    """The tokens may not come, unless nothing else may."""
+    before = mask.copy()
+    words = mask.view(np.uint32)
+    for token in tokens:
+        if 0 <= token < 32 * words.size:
+            words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+    if not mask.any():
+        mask[:] = before
+
+
+def allowed_tokens(mask: Mask, vocab: int) -> BoolRow:
+    """[vocab], true where the token may come."""
+    return np.unpackbits(mask.view(np.uint8), count=vocab, bitorder="little").view(np.bool_)
+
+
+def masked(logits: FloatRow, mask: Mask) -> FloatRow:
+    """A copy of the logits with -inf where the token may not come."""
+    return np.where(allowed_tokens(mask, logits.size), logits, np.float32(-np.inf))

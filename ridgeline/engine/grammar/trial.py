@@ -1,0 +1,198 @@
+"""Trial: a grammar is compiled and walked through for a while by a process that may die of it.
+
+The library bounds most of what a grammar can cost, but not all: a schema of a kilobyte can compile for ever,
+and a long chain of rules overflows a stack. So `python -m ridgeline.engine.grammar.trial` forks a child for
+each grammar, with limits on its processor time and memory, and says what became of it. `Trial` is the
+compiler's end of it; it starts the process when the first grammar comes, and again should it be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
+
+if TYPE_CHECKING:
+    from ridgeline.engine.grammar.library import Compiled, Vocabulary
+
+CPU_LIMIT_S = 0.6  # of one grammar, compiled and walked through
+WALL_LIMIT_S = 5.0  # the same on a machine that has hardly a processor to spare
+MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has before
+MASK_LIMIT_S = 0.05  # of processor time for one token
+WALKS, WALK_TOKENS = 2, 24
+START_LIMIT_S = 60.0
+_NICENESS = 10
+TOO_LONG = f"cannot be served: it takes more than {CPU_LIMIT_S:g} s to compile"
+TOO_LARGE = "cannot be served: it is too deep or too large to compile"
+TOO_SLOW = f"cannot be served: finding its next token takes more than {1000 * MASK_LIMIT_S:g} ms"
+
+
+class Trial:
+    """One process, asked by one thread."""
+
+    def __init__(self, path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._arguments = [str(path), str(vocab_size), ",".join(map(str, eos_ids))]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def refuse_dangerous(self, grammar: Grammar) -> None:
+        """Raise InvalidRequest for a grammar that the library refuses, or dies of, or takes too long for."""
+        question = json.dumps([grammar.kind, grammar.source]).encode() + b"\n"
+        for _ in range(2):
+            answer = self._ask(question)
+            if answer is None:
+                self.close()  # and once more, in a new one
+            elif answer:
+                raise InvalidRequest("grammar", answer)
+            else:
+                return
+        raise InvalidRequest("grammar", "could not be tried out, so it is not served")
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _ask(self, question: bytes) -> str | None:
+        """The reason to refuse it, "" for none; None where the process does not answer."""
+        patience_s = WALL_LIMIT_S + 2.0
+        if self._process is None:
+            patience_s += START_LIMIT_S
+            self._process = self._start()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(question)
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], patience_s)[0]:
+                return None
+            line = process.stdout.readline()
+        except OSError:
+            return None
+        if not line:
+            return None
+        answer: str = json.loads(line)
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # The very package that runs here, wherever it was imported from.
+        paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "ridgeline.engine.grammar.trial", *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C in the terminal is the front's affair
+        )
+
+
+# ---- the process ----
+
+
+def main() -> None:
+    from ridgeline.engine.grammar.library import Vocabulary
+
+    path, size, ends = sys.argv[1:]
+    os.nice(_NICENESS)
+    vocabulary = Vocabulary(Path(path), int(size), tuple(int(token) for token in ends.split(",") if token))
+    for line in sys.stdin.buffer:  # until whoever asks is gone
+        kind, source = json.loads(line)
+        answer = _answer_of_child(vocabulary, Grammar(kind, source))
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _answer_of_child(vocabulary: Vocabulary, grammar: Grammar) -> str:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _be_the_child(vocabulary, grammar, writing)
+    os.close(writing)
+    said = b""
+    deadline = time.monotonic() + WALL_LIMIT_S
+    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(reading, 65536)
+        if not part:
+            break
+        said += part
+    os.close(reading)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if said.endswith(b"\n"):
+        return str(json.loads(said))
+    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    return TOO_LONG if ended_by in (signal.SIGPROF, signal.SIGKILL) else TOO_LARGE
+
+
+def _be_the_child(vocabulary: Vocabulary, grammar: Grammar, writing: int) -> NoReturn:
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_LIMIT_BYTES,) * 2)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
+        answer = _tried(vocabulary, grammar)
+        os.write(writing, json.dumps(answer).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _tried(vocabulary: Vocabulary, grammar: Grammar) -> str:
+    """Why not to serve it; "" for nothing."""
+    from ridgeline.engine.grammar.library import compile_grammar
+
+    try:
+        compiled = compile_grammar(vocabulary, grammar)
+    except InvalidRequest as refusal:
+        return refusal.message
+    outcome: list[str] = []
+    # With the stack of the thread that steps, or a smaller one: what overflows there overflows here.
+    thread = threading.Thread(target=lambda: outcome.append(_walked(compiled, vocabulary.size)))
+    thread.start()
+    thread.join()
+    return outcome[0] if outcome else "cannot be served: it cannot be matched"
+
+
+def _walked(compiled: Compiled, vocab_size: int) -> str:
+    """Texts of the language at random, as far as a few tokens go: no token may take long to find."""
+    mask = np.zeros(mask_words(vocab_size), np.int32)
+    draws = random.Random(0)
+    for _ in range(WALKS):
+        matcher = compiled.matcher()
+        for _ in range(WALK_TOKENS):
+            started = time.thread_time()
+            if matcher.fill(mask, frozenset(), ignores_eos=True) is not None:
+                break  # fuel that runs out ends the one sequence that burnt it
+            if time.thread_time() - started > MASK_LIMIT_S:
+                return TOO_SLOW
+            tokens = np.flatnonzero(allowed_tokens(mask, vocab_size))
+            if matcher.advance(int(tokens[draws.randrange(tokens.size)])):
+                break
+    return ""
+
+
+if __name__ == "__main__":
+    main()
