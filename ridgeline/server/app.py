@@ -16,6 +16,7 @@ from ridgeline.server.bodies import (
     ModelCard,
     ModelList,
     Readiness,
+    RenderedPrompt,
     Text,
     TextCompletion,
     Tokens,
@@ -27,10 +28,17 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.endpoint import Endpoint, Generating
 from ridgeline.server.front import Front, Model
 from ridgeline.server.gate import Gate
+from ridgeline.server.messages_api import endpoints as messages_api
 from ridgeline.server.openapi.handlers import self_description
-from ridgeline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ridgeline.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
 from ridgeline.server.state import StateStore
-from ridgeline.server.tokenize import detokenize, tokenize
+from ridgeline.server.tokenize import apply_template, detokenize, tokenize
 from ridgeline.server.websocket import WebSockets
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
@@ -57,6 +65,7 @@ ENDPOINTS = [
         events=TextCompletion,
         examples=({"prompt": "The capital of France is", "max_tokens": 8}, {"prompt": [[1, 2], [3]], "n": 2}),
     ),
+    *messages_api.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
     Endpoint(
@@ -76,6 +85,15 @@ ENDPOINTS = [
         request=DetokenizeRequest,
         response=Text,
         examples=({"tokens": [1, 2, 3]},),
+    ),
+    Endpoint(
+        "POST",
+        "/apply_template",
+        apply_template,
+        "Messages to the prompt that the model's chat template makes of them",
+        request=TemplateRequest,
+        response=RenderedPrompt,
+        examples=({"messages": CHAT_EXAMPLE["messages"]},),
     ),
     Endpoint("GET", "/health", health.health, "This process answers", response=Health, needs_key=False),
     Endpoint(
@@ -112,6 +130,6 @@ def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore |
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after"],
         )
     return app

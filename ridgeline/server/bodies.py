@@ -200,6 +200,11 @@ class Text(msgspec.Struct, frozen=True):
     prompt: str
 
 
+class RenderedPrompt(msgspec.Struct, frozen=True):
+    prompt: str
+    tokens: list[int] | UnsetType = UNSET
+
+
 class Health(msgspec.Struct, frozen=True):
     status: str
 

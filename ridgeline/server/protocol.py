@@ -223,7 +223,9 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     ] = None
     verbosity: Annotated[Any, refused("verbosity control is not supported yet", "medium")] = None
     web_search_options: Annotated[Any, refused("web search is not supported yet")] = None
-    continue_final_message: Annotated[Any, refused("continuing a message is not supported yet", False)] = None
+    continue_final_message: Annotated[
+        bool | None, About("the last message, which must be the assistant's, is continued, not answered")
+    ] = None
     chat_template: Annotated[Any, refused("a client's own template is not accepted")] = None
     documents: Annotated[Any, refused("documents are not supported yet", [])] = None
     store: Annotated[Any, refused("nothing is stored", False)] = None

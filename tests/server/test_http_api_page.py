@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import re
 import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from ridgeline.server import protocol
-from ridgeline.server.app import ROUTES
+from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.errors import ErrorCode
 from ridgeline.server.protocol import About, fields_of
 
@@ -23,32 +26,51 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
 BEGIN, END = "<!-- fields: generated from ridgeline/server/protocol.py -->\n", "<!-- end of fields -->\n"
 
 COMMON = tuple(fields_of(protocol.GenerationRequest))
-TABLES = {
-    "Chat and completions": (protocol.GenerationRequest, ()),
-    "Only chat": (protocol.ChatRequest, COMMON),
-    "Only completions": (protocol.CompletionRequest, COMMON),
-    "`messages[]`": (protocol.Message, ()),
-    "`messages[].content[]`": (protocol.ContentPart, ()),
-    "`messages[].tool_calls[]`": (protocol.MessageToolCall, ()),
-    "`tools[]`": (protocol.ToolDefinition, ()),
-    "`tools[].function`": (protocol.Function, ()),
-    "`tool_choice` as an object": (protocol.NamedToolChoice, ()),
-    "`response_format`": (protocol.ResponseFormat, ()),
-    "`response_format.json_schema`": (protocol.JsonSchemaFormat, ()),
-    "`structured_outputs`": (protocol.StructuredOutputs, ()),
-    "`stream_options`": (protocol.StreamOptions, ()),
-    "/tokenize": (protocol.TokenizeRequest, ()),
-    "/detokenize": (protocol.DetokenizeRequest, ()),
-}
 
 
 def generated() -> str:
-    """The tables as the page must have them."""
-    sections = []
-    for title, (body, elsewhere) in TABLES.items():
-        rows = [_row(name, about) for name, about in fields_of(body).items() if name not in elsewhere]
-        sections.append("\n".join([f"### {title}", "", "| field | | |", "|---|---|---|", *rows, ""]))
-    return "\n" + "\n".join(sections) + "\n"
+    """The tables as the page must have them: one per body, then one for each struct its fields are made of."""
+    tables = [_table("Chat and completions", protocol.GenerationRequest)]
+    shown: set[type] = {protocol.GenerationRequest}
+    for endpoint in ENDPOINTS:
+        for body in (endpoint.request, endpoint.form, endpoint.query):
+            if body is None or body in shown:
+                continue
+            shown.add(body)
+            paths = [one.path for one in ENDPOINTS if body in (one.request, one.form, one.query)]
+            elsewhere = COMMON if issubclass(body, protocol.GenerationRequest) else ()
+            title = ", ".join(f"`{path}`" for path in paths)
+            tables.append(_table(f"Only {title}" if elsewhere else title, body, elsewhere))
+            for path, nested in _nested(body):
+                if nested not in shown:
+                    shown.add(nested)
+                    tables.append(_table(f"`{path}`" if elsewhere else f"`{path}` of {title}", nested))
+    return "\n" + "\n".join(tables) + "\n"
+
+
+def _table(title: str, body: type[msgspec.Struct], elsewhere: tuple[str, ...] = ()) -> str:
+    rows = [_row(name, about) for name, about in fields_of(body).items() if name not in elsewhere]
+    return "\n".join([f"### {title}", "", "| field | | |", "|---|---|---|", *rows, ""])
+
+
+def _nested(
+    body: type[msgspec.Struct], path: str = "", above: tuple[type, ...] = ()
+) -> Iterator[tuple[str, type]]:
+    """The structs that a body's fields are made of, each with the path that leads to it."""
+    for field in msgspec.structs.fields(body):
+        for suffix, struct in _structs_in(field.type):
+            here = f"{path}{field.encode_name}{suffix}"
+            if struct not in above:
+                yield here, struct
+                yield from _nested(struct, f"{here}.", (*above, struct))
+
+
+def _structs_in(hint: Any) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield "", hint
+    suffix = "[]" if typing.get_origin(hint) is list else ""
+    for part in typing.get_args(hint):
+        yield from ((suffix + inner, struct) for inner, struct in _structs_in(part))
 
 
 def _row(name: str, about: About) -> str:
@@ -85,8 +107,8 @@ def test_every_field_that_the_openai_sdk_can_send_is_decided_on(sdk: type, body:
 
 def test_every_route_is_on_the_page() -> None:
     text = PAGE.read_text("utf-8")
-    for route in ROUTES:
-        assert re.sub(r"\{.*", "", route.path) in text
+    for endpoint in ENDPOINTS:
+        assert re.sub(r"\{.*", "", endpoint.path) in text
 
 
 def test_every_error_code_is_on_the_page() -> None:

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize."""
+"""/tokenize, /detokenize and /apply_template."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ async def test_messages_become_the_ids_that_chat_sends_to_the_engine(stage: Stag
     assert tokens == stage.client.asked[0]["prompt"]
 
 
+async def test_a_template_is_applied_as_chat_applies_it(stage: Stage) -> None:
+    body = {"messages": HELLO["messages"], "return_tokens": True}
+    rendered = (await stage.post("/apply_template", body)).json()
+    await stage.post(body=HELLO)
+    assert rendered["tokens"] == stage.client.asked[0]["prompt"]
+    assert rendered["prompt"] == stage.client.tokenizer.decode(rendered["tokens"], skip_special=False)
+    plain = {"messages": HELLO["messages"], "add_generation_prompt": False}
+    shorter = (await stage.post("/apply_template", plain)).json()
+    assert set(shorter) == {"prompt"}
+    assert rendered["prompt"].startswith(shorter["prompt"])
+    assert rendered["prompt"] != shorter["prompt"]
+
+
 async def test_ids_become_text_with_special_tokens_unless_told_otherwise(stage: Stage) -> None:
     ids = [BEGIN, 97, 0xC3, 0xA9, END]
     assert (await stage.post("/detokenize", {"tokens": ids})).json() == {"prompt": "<s>aé</s>"}
@@ -46,6 +59,11 @@ async def test_ids_become_text_with_special_tokens_unless_told_otherwise(stage: 
         ("/detokenize", {"tokens": [VOCAB_SIZE]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {}, "tokens"),
+        ("/apply_template", {}, "messages"),
+        ("/apply_template", {"messages": []}, "messages"),
+        ("/apply_template", {"messages": [{"role": "x", "content": "y"}]}, "messages[0].role"),
+        ("/apply_template", {**HELLO, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs.tools"),
+        ("/apply_template", {**HELLO, "tools": [{"type": "x"}]}, "tools[0].type"),
     ],
 )
 async def test_bad_input_is_refused_by_name(
