@@ -37,12 +37,17 @@ GENERIC_LESSON = (
     "If no function is needed, answer in plain text."
 )
 
-DEEPSEEK_LESSON = (
+_DEEPSEEK_INTRODUCTION = (
     "## Tools\nYou can call functions. These are available, one JSON object per line:\n{tools}\n\n"
-    "To call functions, write\n"
-    f"{deepseek.CALLS_BEGIN}{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}<function name>\n"
-    '```json\n{"<parameter>": <value>}\n```'
-    f"{deepseek.CALL_END}{deepseek.CALLS_END}"
+    f"To call functions, write\n{deepseek.CALLS_BEGIN}{deepseek.CALL_BEGIN}"
+)
+_DEEPSEEK_END = f"{deepseek.CALL_END}{deepseek.CALLS_END}"
+DEEPSEEK_LESSON = (
+    f"{_DEEPSEEK_INTRODUCTION}function{deepseek.SEPARATOR}<function name>\n"
+    f'```json\n{{"<parameter>": <value>}}\n```{_DEEPSEEK_END}'
+)
+DEEPSEEK_V31_LESSON = (
+    f'{_DEEPSEEK_INTRODUCTION}<function name>{deepseek.SEPARATOR}{{"<parameter>": <value>}}{_DEEPSEEK_END}'
 )
 
 
@@ -146,6 +151,10 @@ _KNOWS_TOOLS = re.compile(r"\btools\b|\bfunctions\b")
 _HERMES_CALL = re.compile(r"<tool_call>[^<]{0,40}\{\\*\"name")
 _LLAMA3_CALL = re.compile(r"\{\"name\": function name, \"parameters\"")
 _JOINS_ARGUMENTS = re.compile(r"arguments['\"]?\]?\s*\+")
+# Jinja's own tojson refuses this, so such a template cannot show tools.
+_LISTS_A_GENERATOR = re.compile(r"tools\s*\|\s*map\([^)]*\)\s*\|\s*tojson")
+# This macro never ends on a type that it has no name for, and it has none for null.
+_NAMES_PYTHON_TYPES = "json_to_python_type"
 _JOINS_DESCRIPTION = re.compile(r"\+\s*tool\.description")
 
 # A template speaks the first format one of whose signs it has; each sign is only written by its own format.
@@ -174,11 +183,15 @@ def _tool_format(source: str) -> ToolFormat | None:
 
 def _ways(prepare: Preparation, source: str, reads_tools: bool) -> Preparation:
     """The format's usual preparation with what this very template differs in."""
+    if prepare.lesson == DEEPSEEK_LESSON and deepseek.FENCE not in source:
+        prepare = replace(prepare, lesson=DEEPSEEK_V31_LESSON)
     return replace(
         prepare,
         arguments="text" if _JOINS_ARGUMENTS.search(source) else prepare.arguments,
-        shows_tools=reads_tools,
+        shows_tools=reads_tools and not _LISTS_A_GENERATOR.search(source),
         fills_descriptions=prepare.fills_descriptions or _JOINS_DESCRIPTION.search(source) is not None,
+        without_null=_NAMES_PYTHON_TYPES in source,
+        results_in_calls="'tool_responses'" in source and "'tool_call_id'" not in source,
     )
 
 
@@ -187,6 +200,6 @@ def _reasoning_format(source: str) -> ReasoningFormat | None:
         if reasoning.opener.rstrip("\n") in source:
             return reasoning
     # Granite 3.3 also marks what comes after the reasoning, which no format here reads.
-    if (THINK.opener in source or THINK.closer in source) and "<response>" not in source:
+    if (THINK.opener in source or THINK.closer in source) and "<response></response>" not in source:
         return THINK
     return None

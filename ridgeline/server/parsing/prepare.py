@@ -37,6 +37,10 @@ class Preparation:
     shows_calls: bool = True
     has_system_role: bool = True
     fills_descriptions: bool = False
+    # The template cannot show a type that allows null: it is shown without.
+    without_null: bool = False
+    # The template reads results from the message that called, under `tool_responses`.
+    results_in_calls: bool = False
     # The template refuses content beside reasoning in a message with calls.
     content_or_reasoning: bool = False
 
@@ -47,6 +51,8 @@ class Preparation:
         prepared = [dict(message) for message in messages]
         if self.one_call_per_message:
             prepared = _one_call_each(prepared)
+        if self.results_in_calls:
+            prepared = _results_in_calls(prepared)
         if self.shows_calls:
             prepared = [self._with_calls(message) for message in prepared]
         else:
@@ -81,6 +87,8 @@ class Preparation:
         declared = declaration(tool)
         if self.fills_descriptions:
             declared["function"] = _described(declared["function"])
+        if self.without_null:
+            declared["function"]["parameters"] = _without_null(declared["function"]["parameters"])
         return declared
 
 
@@ -134,6 +142,19 @@ def _described(function: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
+def _without_null(schema: Any) -> Any:
+    """A schema whose lists of types leave out null."""
+    if isinstance(schema, list):
+        return [_without_null(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    shown = {key: _without_null(value) for key, value in schema.items()}
+    if isinstance(shown.get("type"), list):
+        types = [name for name in shown["type"] if name != "null"]
+        shown["type"] = types[0] if len(types) == 1 else types
+    return shown
+
+
 def _one_call_each(messages: list[Message]) -> list[Message]:
     """Every message with several calls as several messages, each followed by its call's result."""
     prepared: list[Message] = []
@@ -155,6 +176,24 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
             prepared.extend(r for r in results if r.get("tool_call_id") == call.get("id"))
         known = {call.get("id") for call in calls}
         prepared.extend(r for r in results if r.get("tool_call_id") not in known)
+    return prepared
+
+
+def _results_in_calls(messages: list[Message]) -> list[Message]:
+    """Every result in the message whose call it answers."""
+    prepared: list[Message] = []
+    for message in messages:
+        caller = prepared[-1] if prepared else {}
+        calls = caller.get("tool_calls") or ()
+        if message.get("role") != "tool" or not calls:
+            prepared.append(message)
+            continue
+        names = {call.get("id"): call["function"]["name"] for call in calls}
+        result = {
+            "name": names.get(message.get("tool_call_id"), message.get("name") or "unknown"),
+            "response": _as_text(message.get("content")),
+        }
+        prepared[-1] = {**caller, "tool_responses": [*caller.get("tool_responses", ()), result]}
     return prepared
 
 
