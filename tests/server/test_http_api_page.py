@@ -29,7 +29,7 @@ COMMON = tuple(fields_of(protocol.GenerationRequest))
 
 
 def generated() -> str:
-    """The tables as the page must have them: one per body, then one for each struct its fields are made of."""
+    """The tables as the page must have them: one per body, then one for each struct that it is made of."""
     tables = [_table("Chat and completions", protocol.GenerationRequest)]
     shown: set[type] = {protocol.GenerationRequest}
     for endpoint in ENDPOINTS:
