@@ -29,6 +29,7 @@ from ridgeline.server.endpoint import Endpoint, Generating
 from ridgeline.server.front import Front, Model
 from ridgeline.server.gate import Gate
 from ridgeline.server.messages_api import endpoints as messages_api
+from ridgeline.server.messages_api import endpoints as messages_api
 from ridgeline.server.openapi.handlers import self_description
 from ridgeline.server.protocol import (
     ChatRequest,
@@ -65,6 +66,7 @@ ENDPOINTS = [
         events=TextCompletion,
         examples=({"prompt": "The capital of France is", "max_tokens": 8}, {"prompt": [[1, 2], [3]], "n": 2}),
     ),
+    *messages_api.ENDPOINTS,
     *messages_api.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),

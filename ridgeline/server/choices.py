@@ -39,6 +39,7 @@ class Piece(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     events: list[ParsedEvent] = []  # what a parser made of the text; without one, the text as content
+    cached_tokens: int = 0  # with `prompt`: how many of its tokens were found in the cache
 
     @property
     def is_text_alone(self) -> bool:
@@ -170,6 +171,7 @@ class Choices:
                 self._shown_reason(index, chunk),
                 chunk.stop_reason,
                 events,
+                source.cached_tokens if first else 0,
             )
         )
 

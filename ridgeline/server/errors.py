@@ -78,8 +78,10 @@ class ErrorReply:
     def body(self) -> bytes:
         """Names and values of the client's own may stand in it: they come back in part, if they are long."""
         param = None if self.param is None else _clipped(self.param, 200)
-        message = _clipped(self.message, 2000)
-        return msgspec.json.encode(ErrorBody(ErrorDetail(message, self.type, param, self.code)))
+        return msgspec.json.encode(ErrorBody(ErrorDetail(self.shown_message(), self.type, param, self.code)))
+
+    def shown_message(self) -> str:
+        return _clipped(self.message, 2000)
 
 
 def _clipped(text: str, length: int) -> str:

@@ -24,6 +24,7 @@ from ridgeline.server.errors import (
 )
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import Front
+from ridgeline.server.messages_api.errors import error_body, is_messages_path
 from ridgeline.telemetry.logs import log_request
 
 log = logging.getLogger("ridgeline.server")
@@ -50,7 +51,10 @@ class Gate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = exchange.request_id
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = exchange.request_id
+                if is_messages_path(exchange.path):
+                    answered["request-id"] = exchange.request_id  # where Anthropic's clients look
             await send(message)
 
         try:
@@ -63,7 +67,7 @@ class Gate:
             if not exchange.booked:
                 self._refuse(reply, exchange)
             if not started:
-                await _response(reply)(scope, receive, send_with_id)
+                await _response(reply, exchange)(scope, receive, send_with_id)
             # A body that has begun stays unfinished: the server closes the connection, and the client sees
             # that the answer is not whole.
 
@@ -86,8 +90,9 @@ class Gate:
         log_request(exchange.request_id, exchange.path, reply.status, error=reason)
 
 
-def _response(reply: ErrorReply) -> Response:
-    return Response(reply.body(), reply.status, reply.headers, "application/json")
+def _response(reply: ErrorReply, exchange: Exchange) -> Response:
+    body = error_body(reply, exchange.path, exchange.request_id)
+    return Response(body, reply.status, reply.headers, "application/json")
 
 
 class KeyRing:

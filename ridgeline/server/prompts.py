@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from ridgeline.engine.client import AsyncClient
@@ -33,9 +34,34 @@ def rendered_chat(
     opening = body.add_generation_prompt is not False
     given = {**(own_variables or {}), **variables}
     try:
+        if isinstance(body, ChatRequest) and body.continue_final_message:
+            return _continued(tokenizer, messages, tools, body, given)
         return tokenizer.render_chat(messages, tools, add_generation_prompt=opening, **given)
     except RecursionError:
         raise BadRequest("chat_template_kwargs", "nested too deeply") from None
+
+
+def _continued(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    body: ChatRequest,
+    variables: dict[str, Any],
+) -> str:
+    """Up to the end of what the last message says, without what the template writes after it."""
+    *before, last = messages
+    path = f"messages[{len(body.messages) - 1}]"
+    if body.add_generation_prompt:
+        raise BadRequest("add_generation_prompt", "cannot be combined with continue_final_message")
+    if last["role"] != "assistant" or last.get("tool_calls") or not last["content"]:
+        raise BadRequest(path, "only what an assistant said can be continued, and no calls")
+    mark = secrets.token_hex(16)  # nobody can have written it before
+    marked = [*before, {**last, "content": last["content"] + mark}]
+    rendered = tokenizer.render_chat(marked, tools, add_generation_prompt=False, **variables)
+    head, _, _ = rendered.partition(mark)
+    if rendered.count(mark) != 1 or not head.endswith(last["content"].lstrip()):
+        raise BadRequest(path, "this model's template changes what an assistant said; it cannot be continued")
+    return head
 
 
 def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Prompt]:

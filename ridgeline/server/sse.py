@@ -48,9 +48,10 @@ class Shape(Protocol):
     def whole(self, pieces: list[Piece], usage: Usage) -> Any: ...
 
 
-def answer(front: Front, exchange: Exchange, job: Job, shape: Shape) -> ASGIApp:
+def answer(front: Front, exchange: Exchange, job: Job, shape: Shape, keepalive: bytes = KEEPALIVE) -> ASGIApp:
+    """keepalive: what a stream says while there is nothing to say."""
     course = Course(front, exchange, job)
-    return EventStream(front, course, shape) if job.stream else WholeAnswer(course, shape)
+    return EventStream(front, course, shape, keepalive) if job.stream else WholeAnswer(course, shape)
 
 
 def _size_bytes(pieces: list[Piece]) -> int:
@@ -92,8 +93,9 @@ class WholeAnswer:
 class EventStream:
     """Events as the text is made; all that is waiting goes out in one send."""
 
-    def __init__(self, front: Front, course: Course, shape: Shape) -> None:
+    def __init__(self, front: Front, course: Course, shape: Shape, keepalive: bytes = KEEPALIVE) -> None:
         self._config = front.config
+        self._keepalive = keepalive
         self._course = course
         self._shape = shape
         self._started = False
@@ -129,7 +131,9 @@ class EventStream:
                 if opening:
                     events, opening = opening + events, b""
                 watch.write_begins()
-                await send({"type": "http.response.body", "body": events or KEEPALIVE, "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": events or self._keepalive, "more_body": True}
+                )
                 watch.write_ends()
                 pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
         return self._shape.closing(self._course.choices.usage(self._course.job.include_timing))

@@ -131,7 +131,7 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("audio", chat(modalities=["text", "audio"]), "modalities"),
     ("stored", chat(store=True), "store"),
     ("own template", chat(chat_template="{{ 1 }}"), "chat_template"),
-    ("continued message", chat(continue_final_message=True), "continue_final_message"),
+    ("continued user", chat(continue_final_message=True), "messages[0]"),
 ]
 
 BAD_COMPLETIONS: list[tuple[str, dict[str, Any], str]] = [

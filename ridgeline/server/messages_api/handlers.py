@@ -1,0 +1,83 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the same jobs as chat."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.server.bodies import encode
+from ridgeline.server.chat_job import chat_job, chat_prompt
+from ridgeline.server.errors import BadRequest
+from ridgeline.server.exchange import Exchange, off_loop, read_body
+from ridgeline.server.front import Front
+from ridgeline.server.messages_api.bodies import TokenCount
+from ridgeline.server.messages_api.conversion import Conversion, converted
+from ridgeline.server.messages_api.request import CountTokensRequest, MessagesRequest, decoded
+from ridgeline.server.messages_api.shape import PING, MessagesShape
+from ridgeline.server.speech import speech_of
+from ridgeline.server.sse import answer
+from ridgeline.server.tools import tool_use
+
+T = TypeVar("T")
+
+
+async def messages(request: Request) -> ASGIApp:
+    front, exchange = Front.of(request), Exchange.of(request)
+    raw = await read_body(request, front.config)
+    return await off_loop(len(raw), lambda: _answer(front, exchange, raw))
+
+
+async def count_tokens(request: Request) -> Response:
+    front = Front.of(request)
+    raw = await read_body(request, front.config)
+    count = await off_loop(len(raw), lambda: _count(front, raw))
+    return Response(encode(count), media_type="application/json")
+
+
+def _answer(front: Front, exchange: Exchange, raw: bytes) -> ASGIApp:
+    body: MessagesRequest = decoded(raw, MessagesRequest)
+    conversion = converted(body, _thinks(front, _client(front, body)))
+    job = _blamed(conversion, lambda: chat_job(front, conversion.chat))
+    room = job.client.hello.max_context - len(job.prompts[0].ids)
+    # Clients ask for more than small models hold, as Claude would; the stop reason tells which limit it was.
+    fills_context = body.max_tokens > room
+    limit = None if fills_context else body.max_tokens
+    job = dataclasses.replace(
+        job,
+        params=dataclasses.replace(job.params, max_tokens=limit),
+        grammar_field=conversion.client_path(job.grammar_field),
+    )
+    shape = MessagesShape(exchange, job, conversion.thinking, fills_context)
+    return answer(front, exchange, job, shape, keepalive=PING)
+
+
+def _count(front: Front, raw: bytes) -> TokenCount:
+    """As `_answer` counts, but for the context: whoever asks wants to know whether it fits."""
+    body: CountTokensRequest = decoded(raw, CountTokensRequest)
+    client = _client(front, body)
+    conversion = converted(body, _thinks(front, client))
+    chat, speech = conversion.chat, speech_of(client.tokenizer, front.config)
+    prompt = _blamed(conversion, lambda: chat_prompt(client.tokenizer, speech, tool_use(chat), chat))
+    return TokenCount(len(client.tokenizer.encode(prompt, add_special=False)))
+
+
+def _client(front: Front, body: CountTokensRequest) -> AsyncClient:
+    return front.served(body.model, "generate").ready_client()
+
+
+def _thinks(front: Front, client: AsyncClient) -> bool:
+    return speech_of(client.tokenizer, front.config).reasoning is not None
+
+
+def _blamed(conversion: Conversion, work: Callable[[], T]) -> T:
+    """Do `work`; what is wrong with the chat request is wrong with the client's body, under its names."""
+    try:
+        return work()
+    except BadRequest as error:
+        raise conversion.blame(error) from None
