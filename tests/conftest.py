@@ -90,15 +90,15 @@ def live_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
             server.process.wait()
 
 
-def start_server(log: Path, *flags: str) -> LiveServer:
-    """Start `ridgeline serve smollm2-135m` on a free loopback port; the caller waits and stops it."""
+def start_server(log: Path, *flags: str, models: tuple[str, ...] = ("smollm2-135m",)) -> LiveServer:
+    """Start `ridgeline serve` with these models on a free loopback port; the caller waits and stops it."""
     port = free_port()
     command = [
         sys.executable,
         "-m",
         "ridgeline.cli.main",
         "serve",
-        "smollm2-135m",
+        *models,
         "--port",
         str(port),
         *flags,

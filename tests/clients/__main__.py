@@ -31,7 +31,10 @@ def main() -> int:
     code = pytest.main(arguments, plugins=[recorder])
     missing = set(all_cases()) - set(recorder.results)
     if missing:
-        print(f"{len(missing)} cases did not run; the page is left as it was: {sorted(missing)[:5]}", file=sys.stderr)
+        print(
+            f"{len(missing)} cases did not run; the page is left as it was: {sorted(missing)[:5]}",
+            file=sys.stderr,
+        )
         return 1
     write(recorder.results)
     return int(code)

@@ -1,7 +1,7 @@
 """The matrix of clients: which test shows which feature with which client, and the page that lists them.
 
-A test module names its clients in CLIENTS and marks its tests with `case`; from these marks alone the page's rows and
-columns come, so that a test can hold the page to them. `python -m tests.clients` runs the cases and writes the page.
+A test module names its clients in CLIENTS and marks its tests with `case`. The page's rows and columns come
+from these marks alone, so that a test can hold the page to them; `python -m tests.clients` writes it.
 """
 
 from __future__ import annotations

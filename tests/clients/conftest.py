@@ -45,7 +45,9 @@ def target(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The server of this folder; it must drain and exit 0 at the end."""
     directory = tmp_path_factory.mktemp("clients")
     flags = ["--api-keys", KEY, "--deterministic", "--state-dir", str(directory / "state")]
-    server = start_server(directory / "server.log", *embedder(), *flags)
+    server = start_server(
+        directory / "server.log", *flags, models=(MODEL,) if os.environ.get("NOEMB") else (MODEL, EMBEDDER)
+    )
     try:
         await_ready(server)
         yield Target(server.base_url, server)
@@ -58,7 +60,7 @@ def target(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test that asks for a client runs with each of its module's CLIENTS, or with the one its mark names."""
+    """A test that asks for a client runs with each of its module's CLIENTS, or the one its mark names."""
     if "client_name" in metafunc.fixturenames:
         marks = metafunc.definition.iter_markers("client_case")
         only = next((mark.args[2] for mark in marks if mark.args[2]), None)
@@ -74,9 +76,3 @@ async def client(client_name: str, target: Target, request: pytest.FixtureReques
         closing = made.close()
         if inspect.isawaitable(closing):
             await closing
-
-
-def embedder() -> list[str]:
-    from ridgeline.models.registry import KNOWN_MODELS
-
-    return [EMBEDDER] if any(known.name == EMBEDDER for known in KNOWN_MODELS) else []

@@ -1,4 +1,4 @@
-"""One test body for a library's blocking and its asynchronous client: both are awaited, iterated and entered alike."""
+"""One test body for a blocking and an asynchronous client: both are awaited, iterated and entered alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all clients ask: a few messages, one tool, one schema. The model is small: answers are held to their form."""
+"""What all clients ask: a few messages, two tools, one schema; answers are held to their form alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ TURNS: list[Any] = [
     {"role": "assistant", "content": "The capital of France is Paris."},
     {"role": "user", "content": "And of Italy?"},
 ]
-SYSTEM = "You are a pirate."
+WHO: list[Any] = [{"role": "user", "content": "Who are you?"}]
+SYSTEM = "You are a pirate named Bones."
 STOP = "l of Fr"  # inside the answer to the question, across tokens
 TEXTS = ["a cat on a mat", "the price of copper", "un chat sur un tapis"]
 

@@ -23,7 +23,9 @@ ASK_WEATHER: list[Any] = [{"role": "user", "content": "What is the weather in Ro
 
 def client_of(name: str, target: Target, **options: Any) -> anthropic.Anthropic | anthropic.AsyncAnthropic:
     kind = anthropic.AsyncAnthropic if name == "anthropic (async)" else anthropic.Anthropic
-    return kind(**{"base_url": target.root, "api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S, **options})
+    return kind(
+        **{"base_url": target.root, "api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S, **options}
+    )
 
 
 @case("chat", "whole", "streamed")
@@ -96,7 +98,9 @@ async def test_parse_makes_the_class_of_the_answer(client: Any) -> None:
 @case("tools: required", "whole", "streamed")
 @case("tools: named", "whole", "streamed")
 @case("tools: result in a second turn", "whole", "streamed")
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_time"}], ids=["any", "named"])
+@pytest.mark.parametrize(
+    "choice", [{"type": "any"}, {"type": "tool", "name": "get_time"}], ids=["any", "named"]
+)
 async def test_a_tool_is_used_and_its_result_goes_into_the_next_turn(client: Any, choice: Any) -> None:
     options: dict[str, Any] = {**GREEDY, "max_tokens": 80, "tools": TOOLS}
     choice = {**choice, "disable_parallel_tool_use": True}
@@ -105,9 +109,7 @@ async def test_a_tool_is_used_and_its_result_goes_into_the_next_turn(client: Any
     assert use.name in ({"get_time"} if choice["type"] == "tool" else TOOL_NAMES)
     assert use.input["city"] in ("Paris", "Rome", "Oslo")
     assert whole.stop_reason == "tool_use"
-    async with entered(
-        client.messages.stream(**options, messages=ASK_WEATHER, tool_choice=choice)
-    ) as stream:
+    async with entered(client.messages.stream(**options, messages=ASK_WEATHER, tool_choice=choice)) as stream:
         kinds = [event.type async for event in each(stream)]
         final = await settled(stream.get_final_message())
     assert "input_json" in kinds
@@ -151,7 +153,9 @@ async def test_counted_tokens_are_those_that_a_message_is_billed_for(client: Any
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_an_unknown_model_is_not_found(client: Any, stream: bool) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
-        await settled(client.messages.create(model="claude-9", max_tokens=2, messages=QUESTION, stream=stream))
+        await settled(
+            client.messages.create(model="claude-9", max_tokens=2, messages=QUESTION, stream=stream)
+        )
     assert caught.value.body["type"] == "error"
     assert caught.value.body["error"]["type"] == "not_found_error"
 
@@ -175,7 +179,9 @@ async def test_a_wrong_key_is_an_authentication_error(client_name: str, target: 
 
 
 @case("timeout")
-async def test_a_client_that_waits_no_longer_gives_up_and_frees_the_engine(client: Any, target: Target) -> None:
+async def test_a_client_that_waits_no_longer_gives_up_and_frees_the_engine(
+    client: Any, target: Target
+) -> None:
     options = {**GREEDY, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
     with pytest.raises(anthropic.APITimeoutError):
         await settled(client.with_options(timeout=0.5).messages.create(**options, messages=QUESTION))

@@ -74,7 +74,12 @@ def test_an_embedding_is_a_list_of_numbers(target: Target) -> None:
 
 @case("responses", "whole", "streamed")
 def test_a_response_is_completed(target: Target) -> None:
-    body = {"model": MODEL, "input": "What is the capital of France?", "temperature": 0, "max_output_tokens": 20}
+    body = {
+        "model": MODEL,
+        "input": "What is the capital of France?",
+        "temperature": 0,
+        "max_output_tokens": 20,
+    }
     whole = json.loads(curl(target, "/v1/responses", body))
     [message] = whole["output"]
     text = curl(target, "/v1/responses", {**body, "stream": True})

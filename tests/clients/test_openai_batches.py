@@ -30,7 +30,10 @@ async def test_every_line_of_a_batch_is_answered_once(client: Any) -> None:
     assert (upload.filename, upload.bytes, upload.purpose) == ("requests.jsonl", len(content), "batch")
     batch = await settled(
         client.batches.create(
-            input_file_id=upload.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"a": "b"}
+            input_file_id=upload.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            metadata={"a": "b"},
         )
     )
     for _ in range(600):
@@ -42,7 +45,10 @@ async def test_every_line_of_a_batch_is_answered_once(client: Any) -> None:
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
     answers = await answers_of(client, batch.output_file_id)
-    assert {name: answer["response"]["status_code"] for name, answer in answers.items()} == {"a": 200, "b": 200}
+    assert {name: answer["response"]["status_code"] for name, answer in answers.items()} == {
+        "a": 200,
+        "b": 200,
+    }
     assert answers["b"]["response"]["body"]["usage"]["completion_tokens"] == 2
     refused = await answers_of(client, batch.error_file_id)
     assert refused["bad"]["response"]["status_code"] == 400

@@ -10,7 +10,7 @@ from tests.clients.cases import case
 from tests.clients.conftest import MODEL
 from tests.clients.either import parts_of, settled
 from tests.clients.openai_clients import CLIENTS, client_of, joined
-from tests.clients.questions import QUESTION, STOP, SYSTEM, TURNS
+from tests.clients.questions import QUESTION, STOP, SYSTEM, TURNS, WHO
 
 __all__ = ["CLIENTS", "client_of"]  # read by conftest
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 8}
@@ -46,11 +46,13 @@ async def test_several_turns_are_one_conversation(client: Any) -> None:
 @case("system prompt", "whole", "streamed")
 @pytest.mark.parametrize("role", ["system", "developer"])
 async def test_a_system_prompt_changes_the_answer(client: Any, role: str) -> None:
-    messages: list[Any] = [{"role": role, "content": SYSTEM}, *QUESTION]
-    plain = await settled(client.chat.completions.create(**GREEDY, messages=QUESTION))
+    messages: list[Any] = [{"role": role, "content": SYSTEM}, *WHO]
+    plain = await settled(client.chat.completions.create(**GREEDY, messages=WHO))
     whole = await settled(client.chat.completions.create(**GREEDY, messages=messages))
     assert whole.choices[0].message.content != plain.choices[0].message.content
-    [streamed] = joined(await parts_of(client.chat.completions.create(**GREEDY, messages=messages, stream=True)))
+    [streamed] = joined(
+        await parts_of(client.chat.completions.create(**GREEDY, messages=messages, stream=True))
+    )
     assert streamed.content == whole.choices[0].message.content
 
 
@@ -80,7 +82,13 @@ async def test_a_seed_gives_the_same_three_samples_again(client: Any) -> None:
 
 @case("logprobs", "whole", "streamed")
 async def test_logprobs_are_of_the_tokens_of_the_text(client: Any) -> None:
-    options: dict[str, Any] = {**GREEDY, "messages": QUESTION, "logprobs": True, "top_logprobs": 2}
+    options: dict[str, Any] = {
+        **GREEDY,
+        "messages": QUESTION,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_tokens": 4,
+    }
     whole = await settled(client.chat.completions.create(**options))
     [choice] = whole.choices
     assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content

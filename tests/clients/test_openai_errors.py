@@ -1,4 +1,4 @@
-"""The official openai SDK: models, what is refused as which exception, time running out, and leaving early."""
+"""The official openai SDK: models, what is refused as which exception, timeouts, and leaving early."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ async def test_a_wrong_key_is_an_authentication_error(client_name: str, target: 
 
 
 @case("timeout")
-async def test_a_client_that_waits_no_longer_gives_up_and_frees_the_engine(client: Any, target: Target) -> None:
+async def test_a_client_that_waits_no_longer_gives_up_and_frees_the_engine(
+    client: Any, target: Target
+) -> None:
     with pytest.raises(openai.APITimeoutError):
         await settled(client.with_options(timeout=0.5).chat.completions.create(**LONG, max_tokens=4000))
     await assert_idle(target)

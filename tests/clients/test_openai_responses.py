@@ -54,7 +54,9 @@ async def test_the_streaming_helper_gives_the_final_response(client: Any) -> Non
 @case("responses")
 async def test_a_response_cut_by_its_length_says_so(client: Any) -> None:
     answer = await settled(
-        client.responses.create(**ASKED, input=QUESTION, instructions="You are a pirate.", max_output_tokens=3)
+        client.responses.create(
+            **ASKED, input=QUESTION, instructions="You are a pirate.", max_output_tokens=3
+        )
     )
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.usage.output_tokens == 3
@@ -114,13 +116,20 @@ async def test_a_tool_is_called_and_its_result_goes_into_the_next_turn(client: A
         client.responses.create(**options, tool_choice="required", parallel_tool_calls=False, stream=True)
     )
     done = [event for event in events if event.type == "response.function_call_arguments.done"]
-    deltas = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    deltas = "".join(
+        event.delta for event in events if event.type == "response.function_call_arguments.delta"
+    )
     assert [event.arguments for event in done] == [call.arguments] == [deltas]
 
     result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"sky": "clear"}'}
     after = await settled(
         client.responses.create(
-            **ASKED, input=[result], previous_response_id=whole.id, tools=TOOLS, tool_choice="none", max_output_tokens=8
+            **ASKED,
+            input=[result],
+            previous_response_id=whole.id,
+            tools=TOOLS,
+            tool_choice="none",
+            max_output_tokens=8,
         )
     )
     assert after.output_text

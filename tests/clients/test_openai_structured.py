@@ -69,7 +69,9 @@ async def test_embeddings_are_unit_vectors_in_the_order_of_their_texts(client: A
 @case("embeddings: base64", "whole")
 async def test_embeddings_in_base64_are_the_same_numbers(client: Any, target: Target) -> None:
     """The SDK asks for base64 by itself, and decodes it, when no format is named."""
-    raw = target.post("/v1/embeddings", {"model": EMBEDDER, "input": TEXTS, "encoding_format": "base64"}).json()
+    raw = target.post(
+        "/v1/embeddings", {"model": EMBEDDER, "input": TEXTS, "encoding_format": "base64"}
+    ).json()
     assert isinstance(raw["data"][0]["embedding"], str)
     decoded = await settled(client.embeddings.create(model=EMBEDDER, input=TEXTS))
     floats = await settled(client.embeddings.create(model=EMBEDDER, input=TEXTS, encoding_format="float"))

@@ -94,5 +94,7 @@ async def test_a_tools_result_goes_into_the_next_turn(client: Any) -> None:
     assert whole.usage.prompt_tokens > before.usage.prompt_tokens
     assert whole.choices[0].message.content
     assert not whole.choices[0].message.tool_calls
-    [streamed] = joined(await parts_of(client.chat.completions.create(**options, messages=turns, stream=True)))
+    [streamed] = joined(
+        await parts_of(client.chat.completions.create(**options, messages=turns, stream=True))
+    )
     assert streamed.content == whole.choices[0].message.content
