@@ -16,7 +16,7 @@ from ridgeline.server.errors import BadRequest
 from ridgeline.server.parsing.grammars import UnsupportedSchema, reasoning_grammar
 from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.speech import Speech
-from ridgeline.server.structured import asked_grammar
+from ridgeline.server.structured import asked_grammar, embedded
 from ridgeline.server.tools import ToolUse
 
 
@@ -94,10 +94,8 @@ def _call_grammar(
 def _fragment(grammar: Grammar) -> str | None:
     """The grammar as rules that begin with `rest`; None where it is not ours to rewrite."""
     match grammar.kind:
-        case "json_object":
-            return 'rest: %json {"type": "object"}'
-        case "json_schema":
-            return f"rest: %json {grammar.source}"
+        case "json_object" | "json_schema":
+            return f"rest: %json {embedded(grammar)}"
         case "regex":
             return "rest: /" + grammar.source.replace("/", r"\/") + "/"
         case "choice":

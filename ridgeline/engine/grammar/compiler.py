@@ -120,7 +120,7 @@ class GrammarCompiler:
         try:
             vocabulary = self._known_vocabulary()
             if self._tries:
-                self._known_trial().refuse_dangerous(grammar)
+                grammar = self._known_trial().survived(grammar)
             from ridgeline.engine.grammar.library import compile_grammar
 
             return compile_grammar(vocabulary, grammar)

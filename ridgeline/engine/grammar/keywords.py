@@ -17,11 +17,12 @@ from ridgeline.engine.grammar.patterns import DATE, DATE_TIME, TIME, strict_patt
 
 MAX_SCHEMA_BYTES = 128 << 10
 MAX_DEPTH = 64
-MAX_SUBSCHEMAS = 10_000
+MAX_SUBSCHEMAS = 4_000
 MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 5_000
 MAX_COUNT = 1_000_000  # minItems, maxLength and their like
 MAX_PATTERN_BYTES = 4096
+MAX_EMBEDDED = 32  # schemas in one Lark grammar
 
 
 def _words(text: str) -> frozenset[str]:
@@ -210,7 +211,8 @@ _EMBEDDED = re.compile(r"%json\s*(?=[\[{])")
 def refuse_embedded(lark: str) -> None:
     """Check the schemas that a Lark grammar embeds with %json."""
     decoder = json.JSONDecoder()
-    for found in _EMBEDDED.finditer(lark):
+    for count, found in enumerate(_EMBEDDED.finditer(lark)):
+        _check(count < MAX_EMBEDDED, (), f"there are more than {MAX_EMBEDDED} of them")
         try:
             schema, _ = decoder.raw_decode(lark, found.end())
         except (ValueError, RecursionError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import llguidance
 import numpy as np
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
@@ -181,7 +182,17 @@ def library_source(grammar: Grammar) -> str:
         case "choice":
             return matcher.grammar_from_lark(choice_rule(json.loads(grammar.source)))
         case "lark":
-            return matcher.grammar_from_lark(grammar.source)
+            return matcher.grammar_from_lark(as_lark(grammar.source))
+
+
+def as_lark(source: str) -> str:
+    """GBNF, the notation of llama.cpp, is known by its ::= and rewritten."""
+    if "::=" not in source:
+        return source
+    try:
+        return gbnf_to_lark(source)
+    except Exception as error:
+        raise InvalidRequest("grammar", f"cannot be served: {readable(str(error))}") from None
 
 
 def choice_rule(texts: list[str]) -> str:

@@ -19,8 +19,9 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypedDict
 
 import numpy as np
 
@@ -43,6 +44,13 @@ TOO_LARGE = "cannot be served: it is too deep or too large to compile"
 TOO_SLOW = f"cannot be served: finding its next token takes more than {1000 * MASK_LIMIT_S:g} ms"
 
 
+class Answer(TypedDict):
+    """What became of a grammar: why not to serve it, or how to write it."""
+
+    refusal: str
+    source: str
+
+
 class Trial:
     """One process, asked by one thread."""
 
@@ -50,17 +58,20 @@ class Trial:
         self._arguments = [str(path), str(vocab_size), ",".join(map(str, eos_ids))]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def refuse_dangerous(self, grammar: Grammar) -> None:
-        """Raise InvalidRequest for a grammar that the library refuses, or dies of, or takes too long for."""
+    def survived(self, grammar: Grammar) -> Grammar:
+        """The grammar, in the notation that takes the engine the least to read.
+
+        Raises InvalidRequest for one that the library refuses, or dies of, or takes too long for.
+        """
         question = json.dumps([grammar.kind, grammar.source]).encode() + b"\n"
         for _ in range(2):
             answer = self._ask(question)
             if answer is None:
                 self.close()  # and once more, in a new one
-            elif answer:
-                raise InvalidRequest("grammar", answer)
+            elif answer["refusal"]:
+                raise InvalidRequest("grammar", answer["refusal"])
             else:
-                return
+                return replace(grammar, source=answer["source"])
         raise InvalidRequest("grammar", "could not be tried out, so it is not served")
 
     def close(self) -> None:
@@ -69,8 +80,8 @@ class Trial:
             self._process.wait()
             self._process = None
 
-    def _ask(self, question: bytes) -> str | None:
-        """The reason to refuse it, "" for none; None where the process does not answer."""
+    def _ask(self, question: bytes) -> Answer | None:
+        """None where the process does not answer."""
         patience_s = WALL_LIMIT_S + 2.0
         if self._process is None:
             patience_s += START_LIMIT_S
@@ -88,7 +99,7 @@ class Trial:
             return None
         if not line:
             return None
-        answer: str = json.loads(line)
+        answer: Answer = json.loads(line)
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -124,7 +135,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _answer_of_child(vocabulary: Vocabulary, grammar: Grammar) -> str:
+def _answer_of_child(vocabulary: Vocabulary, grammar: Grammar) -> Answer:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -142,9 +153,10 @@ def _answer_of_child(vocabulary: Vocabulary, grammar: Grammar) -> str:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if said.endswith(b"\n"):
-        return str(json.loads(said))
+        answer: Answer = json.loads(said)
+        return answer
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    return TOO_LONG if ended_by in (signal.SIGPROF, signal.SIGKILL) else TOO_LARGE
+    return Answer(refusal=TOO_LONG if ended_by in (signal.SIGPROF, signal.SIGKILL) else TOO_LARGE, source="")
 
 
 def _be_the_child(vocabulary: Vocabulary, grammar: Grammar, writing: int) -> NoReturn:
@@ -160,20 +172,22 @@ def _be_the_child(vocabulary: Vocabulary, grammar: Grammar, writing: int) -> NoR
         os._exit(0)
 
 
-def _tried(vocabulary: Vocabulary, grammar: Grammar) -> str:
-    """Why not to serve it; "" for nothing."""
-    from ridgeline.engine.grammar.library import compile_grammar
+def _tried(vocabulary: Vocabulary, grammar: Grammar) -> Answer:
+    from ridgeline.engine.grammar.library import as_lark, compile_grammar
 
     try:
+        if grammar.kind == "lark":
+            grammar = replace(grammar, source=as_lark(grammar.source))
         compiled = compile_grammar(vocabulary, grammar)
     except InvalidRequest as refusal:
-        return refusal.message
+        return Answer(refusal=refusal.message, source="")
     outcome: list[str] = []
     # With the stack of the thread that steps, or a smaller one: what overflows there overflows here.
     thread = threading.Thread(target=lambda: outcome.append(_walked(compiled, vocabulary.size)))
     thread.start()
     thread.join()
-    return outcome[0] if outcome else "cannot be served: it cannot be matched"
+    reason = outcome[0] if outcome else "cannot be served: it cannot be matched"
+    return Answer(refusal=reason, source=grammar.source)
 
 
 def _walked(compiled: Compiled, vocab_size: int) -> str:
