@@ -9,6 +9,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from ridgeline.server import health
+from ridgeline.server.batches import endpoints as batches
 from ridgeline.server.bodies import (
     ChatChunk,
     ChatCompletion,
@@ -117,13 +118,18 @@ ENDPOINTS = [
         media_type="application/x-ndjson",
     ),
 ]
+ENDPOINTS += batches.ENDPOINTS
 ENDPOINTS += self_description(ENDPOINTS)
 ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 
 
 def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore | None = None) -> ASGIApp:
     """The app for these models, the first being the one that is meant when no name is given."""
-    front = Front(config, models, state)
+    return app_over(Front(config, models, state))
+
+
+def app_over(front: Front) -> ASGIApp:
+    config = front.config
     gate = Gate(Router(ROUTES, redirect_slashes=False), front)
     app: ASGIApp = WebSockets(gate, front, [e.path for e in ENDPOINTS if e.events is not None])
     if config.cors_origins:

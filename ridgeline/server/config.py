@@ -31,6 +31,16 @@ class ServerConfig:
     api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
     cors_origins: tuple[str, ...] = option((), "web origins whose pages may call this server; * for all")
     max_body_bytes: int = option(8 << 20, "largest request body; a larger one is answered 413")
+    max_file_bytes: int = option(512 << 20, "largest file of /v1/files; a larger one is answered 413")
+    max_stored_bytes: int = option(10 << 30, "most bytes of files that are kept at once")
+    response_retention_s: float = option(
+        30 * 86400.0, "a stored response is kept so long after it, or one that goes on from it, was made"
+    )
+    response_store_count: int = option(20_000, "stored responses; the longest unused makes room")
+    response_store_bytes: int = option(1 << 30, "bytes of stored responses; the longest unused makes room")
+    background_responses: int = option(
+        256, "background responses under way at once; one more is answered 429"
+    )
     upload_timeout_s: float = option(
         60.0, "longest time for a request body to arrive; then it is answered 408"
     )

@@ -6,9 +6,9 @@ Built once by `build_app`. A model's engine may die and be replaced; ask for it 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from starlette.requests import HTTPConnection
 
@@ -21,6 +21,7 @@ from ridgeline.telemetry.metrics import ServerMetrics
 if TYPE_CHECKING:
     from ridgeline.server.state import StateStore
 
+T = TypeVar("T")
 Task = Literal["generate", "embed"]
 _DOES = {"generate": "generates text", "embed": "makes embeddings"}
 
@@ -79,11 +80,21 @@ class Front:
         self.config = config
         self.models = tuple(models)
         self.state = state
+        self._parts: dict[Any, Any] = {}
 
     @classmethod
     def of(cls, connection: HTTPConnection) -> Front:
         front: Front = connection.scope["app"]
         return front
+
+    def part(self, kind: Callable[[Front], T]) -> T:
+        """What `kind` makes of this front, made once, when first asked for: what an endpoint keeps between
+        its requests.
+        """
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)
+        made: T = self._parts[kind]
+        return made
 
     @property
     def metrics(self) -> ServerMetrics:

@@ -31,8 +31,11 @@ from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ridgeline.engine.client import AsyncClient
-    from ridgeline.server.front import Model
+    from ridgeline.server.batches.runner import BatchRunner
+    from ridgeline.server.front import Front, Model
     from ridgeline.server.http import HttpServer
 
 log = logging.getLogger("ridgeline.server")
@@ -97,7 +100,8 @@ async def _serve(
     try:
         with garbage_not_looked_for():
             await asyncio.gather(*(supervisor.begin() for supervisor in supervisors))
-            http = _http_server(models, server, state)
+            front = _front(models, server, state)
+            http, app = _http_server(front)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             starting = asyncio.create_task(_start_all(supervisors))
             told_to_stop = asyncio.create_task(stop.wait())
@@ -106,7 +110,9 @@ async def _serve(
             await starting
             print("\n".join(model.startup_lines() for model in models))
             print(serving_line(listener.getsockname()), flush=True)
+            batches = await _begun_batches(front, app)
             await stop.wait()
+            await batches.stop()  # first of all: nobody waits for their lines, and they are asked again
             await _drain(supervisors, server.drain_s)
         else:
             starting.cancel()
@@ -153,14 +159,33 @@ def garbage_not_looked_for() -> Iterator[None]:
         gc.enable()
 
 
-def _http_server(models: Sequence[Supervised], server: ServerConfig, state: StateStore) -> HttpServer:
-    """The HTTP face over all models."""
-    from ridgeline.server.app import build_app
-    from ridgeline.server.http import HttpServer
+def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore) -> Front:
+    from ridgeline.server.front import Front
     from ridgeline.server.speech import check_parsers
 
     check_parsers(server)
-    return HttpServer(build_app(server, [model.for_front() for model in models], state), server)
+    return Front(server, [model.for_front() for model in models], state)
+
+
+def _http_server(front: Front) -> tuple[HttpServer, ASGIApp]:
+    """The HTTP face over all models."""
+    from ridgeline.server.app import app_over
+    from ridgeline.server.http import HttpServer
+
+    app = app_over(front)
+    return HttpServer(app, front.config), app
+
+
+async def _begun_batches(front: Front, app: ASGIApp) -> BatchRunner:
+    """Go on with the batches that the last server left. Twice what runs at once, so that some always wait."""
+    from ridgeline.server.batches.endpoints import Batches
+
+    clients = [model.engine.client for model in front.models if model.engine.client is not None]
+    in_flight = 2 * sum(client.hello.max_running for client in clients)
+    keys = front.config.accepted_keys()
+    runner = front.part(Batches).runner
+    await runner.start(app, keys[0] if keys else None, max(in_flight, 1))
+    return runner
 
 
 async def _drain(supervisors: Sequence[Supervisor], drain_s: float) -> None:

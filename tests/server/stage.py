@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from ridgeline.server.app import build_app
+from ridgeline.server.app import app_over
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.front import Model
+from ridgeline.server.front import Front, Model
 from ridgeline.server.http import HttpServer
 from ridgeline.server.state import StateStore
 from ridgeline.telemetry.metrics import ServerMetrics
@@ -38,7 +38,8 @@ class Stage:
         self.supervisor = ScriptedSupervisor(self.client)
         self.metrics = ServerMetrics("m")
         model = Model(("m", "alias"), self.supervisor, self.metrics)
-        self.app = build_app(self.config, [model], self.state)
+        self.front = Front(self.config, [model], self.state)
+        self.app = app_over(self.front)
 
     def metrics_text(self) -> str:
         return self.metrics.render(self.client.stats)[0].decode()

@@ -237,8 +237,11 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
     return (event for event in events(named) if isinstance(event, dict))
 
 
+ABSENT = ("model_not_found", "not_found")  # a model, or a file that a batch is to read
+
+
 def _is_absence(response: httpx.Response) -> bool:
-    return response.status_code == 404 and response.json()["error"].get("code") == "model_not_found"
+    return response.status_code == 404 and response.json()["error"].get("code") in ABSENT
 
 
 def _component_of(body: type[Body]) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""One line of a batch: asked of the app until there is an answer that will not change.
+
+"Come back later" (429, 503) is waited out, for as long as it takes; an engine that died is asked again when
+it is back, unless it dies of this line every time. Everything else is the answer, good or bad.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+from starlette.types import ASGIApp
+
+from ridgeline.server.batches.bodies import Answer, LineResponse
+from ridgeline.server.batches.inner import Reply, post
+from ridgeline.server.batches.store import DONE, FAILED
+
+MAX_DEATHS = 4  # of engines, with one line: then it is held to be the line's doing
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 15.0
+
+
+class Asker:
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app = app
+        self._key = key
+
+    async def ask(self, name: str, custom_id: str, url: str, body: bytes) -> tuple[int, bytes]:
+        """The outcome (DONE or FAILED), and the line of the output file."""
+        deaths, pause_s = 0, FIRST_PAUSE_S
+        while True:
+            reply = await post(self._app, url, body, name, self._key)
+            if _error_code(reply) == "engine_died":
+                deaths += 1
+            if reply.status not in (429, 503) or deaths > MAX_DEATHS:
+                break
+            # Not all at the same moment, and as soon as the app thinks it worth while.
+            wait_s = max(pause_s, float(reply.headers.get("retry-after", 0)))
+            await asyncio.sleep(min(wait_s, LONGEST_PAUSE_S) * random.uniform(0.7, 1.3))
+            pause_s *= 2
+        return (DONE if reply.status < 400 else FAILED), _answer(name, custom_id, reply)
+
+
+def _answer(name: str, custom_id: str, reply: Reply) -> bytes:
+    response = LineResponse(reply.status, name, msgspec.Raw(bytes(reply.body)))
+    return msgspec.json.encode(Answer(name, custom_id, response, None))
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+_error_body = msgspec.json.Decoder(_ErrorBody)
+
+
+def _error_code(reply: Reply) -> str | None:
+    if reply.status != 503:
+        return None
+    try:
+        return _error_body.decode(reply.body).error.code
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,371 @@
+"""BatchStore: files, batches and their lines, as the state directory keeps them.
+
+The only place with SQL and file names. Contents of files lie in `files/` beside the database, each written
+whole before its row is; what has no row after a crash is removed. A line's answer is kept in its row, once,
+until the batch's output files are written from the rows and, in one transaction, take their place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from ridgeline.server.batches.bodies import (
+    OVER,
+    Batch,
+    BatchQuery,
+    File,
+    FileQuery,
+    RequestCounts,
+)
+from ridgeline.server.errors import ApiError, BadRequest
+from ridgeline.server.state import StateStore
+
+T = TypeVar("T")
+End = Literal["completed", "cancelled", "expired"]
+PENDING, DONE, FAILED = 0, 1, 2
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL, expires_at INTEGER, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, status TEXT NOT NULL,
+    input_file_id TEXT NOT NULL, expires_at INTEGER NOT NULL, ending TEXT, output_seconds INTEGER NOT NULL,
+    completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS batch_lines (
+    batch_id TEXT NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
+    custom_id TEXT NOT NULL, outcome INTEGER NOT NULL DEFAULT 0, answer BLOB, PRIMARY KEY (batch_id, number));
+"""
+_file = msgspec.json.Decoder(File)
+_batch = msgspec.json.Decoder(Batch)
+
+
+class PendingLine(NamedTuple):
+    """Where a line stands in the input file."""
+
+    number: int  # from 1
+    offset: int
+    length: int
+    custom_id: str
+
+
+class KeptLine(NamedTuple):
+    number: int
+    custom_id: str
+    outcome: int
+    answer: bytes | None
+
+
+class Finished(NamedTuple):
+    """A line's answer, to be kept."""
+
+    batch_id: str
+    number: int
+    outcome: int
+    answer: bytes
+
+
+class BatchStore:
+    def __init__(self, state: StateStore) -> None:
+        self._state = state
+        self._opened = False
+        self._opening = asyncio.Lock()
+        self.folder = state.folder / "files"
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if not self._opened:
+            async with self._opening:  # by the first who comes
+                if not self._opened:
+                    await self._state.run(self._open)
+                    self._opened = True
+        return await self._state.run(work)
+
+    def _open(self, sql: sqlite3.Connection) -> None:
+        """Contents without a row were being written when the last server ended."""
+        self.folder.mkdir(exist_ok=True, mode=0o700)
+        sql.executescript(_SCHEMA)
+        known = {row[0] for row in sql.execute("SELECT id FROM files")}
+        for path in self.folder.iterdir():
+            if path.name not in known:
+                path.unlink(missing_ok=True)
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def path(self, file_id: str) -> Path:
+        """Of an id that is ours: never of one that came from a client and was not found here."""
+        return self.folder / file_id
+
+    async def stored_bytes(self) -> int:
+        row = await self._run(lambda sql: sql.execute("SELECT sum(bytes) FROM files").fetchone())
+        return row[0] or 0
+
+    async def add_file(self, file: File) -> None:
+        """Its content is at its path, whole."""
+        await self._run(lambda sql: _insert_file(sql, file))
+
+    async def file(self, file_id: str, param: str = "file_id") -> File:
+        """404 for one that is not there."""
+        row = await self._run(
+            lambda sql: sql.execute("SELECT body FROM files WHERE id = ?", (file_id,)).fetchone()
+        )
+        if row is None:
+            raise ApiError(404, f"{param}: there is no file {file_id!r}", param=param, code="not_found")
+        return _file.decode(row[0])
+
+    async def files(self, query: FileQuery) -> list[File]:
+        """One more than asked for, if there are more."""
+        rows = await self._run(
+            lambda sql: _page(sql, "files", query.after, query.order, query.limit, query.purpose)
+        )
+        return [_file.decode(row[0]) for row in rows]
+
+    async def delete_file(self, file_id: str) -> None:
+        """409 for the input of a batch that still reads it."""
+        file = await self.file(file_id)
+
+        def work(sql: sqlite3.Connection) -> None:
+            reader = _reader_of(sql, file.id)
+            if reader is not None:
+                message = f"file_id: batch {reader} is not over and reads this file; cancel the batch first"
+                raise ApiError(409, message, param="file_id")
+            sql.execute("DELETE FROM files WHERE id = ?", (file.id,))
+
+        await self._run(work)
+        self.path(file.id).unlink(missing_ok=True)
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def add_batch(self, batch: Batch, output_seconds: int, most_open: int) -> None:
+        def work(sql: sqlite3.Connection) -> None:
+            (num_open,) = sql.execute(f"SELECT count(*) FROM batches WHERE status NOT IN {_OVER}").fetchone()
+            if num_open >= most_open:
+                message = f"{num_open} batches are under way, the most this server takes; wait or cancel some"
+                raise ApiError(429, message, type="rate_limit_error", code="too_many_requests")
+            sql.execute(
+                "INSERT INTO batches (id, status, input_file_id, expires_at, output_seconds, body)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    batch.id,
+                    batch.status,
+                    batch.input_file_id,
+                    batch.expires_at,
+                    output_seconds,
+                    msgspec.json.encode(batch),
+                ),
+            )
+
+        await self._run(work)
+
+    async def batch(self, batch_id: str) -> Batch:
+        return await self._run(lambda sql: _read_batch(sql, batch_id))
+
+    async def batches(self, query: BatchQuery) -> list[Batch]:
+        rows = await self._run(lambda sql: _page(sql, "batches", query.after, "desc", query.limit, None))
+        return [_with_counts(*row) for row in rows]
+
+    async def open_batches(self) -> list[Batch]:
+        """Those that are not over, oldest first."""
+        rows = await self._run(
+            lambda sql: sql.execute(
+                f"SELECT body, completed, failed FROM batches WHERE status NOT IN {_OVER} ORDER BY number"
+            ).fetchall()
+        )
+        return [_with_counts(*row) for row in rows]
+
+    async def change(
+        self, batch_id: str, change: Callable[[Batch], Batch], ending: End | None = None
+    ) -> Batch:
+        """`change` the batch, alone; it may return it as it was. ending: how it will end, once its files are
+        written; the first that is said counts.
+        """
+
+        def work(sql: sqlite3.Connection) -> Batch:
+            before = _read_batch(sql, batch_id)
+            after = change(before)
+            if after is not before:
+                _write_batch(sql, after)
+                if ending is not None:
+                    sql.execute(
+                        "UPDATE batches SET ending = coalesce(ending, ?) WHERE id = ?", (ending, batch_id)
+                    )
+            return after
+
+        return await self._run(work)
+
+    async def begin(
+        self, batch_id: str, lines: Sequence[PendingLine], change: Callable[[Batch], Batch]
+    ) -> Batch:
+        """The input was read: its lines, and the batch as it is from now on. Done again, it begins anew."""
+
+        def work(sql: sqlite3.Connection) -> Batch:
+            batch = change(_read_batch(sql, batch_id))
+            sql.execute("DELETE FROM batch_lines WHERE batch_id = ?", (batch_id,))
+            sql.executemany(
+                "INSERT INTO batch_lines (batch_id, number, offset, length, custom_id)"
+                " VALUES (?, ?, ?, ?, ?)",
+                ((batch_id, *line) for line in lines),
+            )
+            _write_batch(sql, batch)
+            return batch
+
+        return await self._run(work)
+
+    # ── lines ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def pending(self, batch_id: str, after: int, limit: int) -> list[PendingLine]:
+        rows = await self._run(
+            lambda sql: sql.execute(
+                "SELECT number, offset, length, custom_id FROM batch_lines"
+                " WHERE batch_id = ? AND number > ? AND outcome = 0 ORDER BY number LIMIT ?",
+                (batch_id, after, limit),
+            ).fetchall()
+        )
+        return [PendingLine(*row) for row in rows]
+
+    async def keep(self, finished: Sequence[Finished]) -> None:
+        """Each answer once: a line that has one stays as it is."""
+
+        def work(sql: sqlite3.Connection) -> None:
+            for line in finished:
+                changed = sql.execute(
+                    "UPDATE batch_lines SET outcome = ?, answer = ?"
+                    " WHERE batch_id = ? AND number = ? AND outcome = 0",
+                    (line.outcome, line.answer, line.batch_id, line.number),
+                ).rowcount
+                counter = "completed" if line.outcome == DONE else "failed"
+                sql.execute(
+                    f"UPDATE batches SET {counter} = {counter} + ? WHERE id = ?", (changed, line.batch_id)
+                )
+
+        await self._run(work)
+
+    async def kept(self, batch_id: str, after: int, limit: int) -> list[KeptLine]:
+        rows = await self._run(
+            lambda sql: sql.execute(
+                "SELECT number, custom_id, outcome, answer FROM batch_lines"
+                " WHERE batch_id = ? AND number > ? ORDER BY number LIMIT ?",
+                (batch_id, after, limit),
+            ).fetchall()
+        )
+        return [KeptLine(*row) for row in rows]
+
+    async def ending(self, batch_id: str) -> tuple[End, int]:
+        """How it is to end, and how long its output is kept."""
+        row = await self._run(
+            lambda sql: sql.execute(
+                "SELECT ending, output_seconds FROM batches WHERE id = ?", (batch_id,)
+            ).fetchone()
+        )
+        return row[0] or "completed", row[1]
+
+    async def finish(self, batch_id: str, files: Iterable[File], change: Callable[[Batch], Batch]) -> None:
+        """The output files are at their paths: they take the place of the lines."""
+
+        def work(sql: sqlite3.Connection) -> None:
+            for file in files:
+                _insert_file(sql, file)
+            _write_batch(sql, change(_read_batch(sql, batch_id)))
+            sql.execute("DELETE FROM batch_lines WHERE batch_id = ?", (batch_id,))
+
+        await self._run(work)
+
+    # ── what time does ───────────────────────────────────────────────────────────────────────────────────
+
+    async def sweep(self, now: float, batch_days_s: int) -> None:
+        """Forget files that have expired and that nobody reads, and batches that have been over for long."""
+
+        def work(sql: sqlite3.Connection) -> list[str]:
+            expired = sql.execute("SELECT id FROM files WHERE expires_at <= ?", (now,)).fetchall()
+            gone = [file_id for (file_id,) in expired if _reader_of(sql, file_id) is None]
+            sql.executemany("DELETE FROM files WHERE id = ?", ((file_id,) for file_id in gone))
+            sql.execute(
+                f"DELETE FROM batches WHERE status IN {_OVER} AND expires_at <= ?", (now - batch_days_s,)
+            )
+            return gone
+
+        for file_id in await self._run(work):
+            self.path(file_id).unlink(missing_ok=True)
+
+
+_OVER = "(" + ", ".join(f"'{status}'" for status in sorted(OVER)) + ")"
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+def sync_folder(folder: Path) -> None:
+    """A file's new name is on the disk only when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _insert_file(sql: sqlite3.Connection, file: File) -> None:
+    sql.execute(
+        "INSERT INTO files (id, purpose, bytes, expires_at, body) VALUES (?, ?, ?, ?, ?)",
+        (file.id, file.purpose, file.bytes, file.expires_at, msgspec.json.encode(file)),
+    )
+
+
+def _read_batch(sql: sqlite3.Connection, batch_id: str) -> Batch:
+    row = sql.execute("SELECT body, completed, failed FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    if row is None:
+        raise ApiError(404, f"batch_id: there is no batch {batch_id!r}", param="batch_id", code="not_found")
+    return _with_counts(*row)
+
+
+def _with_counts(body: bytes, completed: int, failed: int) -> Batch:
+    batch = _batch.decode(body)
+    counts = RequestCounts(batch.request_counts.total, completed, failed)
+    return msgspec.structs.replace(batch, request_counts=counts)
+
+
+def _write_batch(sql: sqlite3.Connection, batch: Batch) -> None:
+    sql.execute(
+        "UPDATE batches SET status = ?, body = ? WHERE id = ?",
+        (batch.status, msgspec.json.encode(batch), batch.id),
+    )
+
+
+def _reader_of(sql: sqlite3.Connection, file_id: str) -> str | None:
+    row = sql.execute(
+        f"SELECT id FROM batches WHERE input_file_id = ? AND status NOT IN {_OVER}", (file_id,)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def _page(
+    sql: sqlite3.Connection,
+    table: Literal["files", "batches"],
+    after: str | None,
+    order: Literal["asc", "desc"],
+    limit: int,
+    purpose: str | None,
+) -> list[tuple[Any, ...]]:
+    """One row more than `limit`, if there are more; by number, which is the order of creation."""
+    columns = "body" if table == "files" else "body, completed, failed"
+    conditions, values = ["1"], []
+    if after is not None:
+        row = sql.execute(f"SELECT number FROM {table} WHERE id = ?", (after,)).fetchone()
+        if row is None:
+            raise BadRequest("after", f"there is no {after!r} here")
+        conditions.append(f"number {'>' if order == 'asc' else '<'} ?")
+        values.append(row[0])
+    if purpose is not None:
+        conditions.append("purpose = ?")
+        values.append(purpose)
+    return sql.execute(
+        f"SELECT {columns} FROM {table} WHERE {' AND '.join(conditions)} ORDER BY number {order} LIMIT ?",
+        (*values, limit + 1),
+    ).fetchall()
