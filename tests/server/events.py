@@ -12,9 +12,11 @@ def events(text: str) -> list[dict[str, Any] | str]:
     for block in text.split("\n\n"):
         lines = [line for line in block.split("\n") if line and not line.startswith(":")]
         if lines:
+            named = lines.pop(0).removeprefix("event: ") if lines[0].startswith("event: ") else None
             assert len(lines) == 1, block
             data = lines[0].removeprefix("data: ")
             found.append(data if data == "[DONE]" else json.loads(data))
+            assert named is None or json.loads(data)["type"] == named, block
     return found
 
 

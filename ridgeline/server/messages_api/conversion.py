@@ -302,10 +302,5 @@ def _shown(body: CountTokensRequest) -> ThinkingShown:
 
 def _sampling(body: MessagesRequest) -> dict[str, Any]:
     """All but max_tokens, which is compared with the context once the prompt is known."""
-    return {
-        "stream": body.stream,
-        "stop": body.stop_sequences or None,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-    }
+    same = ("stream", "temperature", "top_p", "top_k", "seed", "ignore_eos", "priority", "cache_salt")
+    return {"stop": body.stop_sequences or None, **{name: getattr(body, name) for name in same}}

@@ -172,6 +172,12 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
     temperature: Annotated[float | None, About("0 is greedy; default 1")] = None
     top_p: Annotated[float | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
     top_k: Annotated[Int | None, About("most likely tokens kept; 0 or -1: all")] = None
+    seed: Annotated[int | None, About("ours: same seed, same text, whatever else the server computes")] = None
+    ignore_eos: Annotated[bool | None, About("ours: do not stop at the end-of-sequence token")] = None
+    priority: Annotated[Int | None, About("ours: lower is served first; default 0")] = None
+    cache_salt: Annotated[
+        str | None, About("ours: requests share cached prefixes only with the same salt")
+    ] = None
     metadata: Annotated[Metadata | None, ignored("nothing is stored")] = None
     service_tier: Annotated[Any, ignored("there is one tier")] = None
     inference_geo: Annotated[Any, ignored("there is one place")] = None
