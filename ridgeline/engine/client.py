@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.inbox import Inbox
@@ -19,6 +19,7 @@ from ridgeline.engine.messages import (
     FRAME_HEADER,
     Abort,
     DumpSteps,
+    Embedded,
     Hello,
     Outputs,
     Ping,
@@ -38,6 +39,9 @@ from ridgeline.engine.step import SeqDelta
 from ridgeline.engine.text import TextStream
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.telemetry.stats import EngineStats, StepRecord
+
+if TYPE_CHECKING:
+    from ridgeline.engine.open_embedding import Floats, OpenEmbedding
 
 
 class OpenRequest:
@@ -109,6 +113,7 @@ class AsyncClient:
         self._reader = reader
         self._writer = writer
         self._requests: dict[str, OpenRequest] = {}
+        self._embeddings: dict[str, OpenEmbedding] = {}
         self._answers: dict[int, asyncio.Future[Pong | StepDump]] = {}
         self._serials = itertools.count()
         self._end_reason = "the engine process ended unexpectedly"
@@ -209,6 +214,41 @@ class AsyncClient:
             self._send(Submit(request))
         return opened
 
+    # ---- asking for vectors ----
+
+    async def embed(
+        self,
+        texts: Sequence[Sequence[int]],
+        *,
+        want: Literal["vector", "tokens", "score"] = "vector",
+        types: Sequence[Sequence[int]] | None = None,
+        request_id: str = "request",
+        priority: int = 0,
+    ) -> Floats:
+        """Texts as token ids to an array, float32: a row per text [texts, vector_size], with want="tokens"
+        a row per token, from a cross-encoder with want="score" [texts, 1] (logits).
+
+        Raises as `generate` does. Cancelled, it is aborted in the engine. Nothing is cut or padded: special
+        tokens are the caller's, as `tokenizer.encode` adds them.
+        """
+        from ridgeline.engine.open_embedding import OpenEmbedding  # numpy: for those alone who embed
+
+        if self.closed.is_set():
+            raise EngineDied("the engine is not running")
+        width = 1 if want == "score" else self.hello.vector_size
+        opened = OpenEmbedding(f"{request_id}.{next(self._serials)}", texts, types, want, priority, width)
+        if not opened.rows_left:
+            return opened.values
+        self._embeddings[opened.request_id] = opened
+        self._send(opened.message())
+        try:
+            return await opened.done
+        except asyncio.CancelledError:
+            self._send(Abort(opened.request_id))
+            raise
+        finally:
+            del self._embeddings[opened.request_id]
+
     # ---- asking about the engine ----
 
     async def ping(self) -> EngineStats:
@@ -243,7 +283,7 @@ class AsyncClient:
 
     @property
     def open_requests(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._embeddings)
 
     async def _ask(self, question: Ping | DumpSteps) -> Pong | StepDump:
         if self.closed.is_set():
@@ -282,10 +322,15 @@ class AsyncClient:
                     request = self._requests.get(delta.request_id)
                     if request is not None:
                         request.push(delta, stats.last_step_end)
+            case Embedded(request_id, row, values, stats):
+                self.stats = stats
+                embedding = self._embeddings.get(request_id)
+                if embedding is not None:
+                    embedding.push(row, values)
             case Refused():
-                request = self._requests.get(message.request_id)
-                if request is not None:
-                    request.fail(_refusal(message))
+                refused = self._requests.get(message.request_id) or self._embeddings.get(message.request_id)
+                if refused is not None:
+                    refused.fail(_refusal(message))
             case Pong(id, stats):
                 self.stats = stats
                 self._answer(id, message)
@@ -302,6 +347,8 @@ class AsyncClient:
         self.closed.set()
         for request in list(self._requests.values()):
             request.fail(EngineDied(reason))
+        for embedding in self._embeddings.values():
+            embedding.fail(EngineDied(reason))
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(EngineDied(reason))
@@ -315,4 +362,6 @@ async def _read_message(reader: asyncio.StreamReader) -> ToFront:
 def _refusal(message: Refused) -> EngineError:
     if message.kind == "full":
         return QueueFull(message.waiting, message.retry_after_s)
+    if message.kind == "failed":
+        return RequestFailed(message.message)
     return InvalidRequest(message.field, message.message)

@@ -24,6 +24,20 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     request: Request
 
 
+class Embed(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine of an encoder: compute these texts. Answered by Embedded, once or more, or by Refused.
+
+    want: a vector per text, a vector per token, or (of a cross-encoder) a score per text.
+    """
+
+    request_id: str
+    tokens: bytes  # int32, one text after the other
+    lengths: list[int]  # of the texts, in tokens
+    types: bytes = b""  # one per token; empty: all 0
+    want: Literal["vector", "tokens", "score"] = "vector"
+    priority: int = 0
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Front → engine: nobody waits for this request (or this one sample of it) any more.
 
@@ -50,7 +64,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Front → engine: leave the loop and exit 0."""
 
 
-ToEngine = Submit | Abort | Ping | DumpSteps | Stop
+ToEngine = Submit | Embed | Abort | Ping | DumpSteps | Stop
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -69,6 +83,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     limits: dict[str, float]  # physical limits the figures stand beside; empty where none is known
     notes: tuple[str, ...] = ()  # why this backend, what a setting costs; for people
     task: Literal["generate", "embed"] = "generate"
+    vector_size: int = 0  # of an encoder
+    scores_pairs: bool = False  # an encoder that was trained to score pairs of texts: a cross-encoder
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -78,8 +94,18 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class Embedded(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: some rows of an Embed's answer, in any order; it has ended when all have come."""
+
+    request_id: str
+    row: int  # the first of them
+    values: bytes  # float32, row after row
+    stats: EngineStats
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Engine → front: this request was not accepted. kind: 'invalid' or 'full'."""
+    """Engine → front: this request was not accepted. kind: 'invalid' or 'full'; 'failed' where computing its
+    texts failed."""
 
     request_id: str
     kind: str
@@ -99,7 +125,7 @@ class StepDump(msgspec.Struct, frozen=True, tag=True):
     steps: list[StepRecord]
 
 
-ToFront = Hello | Outputs | Refused | Pong | StepDump
+ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
