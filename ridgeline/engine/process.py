@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,8 +41,12 @@ from ridgeline.engine.messages import (
 from ridgeline.engine.request import Request
 from ridgeline.engine.step import SeqDelta
 from ridgeline.engine.transport import Closed, EngineSocket, Opened, Woken
+from ridgeline.models.encoder_config import is_encoder
 from ridgeline.models.errors import ModelError
 from ridgeline.telemetry import logs
+
+if TYPE_CHECKING:
+    from ridgeline.engine.encoder_process import EncoderLoop
 
 log = logging.getLogger("ridgeline.engine")
 
@@ -175,14 +180,31 @@ def main() -> int:
     config = msgspec.json.decode(args.config, type=EngineConfig)
     budget = StartupBudget()
     budget.seconds["import"] = time.monotonic() - args.started
+    path = Path(args.path)
+    loop: EngineLoop | EncoderLoop | None = None
     try:
-        built = build_engine(config, Path(args.path), budget, for_strangers=True)
+        if is_encoder(path):
+            loop = _encoder_loop(config, path, budget, args)
+        else:
+            built = build_engine(config, path, budget, for_strangers=True)
     except (ModelError, EngineError) as error:
         print(f"ridgeline: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
     gc.freeze()  # what was made until now stays; looking through it again would hold up a step
-    EngineLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent).run()
+    if loop is None:
+        loop = EngineLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent)
+    loop.run()
     return 0
+
+
+def _encoder_loop(
+    config: EngineConfig, path: Path, budget: StartupBudget, args: argparse.Namespace
+) -> EncoderLoop:
+    from ridgeline.engine.encoder_build import build_encoder
+    from ridgeline.engine.encoder_process import EncoderLoop
+
+    built = build_encoder(config, path, budget)
+    return EncoderLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent)
 
 
 def _arguments() -> argparse.Namespace:
