@@ -39,6 +39,7 @@ from ridgeline.server.protocol import (
     TemplateRequest,
     TokenizeRequest,
 )
+from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.state import StateStore
 from ridgeline.server.tokenize import apply_template, detokenize, tokenize
 from ridgeline.server.websocket import WebSockets
@@ -119,6 +120,7 @@ ENDPOINTS = [
     ),
 ]
 ENDPOINTS += batches.ENDPOINTS
+ENDPOINTS += responses.ENDPOINTS
 ENDPOINTS += self_description(ENDPOINTS)
 ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 

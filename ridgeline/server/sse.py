@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,7 +25,9 @@ from ridgeline.server.reader_watch import ReaderWatch
 
 KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
 
-_HEADERS = [
+Keep = Callable[[], Awaitable[None]]
+
+EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
@@ -48,13 +51,24 @@ class Shape(Protocol):
     def whole(self, pieces: list[Piece], usage: Usage) -> Any: ...
 
 
-def answer(front: Front, exchange: Exchange, job: Job, shape: Shape, keepalive: bytes = KEEPALIVE) -> ASGIApp:
-    """keepalive: what a stream says while there is nothing to say."""
+def answer(
+    front: Front,
+    exchange: Exchange,
+    job: Job,
+    shape: Shape,
+    keepalive: bytes = KEEPALIVE,
+    keep: Keep | None = None,
+) -> ASGIApp:
+    """keepalive: what a stream says while there is nothing to say. keep: awaited when all has been made and
+    before the end is told, so that whoever reads the end finds what was kept.
+    """
     course = Course(front, exchange, job)
-    return EventStream(front, course, shape, keepalive) if job.stream else WholeAnswer(course, shape)
+    if job.stream:
+        return EventStream(front, course, shape, keepalive, keep)
+    return WholeAnswer(course, shape, keep)
 
 
-def _size_bytes(pieces: list[Piece]) -> int:
+def size_bytes(pieces: list[Piece]) -> int:
     """About how much JSON these become; log-probabilities are nearly all of it."""
     tokens = (token for piece in pieces for token in (*piece.logprobs, *piece.prompt_logprobs))
     return sum(len(piece.text) for piece in pieces) + sum(64 * (1 + len(token.top)) for token in tokens)
@@ -63,15 +77,18 @@ def _size_bytes(pieces: list[Piece]) -> int:
 class WholeAnswer:
     """Everything at once, when all choices have ended."""
 
-    def __init__(self, course: Course, shape: Shape) -> None:
+    def __init__(self, course: Course, shape: Shape, keep: Keep | None = None) -> None:
         self._course = course
         self._shape = shape
+        self._keep = keep
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._course:
             pieces = await while_connected(receive, self._collect())
             usage = self._course.choices.usage(self._course.job.include_timing)
-            body = await off_loop(_size_bytes(pieces), lambda: encode(self._shape.whole(pieces, usage)))
+            body = await off_loop(size_bytes(pieces), lambda: encode(self._shape.whole(pieces, usage)))
+            if self._keep is not None:
+                await self._keep()
             response = Response(body, media_type="application/json", headers=self._timing_headers())
             await response(scope, receive, send)
 
@@ -93,8 +110,17 @@ class WholeAnswer:
 class EventStream:
     """Events as the text is made; all that is waiting goes out in one send."""
 
-    def __init__(self, front: Front, course: Course, shape: Shape, keepalive: bytes = KEEPALIVE) -> None:
+    def __init__(
+        self,
+        front: Front,
+        course: Course,
+        shape: Shape,
+        keepalive: bytes = KEEPALIVE,
+        keep: Keep | None = None,
+    ) -> None:
         self._config = front.config
+        self._keep = keep
+        self._told_bytes = 0  # counted where it may be much
         self._keepalive = keepalive
         self._course = course
         self._shape = shape
@@ -125,7 +151,9 @@ class EventStream:
         async with ReaderWatch(self._course.inbox, *limits) as watch:
             while pieces is not None:
                 if self._may_be_large:
-                    events = await off_loop(_size_bytes(pieces), partial(self._events, pieces))
+                    size = size_bytes(pieces)
+                    self._told_bytes += size
+                    events = await off_loop(size, partial(self._events, pieces))
                 else:
                     events = self._events(pieces)
                 if opening:
@@ -136,7 +164,11 @@ class EventStream:
                 )
                 watch.write_ends()
                 pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
-        return self._shape.closing(self._course.choices.usage(self._course.job.include_timing))
+        usage = self._course.choices.usage(self._course.job.include_timing)
+        closing = await off_loop(self._told_bytes, partial(self._shape.closing, usage))
+        if self._keep is not None:
+            await self._keep()
+        return closing
 
     def _events(self, pieces: list[Piece]) -> bytes:
         if len(pieces) == 1:
@@ -144,7 +176,7 @@ class EventStream:
         return b"".join([self._shape.events(piece) for piece in pieces])
 
     async def _start(self, send: Send, first_token: bool) -> None:
-        headers = list(_HEADERS)
+        headers = list(EVENT_STREAM_HEADERS)
         if first_token:
             ttft_ms = (time.monotonic() - self._course.exchange.arrival) * 1000
             headers.append((b"x-ridgeline-ttft-ms", f"{ttft_ms:.1f}".encode()))

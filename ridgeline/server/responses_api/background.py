@@ -1,0 +1,191 @@
+"""Background responses: runs without a connection, that anybody who knows the id may watch, await or cancel.
+
+A run takes its pieces from a Course like any answer, writes its events into a log that streams replay, and
+its end into the store. A run that the server's own end interrupts stays as it is in the store, where the next
+start finds it and marks it as failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.course import Course
+from ridgeline.server.errors import ApiError, SlowReader, reply_to, unexpected
+from ridgeline.server.exchange import off_loop, while_connected
+from ridgeline.server.responses_api.bodies import ResponseBody, Status
+from ridgeline.server.responses_api.shape import ResponseShape
+from ridgeline.server.responses_api.store import ResponseStore
+from ridgeline.server.sse import EVENT_STREAM_HEADERS, KEEPALIVE, size_bytes
+
+log = logging.getLogger("ridgeline.server")
+
+MAX_KEPT_BYTES = 64 << 20  # of the logs of runs that have ended, for streams that are yet to catch up
+MAX_KEPT_RUNS = 256
+PATIENCE_S = 60.0  # how often a run that waits for its turn looks whether its time is up
+
+
+class Run:
+    """One background response under way. `events[n]` is the event with the sequence number n."""
+
+    def __init__(self, shape: ResponseShape, store: ResponseStore, streams: bool) -> None:
+        self.shape = shape
+        self.streams = streams
+        self.events: list[bytes] = []
+        self.has_ended = False
+        self._is_ending = False  # from then on, a cancel only waits
+        self._store = store
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled = False
+        self._log(shape.opening_events())
+
+    @property
+    def id(self) -> str:
+        return self.shape.body.id
+
+    @property
+    def status(self) -> Status:
+        """How far it is, while the store does not know more."""
+        return "queued" if self.shape.body.status == "queued" else "in_progress"
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(map(len, self.events))
+
+    def start(self, course: Course) -> asyncio.Task[None]:
+        self._task = asyncio.create_task(self._run(course))
+        return self._task
+
+    async def cancel(self) -> ResponseBody:
+        """The response as it is when this returns: cancelled, unless it had ended before."""
+        if self._task is not None and not self._task.done():
+            if not self._is_ending:
+                self._cancelled = True
+                self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(self._task)
+        return self.shape.body
+
+    async def wait_for(self, count: int) -> None:
+        """Until there are more than `count` events, or there will be no more."""
+        while len(self.events) <= count and not self.has_ended:
+            await self._changed.wait()
+
+    async def _run(self, course: Course) -> None:
+        try:
+            with course:
+                told_bytes = 0
+                while (pieces := await course.next_pieces(PATIENCE_S)) is not None:
+                    told_bytes += size_bytes(pieces)
+                    self._log([event for piece in pieces for event in self.shape.piece_events(piece)])
+                self._is_ending = True
+                usage = course.choices.usage(False)
+                last = await off_loop(told_bytes, lambda: self.shape.closing_events(usage))
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise  # the server ends; its next start tells
+            last = self.shape.cancelled_events()
+        except Exception as error:
+            reply = reply_to(error)
+            if reply is None:
+                request_id = course.exchange.request_id
+                log.exception("unexpected error", extra={"request_id": request_id})
+                reply = unexpected(request_id)
+            last = self.shape.failure_events(reply)
+        self._is_ending = True
+        try:
+            await self._store.update(self.shape.body)
+        except ApiError as error:
+            log.error("background response %s could not be stored: %s", self.id, error)
+        self.has_ended = True
+        self._log(last)  # told when it can be found
+
+    def _log(self, events: list[bytes]) -> None:
+        if self.streams:
+            self.events += events
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Background:
+    """The runs of one server: those under way, and the logs of some that have ended."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._max_running = config.background_responses
+        self._running: dict[str, Run] = {}
+        self._ended: dict[str, Run] = {}  # oldest first
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop alone does not keep them
+
+    def check_room(self) -> None:
+        if len(self._running) >= self._max_running:
+            message = f"{self._max_running} background responses are under way, this server's limit"
+            headers = {"retry-after": "5"}
+            raise ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
+
+    def start(self, run: Run, course: Course) -> None:
+        self._running[run.id] = run
+        task = run.start(course)
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._end(run, task))
+
+    def running(self, id: str) -> Run | None:
+        return self._running.get(id)
+
+    def streamed(self, id: str) -> Run | None:
+        """A run whose events can still be told from the first."""
+        run = self._running.get(id) or self._ended.get(id)
+        return run if run is not None and run.streams else None
+
+    def forget(self, id: str) -> None:
+        self._ended.pop(id, None)
+
+    def now(self, body: ResponseBody) -> ResponseBody:
+        """What the store has, with how far it is: it is written at the beginning and at the end only."""
+        run = self._running.get(body.id)
+        return body if run is None else msgspec.structs.replace(body, status=run.status)
+
+    def _end(self, run: Run, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._running.pop(run.id, None)
+        if run.streams:
+            self._ended[run.id] = run
+        kept = sum(ended.kept_bytes for ended in self._ended.values())
+        while self._ended and (kept > MAX_KEPT_BYTES or len(self._ended) > MAX_KEPT_RUNS):
+            oldest = self._ended.pop(next(iter(self._ended)))
+            kept -= oldest.kept_bytes
+
+
+class Replay:
+    """A run's events from some point on, as they are made: an ASGI app. Leaving it does not end the run."""
+
+    def __init__(self, run: Run, first: int, config: ServerConfig) -> None:
+        self._run = run
+        self._next = first
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM_HEADERS)})
+        await while_connected(receive, self._tell(send))
+
+    async def _tell(self, send: Send) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.stream_keepalive_s):
+                    await self._run.wait_for(self._next)
+            events = self._run.events[self._next :]
+            self._next += len(events)
+            is_last = self._run.has_ended
+            try:
+                async with asyncio.timeout(self._config.stream_stall_s):
+                    body = b"".join(events) or (b"" if is_last else KEEPALIVE)
+                    await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            except TimeoutError:
+                raise SlowReader from None
+            if is_last:
+                return

@@ -1,0 +1,98 @@
+"""The response as it begins: what was asked for comes back in it, with the defaults filled in.
+
+What may be large is encoded here, off the event loop, once; three events of every stream carry it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET
+
+from ridgeline.server.bodies import encode
+from ridgeline.server.course import Job
+from ridgeline.server.responses_api.bodies import (
+    FunctionTool,
+    ResponseBody,
+    ShownFormat,
+    ShownReasoning,
+    ShownText,
+    ShownToolChoice,
+)
+from ridgeline.server.responses_api.items import new_id
+from ridgeline.server.responses_api.protocol import ResponseRequest, ResponseToolChoice
+
+T = TypeVar("T")
+
+
+def opening_body(body: ResponseRequest, job: Job, created_at: int, is_stored: bool) -> ResponseBody:
+    return ResponseBody(
+        id=new_id("resp"),
+        created_at=created_at,
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        instructions=_written(body.instructions),
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=_written(body.metadata or {}),
+        model=job.served.name,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ShownReasoning(effort=body.reasoning.effort if body.reasoning else None),
+        safety_identifier=body.safety_identifier,
+        store=is_stored,
+        temperature=job.params.temperature,
+        text=_written(_text(body)),
+        tool_choice=_tool_choice(body.tool_choice),
+        tools=_written(_tools(body)),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=job.params.top_p,
+        user=body.user,
+    )
+
+
+def _written(value: T) -> T:
+    """The value in its final form, which the encoder copies; nobody reads it before that."""
+    return cast(T, msgspec.Raw(encode(value)))
+
+
+def _tools(body: ResponseRequest) -> list[FunctionTool]:
+    return [
+        FunctionTool(
+            name=tool.name or "",
+            description=tool.description,
+            parameters=tool.parameters,
+            strict=bool(tool.strict),
+        )
+        for tool in body.tools or ()
+    ]
+
+
+def _tool_choice(choice: str | ResponseToolChoice | None) -> str | ShownToolChoice:
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    if choice.type == "function":
+        return ShownToolChoice(type=choice.type, name=choice.name or "")
+    tools = [{"type": tool.type, "name": tool.name or ""} for tool in choice.tools or ()]
+    return ShownToolChoice(type=choice.type, mode=choice.mode or "auto", tools=tools)
+
+
+def _text(body: ResponseRequest) -> ShownText:
+    asked = body.text.format if body.text else None
+    if asked is None:
+        return ShownText(format=ShownFormat(type="text"))
+    return ShownText(
+        format=ShownFormat(
+            type=asked.type,
+            name=_given(asked.name),
+            description=_given(asked.description),
+            schema=_given(asked.schema),
+            strict=True if asked.type == "json_schema" else UNSET,
+        )
+    )
+
+
+def _given(value: T | None) -> T | Any:
+    return UNSET if value is None else value

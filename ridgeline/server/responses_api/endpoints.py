@@ -1,0 +1,69 @@
+"""What /v1/responses serves, as `server.app` and the OpenAPI document take it."""
+
+from __future__ import annotations
+
+from ridgeline.server.endpoint import Endpoint, Generating
+from ridgeline.server.responses_api import handlers
+from ridgeline.server.responses_api.bodies import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseBody,
+    ResponseEvent,
+)
+from ridgeline.server.responses_api.protocol import (
+    InputTokensRequest,
+    ItemsQuery,
+    ResponseRequest,
+    RetrieveQuery,
+)
+
+EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 20, "store": False}
+ONE = "/v1/responses/{response_id}"
+
+ENDPOINTS = [
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        Generating(handlers.create),
+        "A response to text or items, whole, streamed or in the background; stored unless told not to",
+        request=ResponseRequest,
+        response=ResponseBody,
+        events=ResponseEvent,
+        examples=(EXAMPLE, {**EXAMPLE, "stream": True, "instructions": "Answer in one word."}),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses/input_tokens",
+        handlers.input_tokens,
+        "How many tokens a response's input has",
+        request=InputTokensRequest,
+        response=InputTokens,
+        examples=({"input": "What is the capital of France?"},),
+    ),
+    Endpoint(
+        "GET",
+        ONE,
+        Generating(handlers.retrieve),
+        "A stored response as it is now, or the events of one that runs in the background",
+        query=RetrieveQuery,
+        response=ResponseBody,
+        events=ResponseEvent,
+    ),
+    Endpoint("DELETE", ONE, handlers.delete, "Forget a stored response", response=DeletedResponse),
+    Endpoint(
+        "POST",
+        ONE + "/cancel",
+        handlers.cancel,
+        "End a background response; one that has ended stays as it is",
+        response=ResponseBody,
+    ),
+    Endpoint(
+        "GET",
+        ONE + "/input_items",
+        handlers.input_items,
+        "What a stored response was asked, in pages",
+        query=ItemsQuery,
+        response=ItemList,
+    ),
+]

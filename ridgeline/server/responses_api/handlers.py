@@ -1,0 +1,256 @@
+"""The handlers of /v1/responses: create, retrieve, cancel, delete, list the input, count its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from ridgeline.server.bodies import encode
+from ridgeline.server.chat_job import chat_job
+from ridgeline.server.course import Course, Job
+from ridgeline.server.decoding import decode
+from ridgeline.server.errors import ApiError, BadRequest
+from ridgeline.server.exchange import Exchange, off_loop, read_body
+from ridgeline.server.front import Front
+from ridgeline.server.logprobs import TokenNames
+from ridgeline.server.responses_api.background import Background, Replay, Run
+from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList, ResponseBody
+from ridgeline.server.responses_api.conversion import Names, converted
+from ridgeline.server.responses_api.echo import opening_body
+from ridgeline.server.responses_api.items import Placed, placed_items, references
+from ridgeline.server.responses_api.protocol import (
+    LOGPROBS,
+    MAX_ITEMS,
+    InputTokensRequest,
+    ItemsQuery,
+    ResponseRequest,
+    RetrieveQuery,
+)
+from ridgeline.server.responses_api.refusals import named_refusal
+from ridgeline.server.responses_api.shape import ResponseShape
+from ridgeline.server.responses_api.store import History, Limits, ResponseStore, not_found
+from ridgeline.server.sse import answer
+
+B = TypeVar("B", bound=InputTokensRequest)
+Q = TypeVar("Q")
+
+NO_STORE = "this server keeps nothing: it has no state directory; send store: false"
+
+
+class Responses:
+    """What this endpoint keeps between requests; `store` is None where the server keeps nothing."""
+
+    def __init__(self, front: Front) -> None:
+        config = front.config
+        limits = Limits(config.response_store_count, config.response_store_bytes, config.response_retention_s)
+        self.store = (
+            None if front.state is None else ResponseStore(front.state, limits, 4 * config.max_body_bytes)
+        )
+        self.background = Background(config)
+
+    @classmethod
+    def of(cls, request: Request) -> Responses:
+        return Front.of(request).part(cls)
+
+    def stored(self, id: str) -> ResponseStore:
+        """The store, to look for a response; without one, there is none."""
+        if self.store is None:
+            raise not_found(id, None)
+        return self.store
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is ready to run: what is asked of the engine, how it is written down, what is kept."""
+
+    job: Job
+    shape: ResponseShape
+    items: list[Placed]
+
+
+async def create(request: Request) -> ASGIApp:
+    front, exchange, responses = Front.of(request), Exchange.of(request), Responses.of(request)
+    raw = await read_body(request, front.config)
+    body = await off_loop(len(raw), lambda: _decoded(raw, ResponseRequest))
+    _check(body, responses)
+    ready = await _prepare(front, exchange, responses, body, len(raw))
+    store = responses.store if body.store is not False else None
+    if store is not None and body.background:
+        return await _begin(front, exchange, responses, store, ready)
+
+    async def keep() -> None:
+        if store is not None:
+            await store.add(ready.shape.body, ready.items)
+
+    return answer(front, exchange, ready.job, ready.shape, keep=keep)
+
+
+async def _begin(
+    front: Front, exchange: Exchange, responses: Responses, store: ResponseStore, ready: Prepared
+) -> ASGIApp:
+    """A background response: it is stored and under way when its first answer is sent."""
+    run = Run(ready.shape, store, streams=ready.job.stream)
+    first = encode(ready.shape.body)
+    await store.add(ready.shape.body, ready.items)
+    own = dataclasses.replace(exchange)  # the request ends now, and the run is booked by itself
+    course = Course(front, own, dataclasses.replace(ready.job, stream=True))
+    responses.background.start(run, course)
+    return Replay(run, 0, front.config) if run.streams else Response(first, media_type="application/json")
+
+
+async def retrieve(request: Request) -> ASGIApp:
+    responses, id = Responses.of(request), request.path_params["response_id"]
+    query = _query(request, RetrieveQuery)
+    body = await responses.stored(id).get(id)
+    if body is None:
+        raise not_found(id, None)
+    if not query.stream:
+        if query.starting_after is not None:
+            raise BadRequest("starting_after", "only allowed together with stream=true")
+        return await _json(responses.background.now(body))
+    run = responses.background.streamed(id)
+    if run is None:
+        message = "stream: only a background response that was asked to stream can be, and not for long after"
+        raise ApiError(400, message, param="stream")
+    first = 0 if query.starting_after is None else query.starting_after + 1
+    return Replay(run, first, Front.of(request).config)
+
+
+async def cancel(request: Request) -> Response:
+    responses, id = Responses.of(request), request.path_params["response_id"]
+    body = await responses.stored(id).get(id)
+    if body is None:
+        raise not_found(id, None)
+    if not body.background:
+        raise ApiError(400, f"{id} is no background response; only those can be cancelled")
+    run = responses.background.running(id)
+    if run is not None:
+        body = await run.cancel()
+    return await _json(body)
+
+
+async def delete(request: Request) -> Response:
+    responses, id = Responses.of(request), request.path_params["response_id"]
+    run = responses.background.running(id)
+    if run is not None:
+        await run.cancel()
+    if not await responses.stored(id).delete(id):
+        raise not_found(id, None)
+    responses.background.forget(id)
+    return await _json(DeletedResponse(id=id))
+
+
+async def input_items(request: Request) -> Response:
+    responses, id = Responses.of(request), request.path_params["response_id"]
+    query = _query(request, ItemsQuery)
+    store = responses.stored(id)
+    page = await store.input_items(id, query.limit or 20, query.order != "asc", query.after)
+    if page is None:
+        if await store.get(id) is None:
+            raise not_found(id, None)
+        raise ApiError(404, "after: the response has no such input item", param="after", code="not_found")
+    ids = [item.id for item in page.items]
+    listed = ItemList(
+        data=page.items,
+        first_id=ids[0] if ids else None,
+        last_id=ids[-1] if ids else None,
+        has_more=page.has_more,
+    )
+    return await _json(listed)
+
+
+async def input_tokens(request: Request) -> Response:
+    front, responses = Front.of(request), Responses.of(request)
+    raw = await read_body(request, front.config)
+    body = await off_loop(len(raw), lambda: _decoded(raw, InputTokensRequest))
+    items, history_bytes = await _conversation(responses, body)
+    job, _ = await off_loop(len(raw) + history_bytes, lambda: _job(front, body, items))
+    return await _json(InputTokens(input_tokens=len(job.prompts[0].ids)))
+
+
+def _decoded(raw: bytes, kind: type[B]) -> B:
+    try:
+        return decode(raw, kind)
+    except BadRequest as refusal:
+        raise named_refusal(raw, refusal) from None
+
+
+def _check(body: ResponseRequest, responses: Responses) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options", "only allowed together with stream: true")
+    if responses.store is None and body.store:
+        raise BadRequest("store", NO_STORE)
+    if not body.background:
+        return
+    if body.store is False:
+        raise BadRequest("background", "only allowed together with store: true")
+    if responses.store is None:
+        raise BadRequest("background", NO_STORE)
+    responses.background.check_room()
+
+
+async def _prepare(
+    front: Front, exchange: Exchange, responses: Responses, body: ResponseRequest, size_bytes: int
+) -> Prepared:
+    items, history_bytes = await _conversation(responses, body)
+    own = [item for item in items if item.path.startswith("input")]
+    is_stored = responses.store is not None and body.store is not False
+
+    def work() -> Prepared:
+        job, names = _job(front, body, items)
+        job = dataclasses.replace(job, grammar_field=names.of(job.grammar_field))
+        first = opening_body(body, job, exchange.created, is_stored)
+        shape = ResponseShape(first, TokenNames(job.client.tokenizer), LOGPROBS in (body.include or ()))
+        return Prepared(job, shape, own)
+
+    return await off_loop(size_bytes + history_bytes, work)
+
+
+async def _conversation(responses: Responses, body: InputTokensRequest) -> tuple[list[Placed], int]:
+    """Earlier turns, then the input; and about how many bytes came from the store."""
+    history, stored = History([], 0), dict[str, Item]()
+    previous = body.previous_response_id
+    if previous is not None:
+        if responses.store is None:
+            raise not_found(previous, "previous_response_id")
+        history = await responses.store.history(previous)
+    asked = references(body.input)
+    if asked and responses.store is not None:
+        stored = await responses.store.items(asked)
+    own = placed_items(body.input, stored)
+    if len(own) + len(history.items) > MAX_ITEMS:
+        raise BadRequest("input", f"at most {MAX_ITEMS} items, earlier turns included")
+    if not own and not history.items:
+        raise BadRequest("input", "this field is required", "missing_field")
+    return [*(Placed(item, "previous_response_id") for item in history.items), *own], history.bytes
+
+
+def _job(front: Front, body: InputTokensRequest, items: list[Placed]) -> tuple[Job, Names]:
+    chat, names = converted(body, items)
+    return names.during(lambda: chat_job(front, chat)), names
+
+
+def _query(request: Request, kind: type[Q]) -> Q:
+    """The query's parameters; what is not one of them is left alone, as anywhere."""
+    given = {name: value for name, value in request.query_params.items() if name in kind.__annotations__}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        name = re.sub(r"\W.*", "", where)
+        raise BadRequest(name or None, f"{what[:1].lower()}{what[1:]}".replace("`", "")) from None
+
+
+async def _json(body: Any) -> Response:
+    """As JSON; a response may be long, so off the loop if its input or output is."""
+    size = len(body.output) * 65_536 if isinstance(body, ResponseBody) else 0
+    if isinstance(body, ItemList):
+        size = len(body.data) * 65_536
+    return Response(await off_loop(size, lambda: encode(body)), media_type="application/json")

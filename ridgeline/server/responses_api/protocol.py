@@ -1,0 +1,237 @@
+"""The bodies of /v1/responses as typed structs: each field with what it means and how far it is served.
+
+Input items and their parts are one struct each, as `type` may be left out of a message; `items` checks which
+field goes with which type. Decoded by `server.decoding`, like every body.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ridgeline.server.protocol import About, Body, Int, ignored, refused
+
+MAX_ITEMS = 10_000  # of one conversation, earlier turns included
+MAX_PARTS = 1_000
+MAX_TOOLS = 128
+
+LOGPROBS = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Id = Annotated[str, msgspec.Meta(max_length=256)]
+Label = Annotated[str, msgspec.Meta(max_length=1024)]
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+NO_FILES = "only text is read; images, audio and files are not supported yet"
+
+
+class InputPart(Body, kw_only=True, frozen=True):
+    type: Annotated[
+        str, About("`input_text`, `output_text`, or `reasoning_text` and `summary_text` in a reasoning item")
+    ]
+    text: Annotated[str | None, About("the text")] = None
+    annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
+    logprobs: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
+    prompt_cache_breakpoint: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
+    image_url: Annotated[Any, refused(NO_FILES)] = None
+    detail: Annotated[Any, refused(NO_FILES)] = None
+    file_id: Annotated[Any, refused(NO_FILES)] = None
+    file_data: Annotated[Any, refused(NO_FILES)] = None
+    file_url: Annotated[Any, refused(NO_FILES)] = None
+    filename: Annotated[Any, refused(NO_FILES)] = None
+    input_audio: Annotated[Any, refused(NO_FILES)] = None
+
+
+Parts = Annotated[list[InputPart], msgspec.Meta(max_length=MAX_PARTS)]
+
+
+class InputItem(Body, kw_only=True, frozen=True):
+    type: Annotated[
+        str | None,
+        About(
+            "`message` (default), `function_call`, `function_call_output`, `reasoning` or `item_reference`"
+        ),
+    ] = None
+    id: Annotated[Id | None, About("of the item; for `item_reference`: which stored item is meant")] = None
+    role: Annotated[str | None, About("of a message: `user`, `assistant`, `system` or `developer`")] = None
+    content: Annotated[
+        str | Parts | None, About("of a message: text or text parts; of `reasoning`: its text parts")
+    ] = None
+    call_id: Annotated[Id | None, About("which call is meant, in `function_call` and its output")] = None
+    name: Annotated[str | None, About("of `function_call`: the function's")] = None
+    arguments: Annotated[str | None, About("of `function_call`: JSON text")] = None
+    output: Annotated[
+        str | Parts | None, About("of `function_call_output`: what the function returned, as text")
+    ] = None
+    summary: Annotated[Parts | None, About("of `reasoning`; kept, and not read by the model")] = None
+    encrypted_content: Annotated[
+        str | None, ignored("of `reasoning`: another server's; nobody can read it here")
+    ] = None
+    status: Annotated[str | None, ignored("of an earlier answer that is sent back")] = None
+    phase: Annotated[str | None, ignored("nothing depends on it")] = None
+    caller: Annotated[Any, ignored("functions are called directly, always")] = None
+    namespace: Annotated[Any, refused("namespaces are not supported")] = None
+
+
+class ResponseTool(Body, kw_only=True, frozen=True):
+    type: Annotated[str, About("`function`; tools that a server would run itself are refused")]
+    name: Annotated[str | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -")] = None
+    description: Annotated[str | None, About("what it is for; the model reads it")] = None
+    parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
+    strict: Annotated[bool | None, About("arguments always follow the schema; default false")] = None
+    output_schema: Annotated[Any, ignored("the model is not told of it")] = None
+    allowed_callers: Annotated[Any, refused("only direct calls are made", ["direct"])] = None
+    defer_loading: Annotated[Any, refused("every tool is told to the model at once", False)] = None
+
+
+class AllowedTool(Body, kw_only=True, frozen=True):
+    type: Annotated[str, About("`function`")]
+    name: Annotated[str | None, About("a function of `tools`")] = None
+
+
+class ResponseToolChoice(Body, kw_only=True, frozen=True):
+    type: Annotated[str, About("`function` or `allowed_tools`")]
+    name: Annotated[str | None, About("of `function`: the one that must be called")] = None
+    mode: Annotated[str | None, About("of `allowed_tools`: `auto` or `required`")] = None
+    tools: Annotated[
+        Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)] | None,
+        About("of `allowed_tools`: the model is told of no others"),
+    ] = None
+
+
+class TextFormat(Body, kw_only=True, frozen=True):
+    type: Annotated[str, About("`text`, `json_object` or `json_schema`")]
+    name: Annotated[str | None, About("of `json_schema`; nothing depends on it")] = None
+    description: Annotated[str | None, ignored("the model is not told of it")] = None
+    schema: Annotated[dict[str, Any] | None, About("of `json_schema`: what every answer follows")] = None
+    strict: Annotated[bool | None, ignored("schemas are always followed strictly")] = None
+
+
+class TextOptions(Body, kw_only=True, frozen=True):
+    format: Annotated[TextFormat | None, About("the shape of the answer")] = None
+    verbosity: Annotated[Any, refused("verbosity control is not supported yet", "medium")] = None
+
+
+class ReasoningOptions(Body, kw_only=True, frozen=True):
+    effort: Annotated[str | None, About("as `reasoning_effort` in chat")] = None
+    summary: Annotated[Any, ignored("no summary is made; the reasoning itself is in the item's content")] = (
+        None
+    )
+    generate_summary: Annotated[Any, ignored("the older name of `summary`")] = None
+    context: Annotated[
+        Any, refused("the template decides which earlier reasoning the model reads", "auto")
+    ] = None
+    mode: Annotated[Any, refused("there is one mode", "standard")] = None
+
+
+class ResponseStreamOptions(Body, kw_only=True, frozen=True):
+    include_obfuscation: Annotated[bool | None, ignored("no padding is ever added")] = None
+
+
+class InputTokensRequest(Body, kw_only=True, frozen=True):
+    """What makes the prompt; all there is to count its tokens."""
+
+    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    input: Annotated[
+        str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_ITEMS)] | None,
+        About("a user's message, or items; up to 10,000, earlier turns included"),
+    ] = None
+    instructions: Annotated[
+        str | None, About("a system message before all others; earlier responses' are not repeated")
+    ] = None
+    previous_response_id: Annotated[
+        str | None, About("a stored response that this one goes on from, with all that led to it")
+    ] = None
+    tools: Annotated[
+        Annotated[list[ResponseTool], msgspec.Meta(max_length=MAX_TOOLS)] | None,
+        About("functions the model may call; up to 128"),
+    ] = None
+    tool_choice: Annotated[
+        str | ResponseToolChoice | None,
+        About("`none`, `auto` (the default), `required`, a function, or `allowed_tools`"),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None
+    text: Annotated[TextOptions | None, About("the shape of the answer's text")] = None
+    reasoning: Annotated[ReasoningOptions | None, About("how much the model thinks first")] = None
+    truncation: Annotated[
+        Any, refused("nothing is left out of a conversation unasked; shorten it", "disabled")
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, About("variables for the chat template")] = None
+    conversation: Annotated[Any, refused("conversations are not kept; use previous_response_id")] = None
+    personality: Annotated[Any, refused("personalities are not supported; write instructions")] = None
+
+
+class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
+    stream: Annotated[bool | None, About("answer with server-sent events as the text is made")] = None
+    stream_options: Annotated[ResponseStreamOptions | None, About("only with `stream`")] = None
+    store: Annotated[bool | None, About("keep the response for later requests to name; default true")] = None
+    background: Annotated[
+        bool | None, About("answer at once, and run without a connection; needs `store`")
+    ] = None
+    max_output_tokens: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | None,
+        About("most tokens to make, reasoning included; default: what the context leaves"),
+    ] = None
+    temperature: Annotated[float | None, About("0 is greedy; default 1")] = None
+    top_p: Annotated[float | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
+    top_logprobs: Annotated[
+        Int | None, About(f"0 to 20 alternatives per token; needs `{LOGPROBS}` in `include`")
+    ] = None
+    include: Annotated[
+        Annotated[list[Include], msgspec.Meta(max_length=16)] | None,
+        About(f"`{LOGPROBS}`; OpenAI's other values name what is never left out, or never there"),
+    ] = None
+    metadata: Annotated[
+        Metadata | None, About("up to 16 keys of up to 64 characters, values of up to 512; kept")
+    ] = None
+    user: Annotated[Label | None, ignored("an end user's name; kept")] = None
+    safety_identifier: Annotated[Label | None, ignored("an end user's name; kept")] = None
+    prompt_cache_key: Annotated[Label | None, ignored("prefixes are found by their tokens; kept")] = None
+    prompt_cache_options: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
+    service_tier: Annotated[Label | None, ignored("there is one tier, `default`")] = None
+    max_tool_calls: Annotated[Int | None, ignored("of tools a server runs itself; there are none")] = None
+    top_k: Annotated[Int | None, About("as in chat, as are all that follow")] = None
+    min_p: Annotated[float | None, About("least probability kept, relative to the best token's")] = None
+    presence_penalty: Annotated[float | None, About("-2 to 2")] = None
+    frequency_penalty: Annotated[float | None, About("-2 to 2")] = None
+    repetition_penalty: Annotated[float | None, About("0.01 to 10; 1 is off")] = None
+    logit_bias: Annotated[dict[str, float] | None, About("token id to -100 … 100; up to 1024")] = None
+    seed: Annotated[int | None, About("same seed, same text, whatever else the server computes")] = None
+    stop: Annotated[str | list[str] | None, About("the text ends before any of these")] = None
+    priority: Annotated[Int | None, About("lower is served first; default 0")] = None
+    cache_salt: Annotated[str | None, About("requests share cached prefixes only with the same salt")] = None
+    prompt: Annotated[Any, refused("prompt templates are not kept here; send their text")] = None
+    context_management: Annotated[Any, refused("conversations are not compacted", [])] = None
+    moderation: Annotated[Any, refused("moderation is not supported yet")] = None
+    image: Annotated[Any, refused(NO_FILES)] = None
+    access_programs: Annotated[Any, refused("there are no access programs")] = None
+
+
+class RetrieveQuery(msgspec.Struct, frozen=True):
+    stream: Annotated[bool | None, About("the events of a background response that was asked to stream")] = (
+        None
+    )
+    starting_after: Annotated[
+        Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] | None,
+        About("with `stream`: the `sequence_number` of the last event that was seen"),
+    ] = None
+    include_obfuscation: Annotated[bool | None, About("ignored: no padding is ever added")] = None
+
+
+class ItemsQuery(msgspec.Struct, frozen=True):
+    limit: Annotated[Annotated[int, msgspec.Meta(ge=1, le=100)] | None, About("1 to 100; default 20")] = None
+    order: Annotated[Literal["asc", "desc"] | None, About("default `desc`: newest first")] = None
+    after: Annotated[Id | None, About("the id of the last item that was seen")] = None

@@ -1,0 +1,196 @@
+"""ResponseShape: pieces as the events of a streamed response, or as one response.
+
+Both are made by the same growing list of output items, so what a stream ends with is what a whole answer
+says. Knows nothing of HTTP, of the store, or of who reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ridgeline.server.bodies import ChatLogprob, Usage, encode
+from ridgeline.server.choices import Piece
+from ridgeline.server.errors import ErrorReply
+from ridgeline.server.logprobs import TokenNames, chat_logprobs
+from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.server.responses_api import bodies
+from ridgeline.server.responses_api.bodies import (
+    IncompleteDetails,
+    ItemStatus,
+    OutputItem,
+    ResponseBody,
+    ResponseError,
+    ResponseUsage,
+    Status,
+)
+from ridgeline.server.responses_api.growing import GrowingCall, GrowingItem, GrowingReasoning, GrowingText
+
+ENDS = {
+    "completed": bodies.Completed,
+    "incomplete": bodies.Incomplete,
+    "failed": bodies.Failed,
+    "cancelled": bodies.Failed,  # there is no event of its own; the status in it says what happened
+}
+
+
+class ResponseShape:
+    """`body` is the response as it begins. Events are numbered from 0 in the order they are made."""
+
+    def __init__(self, body: ResponseBody, names: TokenNames, with_logprobs: bool) -> None:
+        self.body = body
+        self._names = names
+        self._with_logprobs = with_logprobs
+        self._output: list[OutputItem] = []  # those that are done
+        self._growing: GrowingItem | None = None
+        self._unsaid: list[ChatLogprob] = []  # of tokens whose text is yet to come
+        self._finish_reason = "stop"
+        self._running = False
+        self._is_heard = True  # somebody wants the events
+        self._made: list[bytes] = []
+        self._count = 0
+
+    def opening(self) -> bytes:
+        return b"".join(self.opening_events())
+
+    def events(self, piece: Piece) -> bytes:
+        return b"".join(self.piece_events(piece))
+
+    def closing(self, usage: Usage) -> bytes:
+        return b"".join(self.closing_events(usage))
+
+    def failure(self, reply: ErrorReply) -> bytes:
+        return b"".join(self.failure_events(reply))
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> ResponseBody:
+        self._is_heard = False
+        for piece in pieces:
+            self.piece_events(piece)
+        self.closing_events(usage)
+        return self.body
+
+    def opening_events(self) -> list[bytes]:
+        """A response that waits for its turn says so; any other is under way."""
+        self._tell(bodies.Created, response=self.body)
+        if self.body.status == "queued":
+            self._tell(bodies.Queued, response=self.body)
+        else:
+            self._run()
+        return self._taken()
+
+    def piece_events(self, piece: Piece) -> list[bytes]:
+        self._run()
+        if self._with_logprobs:
+            self._unsaid += chat_logprobs(self._names, piece.logprobs)
+        for part in piece.events:
+            self._grow(part)
+        if piece.finish_reason is not None:
+            self._finish_reason = piece.finish_reason
+        return self._taken()
+
+    def closing_events(self, usage: Usage) -> list[bytes]:
+        """The last item is done, and so is the response."""
+        cut = self._finish_reason == "length"
+        if not self._output and self._growing is None:
+            self._begin(GrowingText)  # it had nothing to say, and says that
+        self._end_item("incomplete" if cut else "completed")
+        self._end(
+            "incomplete" if cut else "completed",
+            usage=response_usage(usage),
+            incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
+            completed_at=None if cut else int(time.time()),
+        )
+        return self._taken()
+
+    def failure_events(self, reply: ErrorReply) -> list[bytes]:
+        """What was said so far stays, marked as incomplete."""
+        self._end_item("incomplete")
+        self._end("failed", error=response_error(reply))
+        return self._taken()
+
+    def cancelled_events(self) -> list[bytes]:
+        self._end_item("incomplete")
+        self._end("cancelled")
+        return self._taken()
+
+    def _run(self) -> None:
+        if not self._running:
+            self._running = True
+            self.body = msgspec.structs.replace(self.body, status="in_progress")
+            self._tell(bodies.InProgress, response=self.body)
+
+    def _grow(self, part: ParsedEvent) -> None:
+        match part:
+            case Content(text):
+                if not isinstance(self._growing, GrowingText):
+                    if self._growing is not None and self._unsaid:
+                        self._unsaid = self._unsaid[-1:]  # the others were marks between thought and speech
+                    self._begin(GrowingText)
+                self._add(text)
+            case Reasoning(text):
+                self._unsaid = []  # of what is thought, no log-probabilities are told
+                if not isinstance(self._growing, GrowingReasoning):
+                    self._begin(GrowingReasoning)
+                self._add(text)
+            case CallStart(_, id, name):
+                self._unsaid = []
+                self._begin(lambda tell, index: GrowingCall(tell, index, id, name))
+            case CallArguments(_, text):
+                self._unsaid = []
+                assert isinstance(self._growing, GrowingCall)  # parsers begin a call before its arguments
+                self._add(text)
+
+    def _add(self, text: str) -> None:
+        assert self._growing is not None
+        logprobs, self._unsaid = self._unsaid, []
+        self._growing.add(text, logprobs)
+
+    def _begin(self, new: Callable[[Callable[..., None], int], GrowingItem]) -> None:
+        self._end_item("completed")
+        self._growing = new(self._tell, len(self._output))
+
+    def _end_item(self, status: ItemStatus) -> None:
+        if self._growing is None:
+            return
+        if self._unsaid and isinstance(self._growing, GrowingText):
+            self._add("")  # the tokens that ended it
+        self._output.append(self._growing.done(status))
+        self._growing = None
+
+    def _end(self, status: Status, **changes: Any) -> None:
+        self.body = msgspec.structs.replace(self.body, status=status, output=self._output, **changes)
+        self._tell(ENDS[status], response=self.body)
+
+    def _tell(self, kind: type[Any], **fields: Any) -> None:
+        if not self._is_heard:
+            return
+        told = kind(sequence_number=self._count, **fields)
+        self._count += 1
+        name: str = kind.__struct_config__.tag
+        self._made.append(b"event: " + name.encode() + b"\ndata: " + encode(told) + b"\n\n")
+
+    def _taken(self) -> list[bytes]:
+        made, self._made = self._made, []
+        return made
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
+        usage.prompt_tokens,
+        bodies.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        usage.completion_tokens,
+        bodies.OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
+        usage.total_tokens,
+    )
+
+
+def response_error(reply: ErrorReply) -> ResponseError:
+    """A failure in the few codes that clients of this endpoint know."""
+    if reply.status == 429:
+        return ResponseError("rate_limit_exceeded", reply.message, reply.param)
+    return ResponseError(
+        "invalid_prompt" if reply.status == 400 else "server_error", reply.message, reply.param
+    )
