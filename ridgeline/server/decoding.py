@@ -16,12 +16,13 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from ridgeline.server.errors import BadRequest
+from ridgeline.server.errors import BadRequest, ErrorCode
 from ridgeline.server.protocol import Body, fields_of
 
 B = TypeVar("B", bound=Body)
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_OUT_OF_BOUNDS = re.compile(r"` (?:[<>]=? |of length )")  # the right type, but too much or too little
 _QUOTED = re.compile(r"`([^`]*)`")
 _NEAR_JSON = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]")  # what Python writes and reads, but is no JSON
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -57,7 +58,8 @@ def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
     """msgspec says what and where in one line; take it apart into the path and a sentence."""
     match = _AT.match(message)
     assert match is not None  # the pattern matches any text
-    what, path = match["what"], (match["path"] or "").removeprefix(".")
+    # Of a value in an object with names of the client's own, msgspec does not say which.
+    what, path = match["what"], (match["path"] or "").removeprefix(".").replace("[...]", "")
     name = _QUOTED.search(what)
     if what.startswith("Object contains unknown field") and name:
         known = fields_of(_struct_at(path, body))
@@ -67,7 +69,8 @@ def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
     if what.startswith("Object missing required field") and name:
         raise BadRequest(_join(path, name[1]), "this field is required", "missing_field")
     sentence = (what[:1].lower() + what[1:]).replace("`", "")
-    raise BadRequest(path or None, sentence if path else f"the body is wrong: {sentence}", "invalid_type")
+    code: ErrorCode | None = None if _OUT_OF_BOUNDS.search(what) else "invalid_type"
+    raise BadRequest(path or None, sentence if path else f"the body is wrong: {sentence}", code)
 
 
 def _struct_at(path: str, body: type[Body]) -> type[Body]:

@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ridgeline.engine.request import MAX_SAMPLES, MAX_TOP_LOGPROBS
+from ridgeline.server import limits
+
 
 @dataclass(frozen=True, slots=True)
 class About:
@@ -43,6 +46,17 @@ def fields_of(body: type[msgspec.Struct]) -> dict[str, About]:
 
 # Every count has a bound, so that no absurd number reaches the engine's wire format.
 Int = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Name = Annotated[str, msgspec.Meta(max_length=limits.MAX_NAME_CHARACTERS)]
+GrammarText = Annotated[str, msgspec.Meta(max_length=limits.MAX_GRAMMAR_CHARACTERS)]
+Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_STOP_CHARACTERS)]
+Alternatives = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+SEEDS = {"minimum": -(2**63), "maximum": 2**64 - 1}  # which msgspec's own bounds cannot say
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+Variables = Annotated[dict[str, Any], msgspec.Meta(max_length=limits.MAX_TEMPLATE_VARIABLES)]
+Choices = Annotated[list[str], msgspec.Meta(max_length=limits.MAX_CHOICE_TEXTS)]
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +69,7 @@ class StreamOptions(Body, kw_only=True, frozen=True):
 
 
 class ContentPart(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`text`; every other kind is refused")]
+    type: Annotated[Name, About("`text`; every other kind is refused")]
     text: Annotated[str | None, About("the text of a `text` part")] = None
     image_url: Annotated[Any, refused("images are not supported yet")] = None
     video_url: Annotated[Any, refused("video is not supported yet")] = None
@@ -79,11 +93,14 @@ class MessageToolCall(Body, kw_only=True, frozen=True):
 
 
 class Message(Body, kw_only=True, frozen=True):
-    role: Annotated[str, About("`system`, `developer` (rendered as `system`), `user`, `assistant` or `tool`")]
+    role: Annotated[
+        Name, About("`system`, `developer` (rendered as `system`), `user`, `assistant` or `tool`")
+    ]
     content: Annotated[
-        str | list[ContentPart] | None, About("text, or text parts, which are joined with a newline")
+        str | Annotated[list[ContentPart], msgspec.Meta(max_length=limits.MAX_PARTS)] | None,
+        About("text, or text parts, which are joined with a newline"),
     ] = None
-    name: Annotated[str | None, About("given to the template, which may use it")] = None
+    name: Annotated[Name | None, About("given to the template, which may use it")] = None
     refusal: Annotated[Any, refused("refusals are not supported yet")] = None
     annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
     audio: Annotated[Any, refused("audio is not supported yet")] = None
@@ -93,6 +110,9 @@ class Message(Body, kw_only=True, frozen=True):
     tool_calls: Annotated[list[MessageToolCall] | None, About("calls an assistant's message made")] = None
     tool_call_id: Annotated[str | None, About("which call a `tool` message answers")] = None
     function_call: Annotated[Any, refused("function calls are replaced by tool_calls")] = None
+
+
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
 
 
 class Function(Body, kw_only=True, frozen=True):
@@ -132,57 +152,87 @@ class ResponseFormat(Body, kw_only=True, frozen=True):
 
 
 class StructuredOutputs(Body, kw_only=True, frozen=True):
-    json: Annotated[dict[str, Any] | str | bool | None, About("a JSON schema")] = None
-    regex: Annotated[str | None, About("a regular expression the whole text matches")] = None
-    choice: Annotated[list[str] | None, About("texts, one of which is the answer")] = None
-    grammar: Annotated[str | None, About("an EBNF grammar")] = None
+    json: Annotated[dict[str, Any] | GrammarText | bool | None, About("a JSON schema")] = None
+    regex: Annotated[GrammarText | None, About("a regular expression the whole text matches")] = None
+    choice: Annotated[Choices | None, About("texts, one of which is the answer")] = None
+    grammar: Annotated[GrammarText | None, About("an EBNF grammar")] = None
     json_object: Annotated[bool | None, About("any JSON object")] = None
 
 
 class GenerationRequest(Body, kw_only=True, frozen=True):
     """What chat and completions have in common."""
 
-    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
     stream: Annotated[bool | None, About("answer with server-sent events as the text is made")] = None
     stream_options: Annotated[StreamOptions | None, About("only with `stream`; see below")] = None
-    n: Annotated[Int | None, About("samples per prompt, 1 to 128")] = None
+    n: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)] | None, About("samples per prompt, 1 to 128")
+    ] = None
     max_tokens: Annotated[
-        Int | None, About("most tokens to make; with the prompt it must fit the context, else 400")
+        Count | None, About("most tokens to make; with the prompt it must fit the context, else 400")
     ] = None
-    min_tokens: Annotated[Int | None, About("tokens before which nothing stops it")] = None
-    temperature: Annotated[float | None, About("0 is greedy; default 1")] = None
-    top_p: Annotated[float | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
-    top_k: Annotated[Int | None, About("most likely tokens kept; 0 or -1: all")] = None
-    min_p: Annotated[float | None, About("least probability kept, relative to the best token's")] = None
-    presence_penalty: Annotated[float | None, About("-2 to 2")] = None
-    frequency_penalty: Annotated[float | None, About("-2 to 2")] = None
-    repetition_penalty: Annotated[float | None, About("0.01 to 10; 1 is off")] = None
+    min_tokens: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None, About("tokens before which nothing stops it")
+    ] = None
+    temperature: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] | None, About("0 is greedy; default 1")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None,
+        About("nucleus sampling, above 0 up to 1; default 1"),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] | None, About("most likely tokens kept; 0 or -1: all")
+    ] = None
+    min_p: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None,
+        About("least probability kept, relative to the best token's"),
+    ] = None
+    presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
+    frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
+    repetition_penalty: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.01, le=10.0)] | None, About("0.01 to 10; 1 is off")
+    ] = None
     logit_bias: Annotated[
-        dict[str, float] | None, About("token id (as a string) to -100 … 100; up to 1024")
+        Annotated[dict[str, Bias], msgspec.Meta(max_length=limits.MAX_TOKEN_IDS)] | None,
+        About("token id (as a string) to -100 … 100; up to 1024"),
     ] = None
-    seed: Annotated[int | None, About("same seed, same text, whatever else the server computes")] = None
+    seed: Annotated[
+        Annotated[int, msgspec.Meta(extra_json_schema=SEEDS)] | None,
+        About("same seed, same text, whatever else the server computes"),
+    ] = None
     stop: Annotated[
-        str | list[str] | None,
+        Stop | Annotated[list[Stop], msgspec.Meta(max_length=limits.MAX_STOPS)] | None,
         About("one string or up to 16, of up to 1024 characters; the text ends before it"),
     ] = None
-    stop_token_ids: Annotated[list[Int] | None, About("up to 1024 token ids that end the text")] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], msgspec.Meta(max_length=limits.MAX_TOKEN_IDS)] | None,
+        About("up to 1024 token ids that end the text"),
+    ] = None
     include_stop_str_in_output: Annotated[bool | None, About("keep the matched stop in the text")] = None
     ignore_eos: Annotated[bool | None, About("do not stop at the end-of-sequence token")] = None
     prompt_logprobs: Annotated[
-        Int | None, About("0 to 20 alternatives for every prompt token, as `prompt_logprobs` in the answer")
+        Alternatives | None,
+        About("0 to 20 alternatives for every prompt token, as `prompt_logprobs` in the answer"),
     ] = None
     priority: Annotated[Int | None, About("lower is served first; default 0")] = None
-    cache_salt: Annotated[str | None, About("requests share cached prefixes only with the same salt")] = None
+    cache_salt: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_SALT_CHARACTERS)] | None,
+        About("requests share cached prefixes only with the same salt"),
+    ] = None
     include_timing: Annotated[bool | None, About("add `usage.timing`: one record per choice, in ms")] = None
     skip_special_tokens: Annotated[
         bool | None, About("false: special tokens appear in the text; default true")
     ] = None
     guided_json: Annotated[
-        dict[str, Any] | str | bool | None, About("a JSON schema the text follows; as in `response_format`")
+        dict[str, Any] | GrammarText | bool | None,
+        About("a JSON schema the text follows; as in `response_format`"),
     ] = None
-    guided_regex: Annotated[str | None, About("a regular expression the whole text matches")] = None
-    guided_choice: Annotated[list[str] | None, About("texts, one of which is the answer")] = None
-    guided_grammar: Annotated[str | None, About("an EBNF grammar (Lark's notation) the text follows")] = None
+    guided_regex: Annotated[GrammarText | None, About("a regular expression the whole text matches")] = None
+    guided_choice: Annotated[Choices | None, About("texts, one of which is the answer")] = None
+    guided_grammar: Annotated[
+        GrammarText | None, About("an EBNF grammar (Lark's notation) the text follows")
+    ] = None
     structured_outputs: Annotated[
         StructuredOutputs | None, About("the newer way to write the `guided_` fields")
     ] = None
@@ -190,16 +240,18 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
 
 
 class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
-    messages: Annotated[list[Message], About("the conversation; at least one message")]
+    messages: Annotated[Messages, About("the conversation; at least one message")]
     max_completion_tokens: Annotated[
-        Int | None, About("the newer name of `max_tokens`; default: what the context leaves")
+        Count | None, About("the newer name of `max_tokens`; default: what the context leaves")
     ] = None
     logprobs: Annotated[bool | None, About("log-probability of every token made")] = None
-    top_logprobs: Annotated[Int | None, About("0 to 20 alternatives per token; needs `logprobs`")] = None
+    top_logprobs: Annotated[
+        Alternatives | None, About("0 to 20 alternatives per token; needs `logprobs`")
+    ] = None
     add_generation_prompt: Annotated[
         bool | None, About("end the rendered prompt with the assistant's opening; default true")
     ] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, About("variables for the chat template")] = None
+    chat_template_kwargs: Annotated[Variables | None, About("variables for the chat template")] = None
     response_format: Annotated[
         ResponseFormat | None, About("the shape of the answer: any text, a JSON object, or a schema's")
     ] = None
@@ -243,7 +295,9 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
         str | list[int | str | list[int]],
         About("text, token ids, or a list of either: choice `i·n + j` is sample `j` of prompt `i`"),
     ]
-    logprobs: Annotated[Int | None, About("0 to 20 alternatives per token, in the older shape")] = None
+    logprobs: Annotated[Alternatives | None, About("0 to 20 alternatives per token, in the older shape")] = (
+        None
+    )
     echo: Annotated[bool | None, About("begin with the prompt, with its log-probabilities if asked")] = None
     add_special_tokens: Annotated[
         bool | None, About("begin a text prompt with the model's own special tokens; default true")
@@ -253,28 +307,30 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
 
 
 class TokenizeRequest(Body, kw_only=True, frozen=True):
-    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
     prompt: Annotated[str | None, About("text; either this or `messages`")] = None
-    messages: Annotated[list[Message] | None, About("a conversation, rendered as chat renders it")] = None
+    messages: Annotated[Messages | None, About("a conversation, rendered as chat renders it")] = None
     tools: Annotated[list[ToolDefinition] | None, About("for `messages`: as in a chat request")] = None
     add_special_tokens: Annotated[bool | None, About("for `prompt`; default true")] = None
     add_generation_prompt: Annotated[bool | None, About("for `messages`; default true")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, About("for `messages`")] = None
+    chat_template_kwargs: Annotated[Variables | None, About("for `messages`")] = None
     return_token_strs: Annotated[bool | None, About("also the text of every token")] = None
 
 
 class DetokenizeRequest(Body, kw_only=True, frozen=True):
-    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
-    tokens: Annotated[list[Int], About("token ids")]
+    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
+    tokens: Annotated[
+        Annotated[list[TokenId], msgspec.Meta(max_length=limits.MAX_DETOKENIZED)], About("token ids")
+    ]
     skip_special_tokens: Annotated[bool | None, About("leave special tokens out; default false")] = None
 
 
 class TemplateRequest(Body, kw_only=True, frozen=True):
-    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
-    messages: Annotated[list[Message], About("a conversation, rendered as chat renders it")]
+    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
+    messages: Annotated[Messages, About("a conversation, rendered as chat renders it")]
     tools: Annotated[list[ToolDefinition] | None, About("as in a chat request")] = None
     add_generation_prompt: Annotated[bool | None, About("end with the assistant's opening; default true")] = (
         None
     )
-    chat_template_kwargs: Annotated[dict[str, Any] | None, About("variables for the chat template")] = None
+    chat_template_kwargs: Annotated[Variables | None, About("variables for the chat template")] = None
     return_tokens: Annotated[bool | None, About("also the token ids of the prompt")] = None

@@ -14,13 +14,15 @@ from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from ridgeline.server.errors import BadRequest, ErrorCode
+from ridgeline.server.limits import (
+    MAX_SALT_CHARACTERS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOKEN_IDS,
+)
 from ridgeline.server.protocol import GenerationRequest, Message
 from ridgeline.server.tools import check_calls
 
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 1024
-MAX_TOKEN_IDS = 1024  # to bias or to stop at: the engine looks at all of them for every token
-MAX_SALT_CHARACTERS = 1024
 ROLES = {
     "system": "system",
     "developer": "system",

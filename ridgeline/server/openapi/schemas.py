@@ -37,17 +37,15 @@ class Schemas:
 
 
 def _complete(struct: type[msgspec.Struct], schema: Schema) -> None:
-    if struct.__struct_config__.tag is not None or "properties" not in schema:
-        return
+    names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
+    properties = schema.get("properties", {})
     if issubclass(struct, Body):
         for name, about in fields_of(struct).items():
-            schema["properties"][name] = _described(schema["properties"][name], about)
+            properties[names[name]] = _described(properties[names[name]], about)
         return
-    schema["required"] = [
-        encoded
-        for name, encoded in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True)
-        if not _may_be_unset(struct, name)
-    ]
+    tag = struct.__struct_config__.tag_field
+    always = [encoded for name, encoded in names.items() if not _may_be_unset(struct, name)]
+    schema["required"] = always if tag is None else [tag, *always]
 
 
 def _described(schema: Schema, about: Any) -> Schema:
