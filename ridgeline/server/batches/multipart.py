@@ -60,11 +60,12 @@ class MultipartReader:
     def feed(self, data: bytes) -> Iterator[Event]:
         """The events that are certain with this piece of the body."""
         self._held += data
-        while True:
+        before = None
+        while not self.done and before != (len(self._held), self._at):
             before = len(self._held), self._at
             yield from self._at()
-            if self.done or (len(self._held), self._at) == before:
-                return
+        if self.done:
+            self._held.clear()  # whatever follows the last boundary is nothing
 
     def _preamble(self) -> Iterator[Event]:
         place = self._held.find(self._delimiter)
@@ -79,7 +80,6 @@ class MultipartReader:
         if len(self._held) >= 2:
             if self._held[:2] == b"--":
                 self.done = True
-                self._held.clear()
             elif self._held[:2] == b"\r\n":
                 self._at = self._headers  # the line end stays: where a part has no headers, it ends them
             else:

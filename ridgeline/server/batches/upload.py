@@ -17,7 +17,7 @@ from ridgeline.server.batches.conversion import converted
 from ridgeline.server.batches.multipart import MultipartReader, PartBegins, PartData, PartEnds, boundary_of
 from ridgeline.server.batches.store import BatchStore, new_id, sync_folder
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.errors import ApiError, BadRequest, ClientGone
+from ridgeline.server.errors import SERVER, ApiError, BadRequest, ClientGone
 
 WRITE_BYTES = 256 << 10  # written at once, off the loop
 MAX_FIELD_BYTES = 1024
@@ -35,6 +35,9 @@ async def receive_file(request: Request, store: BatchStore, config: ServerConfig
             await upload.feed(part)
         file = await upload.finish()
         await store.add_file(file)
+    except OSError as error:
+        upload.discard()
+        raise ApiError(500, f"the file cannot be kept: {error.strerror or error}", type=SERVER) from error
     except BaseException:
         upload.discard()
         raise
