@@ -248,18 +248,31 @@ def startup_lines(client: AsyncClient, name: str) -> str:
     """The start-up budget and the memory receipt, beside the limits of the machine."""
     hello = client.hello
     seconds = " · ".join(f"{stage} {spent:.2f}" for stage, spent in hello.seconds.items())
-    limits = hello.limits
     lines = [
         f"ridgeline {__version__} · {name} · context {hello.max_context:,}",
         f"  backend  {hello.backend}",
         *(f"           {note}" for note in hello.notes),
         f"  start    {seconds} · ready {_since_process_start():.2f} s",
         *_memory_lines(hello.bytes, hello.kv_tokens),
-        f"  limits   decode {limits['decode_tokens_per_s']:.0f} tok/s for one stream "
-        f"({_rate(limits['read_bytes_per_s'], 'B/s', 1)} read) · prefill "
-        f"{limits['prefill_tokens_per_s']:.0f} tok/s ({_rate(limits['flops_per_s'], 'FLOP/s', 0)})",
+        *_limit_lines(hello.limits),
     ]
     return "\n".join(lines)
+
+
+def _limit_lines(limits: dict[str, float]) -> list[str]:
+    """What this machine could do at most: of a decoder, or of an encoder; nothing where nobody measured."""
+    if "embed_tokens_per_s" in limits:
+        return [
+            f"  limits   {limits['embed_tokens_per_s']:.0f} tok/s in texts of 64 tokens "
+            f"({_rate(limits['flops_per_s'], 'FLOP/s', 0)} in float32)"
+        ]
+    if not limits:
+        return []
+    return [
+        f"  limits   decode {limits['decode_tokens_per_s']:.0f} tok/s for one stream "
+        f"({_rate(limits['read_bytes_per_s'], 'B/s', 1)} read) · prefill "
+        f"{limits['prefill_tokens_per_s']:.0f} tok/s ({_rate(limits['flops_per_s'], 'FLOP/s', 0)})"
+    ]
 
 
 def serving_line(address: tuple[Any, ...]) -> str:
@@ -272,6 +285,8 @@ def _memory_lines(sizes: dict[str, int], kv_tokens: int) -> list[str]:
     if receipt is not None:
         parts, whole = receipt.lines()
         return [f"  memory   {parts}", f"           KV cache of {kv_tokens:,} tokens · {whole}"]
+    if not kv_tokens:  # an encoder keeps nothing between requests
+        return [f"  memory   weights {sizes['weights'] / GIB:.2f} · rest {sizes['rest'] / GIB:.2f} GiB"]
     return [
         f"  memory   weights {sizes['weights'] / GIB:.2f} · KV cache {sizes['kv'] / GIB:.2f} "
         f"({kv_tokens:,} tokens) · rest {sizes['rest'] / GIB:.2f} GiB"
