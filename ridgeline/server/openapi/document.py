@@ -19,7 +19,7 @@ DESCRIPTION = (
     "`refused` is known and not served, and accepts only the values listed; one marked `ignored` changes "
     "nothing. `null` always means the default."
 )
-STREAM = "server-sent events, if the body says `stream: true`; the data of each is described by x-event-data"
+STREAM = "one server-sent event, of those that come if the body says `stream: true`"
 RETRIED = (429, 503)  # statuses that say when to come back
 NOT_JSON: Schema = {"type": "string"}
 SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
@@ -96,11 +96,20 @@ def _success(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     schema = NOT_JSON if endpoint.response is None else schemas.of(endpoint.response)
     content: dict[str, Any] = {endpoint.media_type: {"schema": schema}}
     if endpoint.events is not None:
-        content["text/event-stream"] = {
-            "schema": {**NOT_JSON, "description": STREAM},
-            "x-event-data": schemas.of(endpoint.events),
-        }
+        data = schemas.of(endpoint.events)
+        content["text/event-stream"] = {"schema": _event(data), "x-event-data": data}
     return {"description": "OK", "headers": _headers(200), "content": content}
+
+
+def _event(data: Schema) -> Schema:
+    """One event, as OpenAPI 3.2 describes it; chat and completions end with one whose data is [DONE]."""
+    told = {"anyOf": [{"const": "[DONE]"}, {**NOT_JSON, "contentMediaType": JSON, "contentSchema": data}]}
+    return {
+        "type": "object",
+        "description": STREAM,
+        "properties": {"event": NOT_JSON, "data": told},
+        "required": ["data"],
+    }
 
 
 def _failure(status: int, schema: Schema) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""schemathesis reads our OpenAPI document and asks whatever the document allows, and what it does not: never
+a 5xx, never a hang, and every answer is what the document says.
+
+Examples per operation are few in CI; `make test-slow` runs many more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import HealthCheck
+from schemathesis import GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    not_a_server_error,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from ridgeline.server.app import ENDPOINTS
+from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.openapi.document import document
+from ridgeline.server.state import StateStore
+from tests.server.stage import Stage
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+FEW, MANY = 12, 400
+HANGS_S = 20.0  # generous: the machine is shared
+
+
+@dataclass(frozen=True)
+class Served:
+    base_url: str
+    schema: Any
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The scripted stage behind a real socket, on a loop of its own: schemathesis is no coroutine."""
+    with _stage_in_a_thread(tmp_path_factory.mktemp("state")) as base_url:
+        schema = schemathesis.openapi.from_dict(document(ENDPOINTS))
+        schema.config.update(base_url=base_url)
+        yield Served(base_url, schema)
+
+
+@contextlib.contextmanager
+def _stage_in_a_thread(folder: Path) -> Iterator[str]:
+    addresses: list[str] = []
+    ready, finished = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        state = StateStore(folder)
+        async with Stage(state=state).served() as http:
+            addresses.append(str(http.base_url).rstrip("/"))
+            ready.set()
+            await asyncio.to_thread(finished.wait)
+        state.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield addresses[0]
+    finally:
+        finished.set()
+        thread.join(10)
+
+
+def _ask_many(served: Served, endpoint: Endpoint, examples: int) -> None:
+    operation = served.schema[endpoint.public_path][endpoint.method]
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        if mode == GenerationMode.NEGATIVE and not (endpoint.request or endpoint.form or endpoint.query):
+            continue
+
+        @hypothesis.settings(
+            max_examples=examples,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+        def ask(case: Any) -> None:
+            response = case.call(base_url=served.base_url, timeout=HANGS_S)
+            case.validate_response(response, checks=CHECKS)
+
+        ask()
+
+
+def _name(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=_name)
+def test_whatever_is_asked_the_answer_is_no_5xx_and_as_documented(served: Served, endpoint: Endpoint) -> None:
+    _ask_many(served, endpoint, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=_name)
+def test_the_same_at_length(served: Served, endpoint: Endpoint) -> None:
+    _ask_many(served, endpoint, MANY)
