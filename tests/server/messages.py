@@ -22,8 +22,8 @@ ASK: dict[str, Any] = {
     "max_tokens": 150,
     "messages": [{"role": "user", "content": "hi"}],
 }
-WEATHER = {"name": "weather", "description": "of a city", "input_schema": {"type": "object"}}
-THINK = {"thinking": {"type": "adaptive"}}
+WEATHER: Any = {"name": "weather", "description": "of a city", "input_schema": {"type": "object"}}
+THINK: Any = {"thinking": {"type": "adaptive"}}
 
 
 def call(arguments: str, name: str = "weather") -> str:

@@ -101,11 +101,11 @@ async def test_a_call_that_was_cut_has_the_input_that_came() -> None:
 async def test_the_sdk_reads_text_thinking_and_calls_as_they_come() -> None:
     text = "<think>hm</think>Look: " + call('{"city": "Köln"}') + call('{"city": "Bonn"}')
     async with sdk(stage_that_says(text)) as client:
-        whole_message = await client.messages.create(**ASK, **THINK, tools=[WEATHER])  # type: ignore[call-overload]
-        async with client.messages.stream(**ASK, **THINK, tools=[WEATHER]) as stream:  # type: ignore[arg-type]
+        whole_message = await client.messages.create(**ASK, **THINK, tools=[WEATHER])
+        async with client.messages.stream(**ASK, **THINK, tools=[WEATHER]) as stream:
             kinds = {event.type async for event in stream}
             final = await stream.get_final_message()
-        async with client.messages.stream(**ASK, **THINK, tools=[WEATHER]) as stream:  # type: ignore[arg-type]
+        async with client.messages.stream(**ASK, **THINK, tools=[WEATHER]) as stream:
             said = "".join([part async for part in stream.text_stream])
     assert {"text", "thinking", "signature", "input_json", "content_block_stop", "message_stop"} <= kinds
     assert said == "Look:"
@@ -119,7 +119,9 @@ async def test_the_sdk_reads_text_thinking_and_calls_as_they_come() -> None:
     assert (final.stop_reason, whole_message.stop_reason) == ("tool_use", "tool_use")
 
 
-async def test_calls_and_results_reach_the_template_as_they_do_from_openai_clients() -> None:
+async def test_calls_and_results_reach_the_template_as_they_do_from_openai_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A conversation with calls, written for either API, is one prompt."""
     stage = stage_that_says("<think>hm</think>Look: " + call('{"city": "Köln"}'))
     given: list[Any] = []
@@ -129,7 +131,7 @@ async def test_calls_and_results_reach_the_template_as_they_do_from_openai_clien
         given.append((messages, tools))
         return render(messages, tools, **variables)
 
-    stage.client.tokenizer.render_chat = render_chat  # type: ignore[method-assign]
+    monkeypatch.setattr(stage.client.tokenizer, "render_chat", render_chat)
     first = await whole(stage, **THINK, tools=[WEATHER])
     use = first["content"][-1]
     assert use["id"].startswith("toolu_")
