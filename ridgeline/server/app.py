@@ -69,7 +69,6 @@ ENDPOINTS = [
         examples=({"prompt": "The capital of France is", "max_tokens": 8}, {"prompt": [[1, 2], [3]], "n": 2}),
     ),
     *messages_api.ENDPOINTS,
-    *messages_api.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
     Endpoint(

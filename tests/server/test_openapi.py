@@ -77,6 +77,7 @@ def test_every_route_is_documented_and_the_other_way_round() -> None:
         for method in (route.methods or ())
         if method != "HEAD"  # which Starlette adds to every GET
     }
+    assert len(ENDPOINTS) == len({(one.method, one.path) for one in ENDPOINTS}), "one is declared twice"
     described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert routes == described
 
