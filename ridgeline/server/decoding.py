@@ -21,7 +21,7 @@ from ridgeline.server.protocol import Body, fields_of
 
 B = TypeVar("B", bound=Body)
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _OUT_OF_BOUNDS = re.compile(r"` (?:[<>]=? |of length )")  # the right type, but too much or too little
 _QUOTED = re.compile(r"`([^`]*)`")
 _NEAR_JSON = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]")  # what Python writes and reads, but is no JSON
