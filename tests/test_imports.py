@@ -42,6 +42,7 @@ ctypes.CDLL = Absent
 """
 # What computes by torch, for the models that the native library does not serve.
 NEED_TORCH = {
+    "ridgeline.engine.cuda_masks",
     "ridgeline.engine.decode_graphs",
     "ridgeline.engine.step_block",
     "ridgeline.engine.torch_runner",

@@ -6,11 +6,12 @@ live in the sequence's device row; `ops.cuda.sampling` holds the kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from ridgeline.engine.cuda_masks import DeviceMasks, SentMasks
 from ridgeline.engine.request import SamplingParams, Sequence
 from ridgeline.engine.step import Sampled, TokenLogprob
 from ridgeline.ops.cuda.sampling import SampleScratch, sample
@@ -39,6 +40,8 @@ class DeviceSampler:
         self._state = SamplerState(num_rows, vocab, device)
         self._scratch = SampleScratch(most_picks, vocab, device)
         self._logprobs: LogprobBuffers | None = None  # made when somebody asks
+        self._masks: DeviceMasks | None = None  # likewise
+        self._constrained: set[int] = set()  # rows
         self._sizes = most_picks, vocab, device
         on_gpu = device.type == "cuda"
         self._tokens = torch.zeros(_TURNS, most_picks, dtype=torch.int32, device=device)
@@ -51,8 +54,12 @@ class DeviceSampler:
             row, self._row_params(seq), seq.tokens[: seq.prompt_len], seq.tokens[seq.prompt_len :]
         )
 
+        if seq.matcher is not None:
+            self._constrained.add(row)
+
     def clear_row(self, row: int) -> None:
         self._state.clear_row(row)
+        self._constrained.discard(row)
 
     def clear_scratch(self) -> None:
         """A step broke off: what its kernels count among themselves begins at nothing again."""
@@ -81,6 +88,7 @@ class DeviceSampler:
         count = len(picks)
         tokens, fetched = self._tokens[turn, :count], self._fetched[turn, :count]
         plan = self._state.plan([pick.row for pick in picks], [pick.position for pick in picks])
+        masks = self._send_masks(picks) if self._constrained else None
         if plan.logprobs is not None and self._logprobs is None:
             self._logprobs = LogprobBuffers(*self._sizes)
         sample(
@@ -93,10 +101,21 @@ class DeviceSampler:
             self._scratch,
             plan,
             self._logprobs if plan.logprobs is not None else None,
+            None if masks is None else masks.on_device,
         )
         fetched.copy_(tokens, non_blocking=True)
         logprobs = None if plan.logprobs is None else self._fetch_logprobs(count)
-        return SampleTicket(picks, fetched, logprobs, _record(logits.device))
+        failures = {} if masks is None else masks.failures
+        return SampleTicket(picks, fetched, logprobs, _record(logits.device), failures)
+
+    def _send_masks(self, picks: list[Pick]) -> SentMasks | None:
+        """Found while the device is at the forward pass: its logits are only being launched."""
+        places = [place for place, pick in enumerate(picks) if pick.row in self._constrained]
+        if not places:
+            return None
+        if self._masks is None:
+            self._masks = DeviceMasks(*self._sizes)
+        return self._masks.send([pick.seq for pick in picks], places)
 
     def _fetch_logprobs(self, count: int) -> FetchedLogprobs:
         """Host copies of their own: rare, so not kept."""
@@ -120,10 +139,11 @@ class DeviceSampler:
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            min_tokens=params.min_tokens,
+            min_tokens=params.min_tokens if seq.matcher is None else 0,  # its masks see to that
             suppressed=params.stop_token_ids + (() if params.ignore_eos else self._eos_ids),
             bias=params.logit_bias,
             logprobs=params.logprobs,
+            constrained=seq.matcher is not None,
         )
 
 
@@ -150,6 +170,7 @@ class SampleTicket:
     tokens: Tensor  # on the host, when `done`
     logprobs: FetchedLogprobs | None
     done: torch.cuda.Event | None
+    failures: dict[int, str] = field(default_factory=dict)  # by place: why no token could be allowed
 
     def collect(self) -> list[Sampled]:
         """Wait for the step, and give one Sampled per pick."""
@@ -162,7 +183,7 @@ class SampleTicket:
 
     def _sampled(self, place: int, token: int) -> Sampled:
         if token < 0:
-            return Sampled(-1, error=NOT_FINITE)
+            return Sampled(-1, error=self.failures.get(place, NOT_FINITE))
         count = self.picks[place].seq.params.logprobs
         if count is None or self.logprobs is None:
             return Sampled(token)

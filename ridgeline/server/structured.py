@@ -16,6 +16,7 @@ import msgspec
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.keywords import refuse_embedded, schema_grammar
+from ridgeline.engine.grammar.patterns import WHITESPACE
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.protocol import (
     ChatRequest,
@@ -29,8 +30,6 @@ MAX_REGEX_BYTES = 16 << 10
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_CHOICES = 1_000
 MAX_CHOICE_BYTES = 4 << 10
-# What may stand between two tokens of JSON in a grammar that embeds a schema, as in a schema alone.
-EMBEDDED_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 Asked = tuple[Grammar, str]  # and the field of the body that asks for it
@@ -103,7 +102,7 @@ def embedded(grammar: Grammar) -> str:
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": EMBEDDED_OPTIONS}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}  # as in a schema alone
     return json.dumps(schema, ensure_ascii=False)
 
 

@@ -19,12 +19,11 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.masks import Mask, clear_bits, mask_words
+from ridgeline.engine.grammar.patterns import WHITESPACE
 
 if TYPE_CHECKING:
     from ridgeline.models.tokenizer import Tokenizer
 
-# Between two tokens of JSON. Bounded: a model that likes blanks would never come to an end.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
 COMPILE_STACK_BYTES = 256 << 20  # the library follows chains of rules by recursion; touched only as needed
 SLOW_MASK_S = 0.1  # of processor time: whoever needs more for one token holds up everybody

@@ -10,27 +10,34 @@ import re
 
 _SPACE = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # to everybody
 _MAYBE_SPACE = _SPACE + r"\ufeff\x1c-\x1f\x85"  # to somebody
-_ESCAPE_OR_BRACKET = re.compile(r"\\.|\[|\]", re.DOTALL)
+_PART = re.compile(r"\\.|[\[\].]", re.DOTALL)  # what may have to be written otherwise
+_OUTSIDE = {  # of []
+    r"\s": f"[{_SPACE}]",
+    r"\S": f"[^{_MAYBE_SPACE}]",
+    r"\W": r"[^\p{L}\p{M}\p{N}_]",
+    r"\D": r"[^\p{Nd}]",
+    ".": r"[^\n\r\u2028\u2029]",
+}
+
+
+# Between two tokens of JSON. Bounded: a model that likes blanks would never come to an end.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
 def strict_pattern(pattern: str) -> str:
-    r"""\s as what everybody takes for space, \S as what nobody does. Within [], where that can be said."""
+    r"""\s as what everybody takes for space, \S as what nobody does, and so on; within [] \s alone."""
     inside = False
 
     def written(found: re.Match[str]) -> str:
         nonlocal inside
         text = found.group()
-        if text == "[":
-            inside = True
-        elif text == "]":
-            inside = False
-        elif text == r"\s":
-            return _SPACE if inside else f"[{_SPACE}]"
-        elif text == r"\S" and not inside:
-            return f"[^{_MAYBE_SPACE}]"
-        return text
+        if text in "[]":
+            inside = text == "["
+        elif inside:
+            return _SPACE if text == r"\s" else text
+        return _OUTSIDE.get(text, text)
 
-    return _ESCAPE_OR_BRACKET.sub(written, pattern)
+    return _PART.sub(written, pattern)
 
 
 # Of four digits and not beginning with 0: there was no year 0, and some calendars begin later than others.

@@ -77,19 +77,20 @@ def sample(
     scratch: SampleScratch,
     plan: SamplePlan,
     logprobs: LogprobBuffers | None = None,
+    masks: Tensor | None = None,
 ) -> None:
     """Choose a token for each row of logits [L, V] whose sequence is in state row rows[i] (-1: padding).
 
     draw_positions[i] is how many tokens that sequence has chosen before. The token goes to out_tokens[i], or
     -1 where the logits have no finite maximum, and to last_tokens[rows[i]] (0 instead of -1: it may be read
     as an id before the host knows). Rows that ask for them find log-probabilities in `logprobs`: those of the
-    model itself, before bias, penalties and temperature. With a plain plan this is one launch that a CUDA
-    graph may hold.
+    model itself, before bias, penalties, masks and temperature. With a plain plan this is one launch that a
+    CUDA graph may hold. masks: as `process` takes them, for rows that are constrained.
     """
     changed = None
     if plan.processed:
         changed = scratch.changed(*logits.shape)
-        process(logits, rows, draw_positions, state, changed)
+        process(logits, rows, draw_positions, state, changed, masks)
     if plan.filtered:
         find_thresholds(logits, changed, rows, draw_positions, state, scratch.filters)
     draw(logits, rows, draw_positions, state, last_tokens, out_tokens, scratch, plan)

@@ -1,4 +1,4 @@
-"""Changing logits before a draw: bias, then penalties, then suppressed ids, for the rows that ask for it.
+"""Changing logits before a draw: bias, penalties, a grammar's mask, suppressed ids, for the rows that ask.
 
 The changed rows are float32 copies: log-probabilities are those of the raw logits. Penalties read the table
 of token counts that the draw itself keeps, so that a token drawn in one step is penalized in the next.
@@ -33,12 +33,16 @@ def process(
     draw_positions: Tensor,
     state: SamplerState,
     changed: Tensor,
+    masks: Tensor | None = None,
     *,
     block: int = 4096,
     warps: int = 8,
 ) -> None:
-    """changed [L, V] float32 gets the logits of the rows that ask for it, after bias, penalties and
-    suppressed ids; other rows of it are not touched."""
+    """changed [L, V] float32 gets the logits of the rows that ask for it, after bias, penalties, masks and
+    suppressed ids; other rows of it are not touched.
+
+    masks: int32; the first L say where each row's mask begins in it (-1: it has none), a bit for each token.
+    """
     count, vocab = logits.shape
     _process[(count, triton.cdiv(vocab, block))](
         logits,
@@ -50,9 +54,11 @@ def process(
         state.bias_values,
         state.suppressed,
         state.counts,
+        state.params if masks is None else masks,
         vocab,
         logits.stride(0),
         changed.stride(0),
+        int(masks is not None),
         BIAS_WIDTH=MAX_BIASED,
         SUPPRESSED_WIDTH=MAX_SUPPRESSED,
         BLOCK=block,
@@ -63,7 +69,8 @@ def process(
     )
 
 
-@triton.jit
+# Whether anybody has a mask makes no other kernel: nobody waits for the compiler.
+@triton.jit(do_not_specialize=["masked"])
 def _process(
     logits,
     changed,
@@ -74,9 +81,11 @@ def _process(
     bias_values,
     suppressed,
     counts,
+    masks,
     vocab,
     logits_stride,
     changed_stride,
+    masked,
     BIAS_WIDTH: tl.constexpr,
     SUPPRESSED_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -114,6 +123,13 @@ def _process(
             if slot >= 0:
                 seen = tl.load(counts + slot.to(tl.int64) * vocab + token, mask=mask, other=0)
                 value = _penalized(value, seen, settings, row)
+            if masked != 0:
+                begin = tl.load(masks + i)
+                if begin >= 0:
+                    word = tl.load(masks + begin + token // 32, mask=mask, other=0)
+                    barred = ((word >> (token % 32)) & 1) == 0
+                    # NaN and +inf stay: the draw must see that the row is bad
+                    value = tl.where(barred & (value < float("inf")), float("-inf"), value)
             tl.store(target + token, value, mask=mask)
             if position < int_field(settings, row, MIN_TOKENS):
                 tl.debug_barrier()
@@ -124,7 +140,6 @@ def _process(
                     one = tl.load(suppressed + row * SUPPRESSED_WIDTH + place, mask=place < count, other=-1)
                     here = (one >= first) & (one < first + BLOCK) & (one < vocab)
                     old = tl.load(target + one, mask=here)
-                    # NaN and +inf stay: the draw must see that the row is bad
                     tl.store(target + one, tl.where(old < float("inf"), float("-inf"), old), mask=here)
                     start += LIST
 

@@ -80,6 +80,7 @@ class RowParams:
     suppressed: tuple[int, ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    constrained: bool = False  # every step brings a mask of the tokens it may choose
 
     @property
     def penalized(self) -> bool:
@@ -98,7 +99,7 @@ class SamplePlan:
     """Which kernels a batch needs beyond the plain draw; known to the host."""
 
     filtered: bool = False
-    processed: bool = False  # bias, penalties or suppressed ids
+    processed: bool = False  # bias, penalties, masks or suppressed ids
     counted: bool = False  # penalties: drawn tokens are counted
     logprobs: int | None = None  # the most alternatives any row asks for
 
@@ -156,7 +157,7 @@ class SamplerState:
         self.clear_row(row)
         slot = self._take_slot(row) if params.penalized else -1
         min_tokens = params.min_tokens if params.suppressed else 0
-        self._classes[row] = params.filtered, bool(params.bias) or slot >= 0, min_tokens, slot >= 0
+        self._classes[row] = params.filtered, _is_processed(params), min_tokens, slot >= 0
         self._logprobs[row] = -1 if params.logprobs is None else params.logprobs
         if self._classes[row].any() or params.logprobs is not None:
             self._special.add(row)
@@ -290,9 +291,12 @@ def _fields(params: RowParams, slot: int, min_tokens: int) -> IntArray:
     fields[SUPPRESSED.value] = len(params.suppressed) if min_tokens else 0
     fields[COUNT_SLOT.value] = slot
     fields[LOGPROBS.value] = -1 if params.logprobs is None else params.logprobs
-    processed = bool(params.bias) or slot >= 0
-    fields[FLAGS.value] = FILTERED.value * params.filtered | PROCESSED.value * processed
+    fields[FLAGS.value] = FILTERED.value * params.filtered | PROCESSED.value * _is_processed(params)
     return fields
+
+
+def _is_processed(params: RowParams) -> bool:
+    return bool(params.bias) or params.penalized or params.constrained
 
 
 @triton.jit
