@@ -45,6 +45,7 @@ class Tokenizer:
         self.eos_id = self._id_of("eos_token")
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.added_tokens = {token.content: index for index, token in added.items()}
         self.adds_bos = self.bos_id is not None and self.encode("")[:1] == [self.bos_id]
         self.chat_template = (
             None if parts.chat_template is None else ChatTemplate(parts.chat_template, **parts.special_tokens)

@@ -6,17 +6,16 @@ reasoning; here the two are put together.
 
 from __future__ import annotations
 
-import functools
 import json
 from dataclasses import dataclass
 
 from ridgeline.engine.grammar import Grammar
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.parsing.grammars import UnsupportedSchema, reasoning_grammar
+from ridgeline.server.parsing.grammars import Choice, UnsupportedBudget, UnsupportedSchema, reasoning_grammar
 from ridgeline.server.protocol import ChatRequest
-from ridgeline.server.speech import Speech
-from ridgeline.server.structured import asked_grammar, embedded
+from ridgeline.server.speech import Speech, marker_tokens
+from ridgeline.server.structured import asked_grammar, embedded, json_schema_grammar
 from ridgeline.server.tools import ToolUse
 
 
@@ -31,36 +30,36 @@ class AnswerGrammar:
 def answer_grammar(
     body: ChatRequest, speech: Speech, use: ToolUse, inside_reasoning: bool, tokenizer: Tokenizer
 ) -> AnswerGrammar:
+    """Calls that must be made leave no room for a format; calls that may be are the alternative to it."""
     asked = asked_grammar(body)
+    if use.choice in ("required", "named"):
+        asked = None
     budget = _budget(body, speech)
     if asked is None and budget is None and not use.shown:
         return AnswerGrammar()
-    special = special_tokens(tokenizer)
+    try:
+        return _combined(asked, speech, use, inside_reasoning, budget, marker_tokens(tokenizer, speech))
+    except UnsupportedBudget as error:
+        raise BadRequest("thinking_token_budget", str(error)) from None
+
+
+def _combined(
+    asked: tuple[Grammar, str] | None,
+    speech: Speech,
+    use: ToolUse,
+    inside_reasoning: bool,
+    budget: int | None,
+    special: dict[str, int],
+) -> AnswerGrammar:
+    if asked is not None and not use.shown and _stands_alone(asked[0], speech, inside_reasoning, budget):
+        return AnswerGrammar(*asked)
+    content = None if asked is None else _fragment(*asked)
     if use.shown:
-        if asked is not None and use.choice == "auto":
-            message = "cannot be combined with tools unless tool_choice is none, required or a function"
-            raise BadRequest(asked[1], message, "unsupported_field")
-        source = _call_grammar(speech, use, inside_reasoning, budget, special)
-        if source is not None:
-            return AnswerGrammar(Grammar("lark", source), "tools")
-    if asked is not None and use.choice in ("none", "auto"):
-        grammar, field = asked
-        if speech.reasoning is None:
-            return AnswerGrammar(grammar, field)
-        rest = _fragment(grammar)
-        if rest is None and (inside_reasoning or budget is not None):
-            raise BadRequest(
-                field, "a grammar of one's own cannot follow this model's reasoning; use a schema"
-            )
-        if rest is None:
-            return AnswerGrammar(grammar, field)
-        source = reasoning_grammar(speech.reasoning, inside_reasoning, budget, rest, special)
-        return AnswerGrammar(Grammar("lark", source), field)
-    if budget is not None:
-        assert speech.reasoning is not None  # or `_budget` would have refused it
-        source = reasoning_grammar(speech.reasoning, inside_reasoning, budget, None, special)
-        return AnswerGrammar(Grammar("lark", source), "thinking_token_budget")
-    return AnswerGrammar()
+        source = _call_grammar(speech, use, inside_reasoning, budget, special, content)
+        return AnswerGrammar(None if source is None else Grammar("lark", source), "tools")
+    assert speech.reasoning is not None  # or there would be neither a budget nor anything to combine
+    source = reasoning_grammar(speech.reasoning, inside_reasoning, budget, content, special)
+    return AnswerGrammar(Grammar("lark", source), asked[1] if asked else "thinking_token_budget")
 
 
 def _budget(body: ChatRequest, speech: Speech) -> int | None:
@@ -75,24 +74,38 @@ def _budget(body: ChatRequest, speech: Speech) -> int | None:
 
 
 def _call_grammar(
-    speech: Speech, use: ToolUse, inside_reasoning: bool, budget: int | None, special: dict[str, int]
+    speech: Speech,
+    use: ToolUse,
+    inside_reasoning: bool,
+    budget: int | None,
+    special: dict[str, int],
+    content: str | None,
 ) -> str | None:
     assert speech.tools is not None  # or the tools would have been refused
-    is_free = use.choice == "auto" and use.parallel and not any(tool.strict for tool in use.tools)
-    if is_free and budget is None:
-        return None
-    choice = use.callable[0] if use.choice == "named" else use.choice
+    for place, tool in enumerate(use.tools):
+        if tool.strict:  # what it asks for and nothing can enforce is refused by its path
+            json_schema_grammar(tool.parameters or {}, f"tools[{place}].function.parameters")
+    choice: Choice = "required" if use.choice == "required" else "auto"
+    if use.choice == "named":
+        (choice,) = use.callable
     try:
         return speech.tools.grammar(
-            use.tools, choice, use.parallel, speech.reasoning, inside_reasoning, budget, special
+            use.tools, choice, use.parallel, speech.reasoning, inside_reasoning, budget, special, content
         )
     except UnsupportedSchema as error:
         place = [tool.name for tool in use.tools].index(error.tool_name)
         raise BadRequest(f"tools[{place}].function.parameters", str(error)) from None
 
 
-def _fragment(grammar: Grammar) -> str | None:
-    """The grammar as rules that begin with `rest`; None where it is not ours to rewrite."""
+def _stands_alone(grammar: Grammar, speech: Speech, inside_reasoning: bool, budget: int | None) -> bool:
+    """Nothing comes before it. A client's own grammar is the whole answer wherever that is possible."""
+    if speech.reasoning is None:
+        return True
+    return grammar.kind == "lark" and not inside_reasoning and budget is None
+
+
+def _fragment(grammar: Grammar, field: str) -> str:
+    """The grammar as rules that begin with `rest`, to stand beside others."""
     match grammar.kind:
         case "json_object" | "json_schema":
             return f"rest: %json {embedded(grammar)}"
@@ -101,10 +114,4 @@ def _fragment(grammar: Grammar) -> str | None:
         case "choice":
             return "rest: " + " | ".join(json.dumps(text) for text in json.loads(grammar.source))
         case _:
-            return None
-
-
-@functools.lru_cache(maxsize=64)
-def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The special tokens by their text."""
-    return {tokenizer.token_text(id): id for id in tokenizer.special_ids}
+            raise BadRequest(field, "a grammar of one's own cannot be combined with tools or reasoning")

@@ -30,7 +30,6 @@ from ridgeline.server.endpoint import Endpoint, Generating
 from ridgeline.server.front import Front, Model
 from ridgeline.server.gate import Gate
 from ridgeline.server.messages_api import endpoints as messages_api
-from ridgeline.server.messages_api import endpoints as messages_api
 from ridgeline.server.openapi.handlers import self_description
 from ridgeline.server.protocol import (
     ChatRequest,

@@ -17,7 +17,7 @@ from ridgeline.server.errors import BadRequest
 from ridgeline.server.front import Front
 from ridgeline.server.prompts import check_prompts, rendered_chat
 from ridgeline.server.protocol import ChatRequest, TokenizeRequest
-from ridgeline.server.speech import PROMPT_TAIL, Speech, speech_of
+from ridgeline.server.speech import PROMPT_TAIL, Speech, needs_special, speech_of
 from ridgeline.server.tools import ToolUse, tool_use
 from ridgeline.server.validation import check_stream_options, sampling_params, template_messages
 
@@ -32,10 +32,11 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
     prompt = chat_prompt(client.tokenizer, speech, use, body)
     inside_reasoning = speech.reasoning is not None and speech.reasoning.opened_by(prompt[-PROMPT_TAIL:])
     grammar = answer_grammar(body, speech, use, inside_reasoning, client.tokenizer)
-    params = _params(body, client.hello.vocab_size, speech, grammar)
+    new_parser = speech.new_parser(use.callable, inside_reasoning)
+    show_special = new_parser is not None and needs_special(client.tokenizer, speech)
+    params = _params(body, client.hello.vocab_size, grammar, show_special)
     prompts = [Prompt(client.tokenizer.encode(prompt, add_special=False))]
     check_prompts(client, prompts, params, "messages")
-    new_parser = speech.new_parser(use.callable, inside_reasoning)
     return Job.of(body, client, served, prompts, params, new_parser, grammar.field)
 
 
@@ -60,7 +61,7 @@ def _effort_variables(body: ChatRequest) -> dict[str, Any]:
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 
-def _params(body: ChatRequest, vocab_size: int, speech: Speech, grammar: AnswerGrammar) -> SamplingParams:
+def _params(body: ChatRequest, vocab_size: int, grammar: AnswerGrammar, show_special: bool) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs", "only allowed together with logprobs: true")
     newer = body.max_completion_tokens
@@ -73,5 +74,5 @@ def _params(body: ChatRequest, vocab_size: int, speech: Speech, grammar: AnswerG
         prompt_logprobs=body.prompt_logprobs,
         vocab_size=vocab_size,
         grammar=grammar.grammar,
-        show_special=speech.shows_special,
+        show_special=show_special,
     )

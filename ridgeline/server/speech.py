@@ -15,8 +15,9 @@ from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.parsing.events import OutputParser, Tool
-from ridgeline.server.parsing.formats import NO_PARSER, TOOL_FORMATS, ToolFormat, detect, plain_parser
+from ridgeline.server.parsing.formats import NO_PARSER, TOOL_FORMATS, detect, plain_parser
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
+from ridgeline.server.parsing.tool_format import ToolFormat
 from ridgeline.server.tools import ToolUse
 
 PROMPT_TAIL = 64  # characters at a prompt's end that tell whether it has opened a block of reasoning
@@ -30,11 +31,10 @@ class Speech:
     reasoning: ReasoningFormat | None = None
 
     @property
-    def shows_special(self) -> bool:
-        """Whether its marks are special tokens, which must then be part of the text."""
-        return bool(self.tools and self.tools.shows_special) or bool(
-            self.reasoning and self.reasoning.shows_special
-        )
+    def marks(self) -> tuple[str, ...]:
+        """All that its calls and its reasoning are marked by."""
+        of_tools = self.tools.markers if self.tools else ()
+        return of_tools + ((self.reasoning.opener, self.reasoning.closer) if self.reasoning else ())
 
     def prepared(
         self, messages: Sequence[Mapping[str, Any]], use: ToolUse
@@ -53,6 +53,18 @@ class Speech:
         if self.reasoning is not None:
             return functools.partial(plain_parser, self.reasoning, inside_reasoning)
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def marker_tokens(tokenizer: Tokenizer, speech: Speech) -> dict[str, int]:
+    """The tokens of their own, among the model's, that its marks are made of, by their text."""
+    marks = speech.marks
+    return {text: id for text, id in tokenizer.added_tokens.items() if any(text in mark for mark in marks)}
+
+
+def needs_special(tokenizer: Tokenizer, speech: Speech) -> bool:
+    """Whether a parser finds its marks only where special tokens are part of the text."""
+    return not tokenizer.special_ids.isdisjoint(marker_tokens(tokenizer, speech).values())
 
 
 def speech_of(tokenizer: Tokenizer, config: ServerConfig) -> Speech:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.messages import Hello
@@ -30,9 +30,10 @@ Script = Callable[[list[int], SamplingParams], AsyncIterator[OutputChunk]]
 class ByteTokenizer:
     vocab_size = VOCAB_SIZE
     special_ids = frozenset(SPECIAL)
+    added_tokens: ClassVar = {text.decode(): id for id, text in SPECIAL.items()}
 
     def __init__(self, template: str = "{{ messages }}") -> None:
-        """template: what the server looks into for the formats of calls and reasoning; nothing is rendered."""
+        """template: where the server looks for the formats of calls and reasoning; nothing is rendered."""
         self.chat_template = ChatTemplate(template)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
