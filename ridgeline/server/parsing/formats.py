@@ -7,15 +7,16 @@ request. A template whose calls none of the parsers reads has no format: a reque
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
-from ridgeline.server.parsing import deepseek, dsml, gemma, harmony, hermes, llama3, mistral
-from ridgeline.server.parsing.events import IdMaker, OutputParser, Tool, call_id, short_call_id
+from ridgeline.server.parsing import deepseek, dsml, gemma, harmony, hermes, llama3, mistral, qwen_xml
+from ridgeline.server.parsing.argument_grammars import dsml_arguments, gemma_arguments, qwen_arguments
+from ridgeline.server.parsing.events import OutputParser, short_call_id
 from ridgeline.server.parsing.generic_json import BareJsonParser
-from ridgeline.server.parsing.parser import Parser, PlainParser
-from ridgeline.server.parsing.prepare import DEFAULT_PREPARATION, Preparation
-from ridgeline.server.parsing.qwen_xml import QwenXmlParser
+from ridgeline.server.parsing.grammars import CallSyntax
+from ridgeline.server.parsing.parser import PlainParser
+from ridgeline.server.parsing.prepare import Preparation
 from ridgeline.server.parsing.reasoning import (
     GEMMA_THOUGHT,
     HARMONY_ANALYSIS,
@@ -23,6 +24,7 @@ from ridgeline.server.parsing.reasoning import (
     THINK,
     ReasoningFormat,
 )
+from ridgeline.server.parsing.tool_format import ToolFormat
 
 NO_PARSER = (
     "the model's chat template writes tool calls in a format that no parser here reads; start the server "
@@ -51,34 +53,33 @@ DEEPSEEK_V31_LESSON = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a model writes its calls: who reads them, and what its template must be given."""
-
-    name: str
-    parser_type: type[Parser]
-    # Marks that the model may write as special tokens, which plain text leaves out.
-    markers: tuple[str, ...] = ()
-    shows_special: bool = False
-    prepare: Preparation = DEFAULT_PREPARATION
-    new_id: IdMaker = call_id
-
-    def parser(
-        self,
-        tools: Sequence[Tool],
-        reasoning: ReasoningFormat | None = None,
-        inside_reasoning: bool = False,
-        new_id: IdMaker | None = None,
-    ) -> OutputParser:
-        """One parser per choice. Without tools it reads reasoning and takes calls for content."""
-        return self.parser_type(tools, reasoning, inside_reasoning, new_id or self.new_id)
-
-
-HERMES = ToolFormat("hermes", hermes.HermesParser, markers=(hermes.OPEN, hermes.CLOSE))
-QWEN_XML = ToolFormat("qwen_xml", QwenXmlParser, markers=(hermes.OPEN, hermes.CLOSE))
+HERMES = ToolFormat(
+    "hermes",
+    hermes.HermesParser,
+    CallSyntax(
+        hermes.OPEN,
+        '\n{"name": "$name", "arguments": ',
+        f"}}\n{hermes.CLOSE}",
+        again=f"\n{hermes.OPEN}",
+    ),
+    markers=(hermes.OPEN, hermes.CLOSE),
+)
+QWEN_XML = ToolFormat(
+    "qwen_xml",
+    qwen_xml.QwenXmlParser,
+    CallSyntax(
+        qwen_xml.CALL_OPEN,
+        "\n<function=$name>\n",
+        f"{qwen_xml.FUNCTION_CLOSE}\n{qwen_xml.CALL_CLOSE}",
+        again=f"\n{qwen_xml.CALL_OPEN}",
+        arguments=qwen_arguments,
+    ),
+    markers=(qwen_xml.CALL_OPEN, qwen_xml.CALL_CLOSE),
+)
 LLAMA3 = ToolFormat(
     "llama3",
     llama3.Llama3Parser,
+    CallSyntax("", '{"name": "$name", "parameters": ', "}", again="; "),
     markers=(llama3.PYTHON_TAG,),
     shows_special=True,
     prepare=Preparation(one_call_per_message=True),
@@ -86,6 +87,7 @@ LLAMA3 = ToolFormat(
 MISTRAL = ToolFormat(
     "mistral",
     mistral.MistralParser,
+    CallSyntax(mistral.OPEN, f"$name{mistral.ARGS}", "", again=mistral.OPEN, is_special=True),
     markers=(mistral.OPEN, mistral.ARGS, mistral.CALL_ID),
     shows_special=True,
     prepare=Preparation(short_ids=True),
@@ -94,6 +96,13 @@ MISTRAL = ToolFormat(
 DEEPSEEK = ToolFormat(
     "deepseek",
     deepseek.DeepSeekParser,
+    CallSyntax(
+        deepseek.CALLS_BEGIN,
+        f"{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}$name\n{deepseek.FENCE}json\n",
+        f"\n{deepseek.FENCE}{deepseek.CALL_END}",
+        again="\n",
+        close=deepseek.CALLS_END,
+    ),
     markers=(
         deepseek.CALLS_BEGIN,
         deepseek.CALL_BEGIN,
@@ -104,10 +113,31 @@ DEEPSEEK = ToolFormat(
     shows_special=True,
     prepare=Preparation(no_content=None, lesson=DEEPSEEK_LESSON),
 )
-DSML = ToolFormat("dsml", dsml.DsmlParser, markers=(dsml.DSML,), shows_special=True)
+DSML = ToolFormat(
+    "dsml",
+    dsml.DsmlParser,
+    CallSyntax(
+        dsml.OPENERS[1],
+        f'{dsml.INVOKE}$name">\n',
+        f"{dsml.INVOKE_CLOSE}\n",
+        again="",
+        first="\n",
+        close=dsml.CLOSERS[1],
+        arguments=dsml_arguments,
+    ),
+    markers=(dsml.DSML,),
+    shows_special=True,
+)
 HARMONY = ToolFormat(
     "harmony",
     harmony.HarmonyParser,
+    CallSyntax(
+        harmony.CHANNEL,
+        f"commentary to=functions.$name {harmony.CONSTRAIN}json{harmony.MESSAGE}",
+        "",
+        again=None,  # its end token ends the answer too
+        is_special=True,
+    ),
     markers=(
         harmony.START,
         harmony.CHANNEL,
@@ -123,12 +153,21 @@ HARMONY = ToolFormat(
 GEMMA = ToolFormat(
     "gemma",
     gemma.GemmaParser,
+    CallSyntax(
+        gemma.OPEN,
+        "call:$name{",
+        f"}}{gemma.CLOSE}",
+        again=gemma.OPEN,
+        arguments=gemma_arguments,
+        is_special=True,
+    ),
     markers=(gemma.OPEN, gemma.CLOSE, gemma.QUOTE, gemma.CHANNEL, gemma.CHANNEL_END, gemma.RESPONSE),
     shows_special=True,
 )
 JSON = ToolFormat(
     "json",
     BareJsonParser,
+    CallSyntax("", '{"name": "$name", "arguments": ', "}", again="\n", lists=True),
     prepare=Preparation(shows_tools=False, shows_calls=False, lesson=GENERIC_LESSON),
 )
 
@@ -174,7 +213,8 @@ def _tool_format(source: str) -> ToolFormat | None:
     reads_tools = _READS_TOOLS.search(source) is not None
     for tool_format, sign in _SIGNS:
         if sign.search(source):
-            return replace(tool_format, prepare=_ways(tool_format.prepare, source, reads_tools))
+            prepare = _ways(tool_format.prepare, source, reads_tools)
+            return replace(tool_format, prepare=prepare, syntax=_syntax(tool_format, source))
     if _KNOWS_TOOLS.search(source):
         return None
     refuses_system = "System role not supported" in source
@@ -193,6 +233,22 @@ def _ways(prepare: Preparation, source: str, reads_tools: bool) -> Preparation:
         without_null=_NAMES_PYTHON_TYPES in source,
         results_in_calls="'tool_responses'" in source and "'tool_call_id'" not in source,
     )
+
+
+def _syntax(tool_format: ToolFormat, source: str) -> CallSyntax:
+    """The format's usual way of writing, or that of this very template where models of a family differ."""
+    syntax = tool_format.syntax
+    if tool_format is MISTRAL and mistral.CALL_ID in source:
+        return replace(syntax, before=f"$name{mistral.CALL_ID}$id{mistral.ARGS}")
+    if tool_format is MISTRAL and mistral.ARGS not in source:
+        before = '{"name": "$name", "arguments": '
+        return replace(syntax, before=before, after="}", again=", ", first="[", close="]")
+    if tool_format is DEEPSEEK and deepseek.FENCE not in source:
+        before = f"{deepseek.CALL_BEGIN}$name{deepseek.SEPARATOR}"
+        return replace(syntax, before=before, after=deepseek.CALL_END, again="")
+    if tool_format is DSML and dsml.BLOCKS[0] in source:
+        return replace(syntax, opener=dsml.OPENERS[0], close=dsml.CLOSERS[0])
+    return syntax
 
 
 def _reasoning_format(source: str) -> ReasoningFormat | None:

@@ -1,19 +1,199 @@
-"""Grammars of calls and reasoning. (First form; to be completed.)"""
+"""Grammars that hold a model to its calls: required, named or strict ones, one or several, behind reasoning.
+
+A `CallSyntax` says how a format writes calls; from it `call_grammar` makes the source that the engine
+enforces. Whatever such a grammar lets through, the format's parser reads as the calls that were meant.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from ridgeline.server.parsing.reasoning import ReasoningFormat
+from ridgeline.server.parsing import harmony
+from ridgeline.server.parsing.argument_grammars import ArgumentGrammar, UnsupportedSchema, json_arguments
+from ridgeline.server.parsing.events import Tool
+from ridgeline.server.parsing.lark import Lark, either
+from ridgeline.server.parsing.reasoning import HARMONY_ANALYSIS, ReasoningFormat
+
+__all__ = [
+    "CallSyntax",
+    "Choice",
+    "UnsupportedBudget",
+    "UnsupportedSchema",
+    "call_grammar",
+    "reasoning_grammar",
+]
+
+Choice = Literal["auto", "required"] | Tool
+
+# What a bare call looks like at the start of a line, as the parser sees it: free text must not.
+_LIKE_A_CALL = (
+    r"(?s:(.*\n)?[ \t\r\n]*(```[A-Za-z_]*[ \t\r\n]*)?\[?[ \t\r\n]*\{[ \t\r\n]*"
+    r'"(name|arguments|parameters|type|id)".*)'
+)
+_CALL_ID = "/[a-zA-Z0-9]{9}/"
+_NEW_ASSISTANT = f"{harmony.START}assistant"
 
 
-class UnsupportedSchema(Exception):
-    def __init__(self, tool_name: str, message: str) -> None:
-        super().__init__(message)
-        self.tool_name = tool_name
+class UnsupportedBudget(ValueError):
+    """The end of this model's reasoning is not one token, so it cannot be forced."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How calls are written: the opener, calls with `again` between them, `close`."""
+
+    opener: str
+    before: str  # with $name for the tool's name, and $id where an id stands
+    after: str
+    again: str | None  # None: there is one call at most
+    first: str = ""  # between the opener and the first call
+    close: str = ""
+    arguments: ArgumentGrammar = json_arguments
+    # The markers are special tokens, which free text cannot contain.
+    is_special: bool = False
+    # Several calls may also stand in a JSON list.
+    lists: bool = False
+
+
+def call_grammar(
+    syntax: CallSyntax,
+    tools: Sequence[Tool],
+    choice: Choice,
+    parallel: bool,
+    reasoning: ReasoningFormat | None = None,
+    inside_reasoning: bool = False,
+    budget_tokens: int | None = None,
+    special: Mapping[str, int] | None = None,
+    content: str | None = None,
+) -> str | None:
+    """The source of a grammar, or None where nothing has to be enforced.
+
+    `special`: the ids of those markers that are one token. `content`: rules beginning with `rest`, what an
+    answer without calls must be; else it is any text.
+    """
+    is_free = choice == "auto" and parallel and not any(tool.strict for tool in tools) and content is None
+    if is_free and budget_tokens is None:
+        return None
+    lark = Lark(special or {})
+    if is_free:
+        assert reasoning is not None, "a budget is one of reasoning"
+        return reasoning_grammar(reasoning, inside_reasoning, budget_tokens, None, special)
+    callable_tools = [choice] if isinstance(choice, Tool) else list(tools)
+    by_schema = choice != "auto"
+    call = _call(lark, syntax, callable_tools, by_schema)
+    repeats = parallel and syntax.again is not None and not isinstance(choice, Tool)
+    calls = call
+    if repeats:
+        again = lark.text(syntax.again or "")
+        calls = lark.rule("calls", f"{call} ( {again} {call} )*")
+        if syntax.lists:
+            calls = either([calls, f'"[" {call} ( ", " {call} )* "]"'])
+    calls = " ".join(filter(None, (lark.text(syntax.first), calls, lark.text(syntax.close))))
+    opener = lark.text(syntax.opener)
+    lead = _lead(lark, reasoning, inside_reasoning, budget_tokens)
+    if syntax.opener == harmony.CHANNEL:
+        body = _harmony_body(lark, calls, choice, content)
+    elif choice != "auto":
+        body = f"{opener} {calls}"
+    elif content is not None:
+        body = either(["rest", f"{opener} {calls}"])
+    else:
+        body = _text_or_calls(lark, syntax, calls, repeats, _kept_out(reasoning, budget_tokens))
+    lark.rule("start", f"{lead} {body}".strip())
+    return lark.source() + ("" if content is None else content + "\n")
 
 
 def reasoning_grammar(
-    reasoning: ReasoningFormat, inside: bool, budget: int | None, rest: str | None, special: Mapping[str, int]
+    reasoning: ReasoningFormat,
+    inside: bool,
+    budget_tokens: int | None,
+    rest: str | None,
+    special: Mapping[str, int] | None = None,
 ) -> str:
-    raise NotImplementedError
+    """Reasoning of at most so many tokens, then `rest`: rules beginning with `rest`, or None for any text."""
+    lark = Lark(special or {})
+    lead = _lead(lark, reasoning, inside, budget_tokens)
+    if reasoning is HARMONY_ANALYSIS:
+        body = _harmony_rest(lark, rest)
+    elif rest is None:
+        body = lark.any_text("TEXT", _kept_out(reasoning, budget_tokens))
+    else:
+        body = "rest"
+    lark.rule("start", f"{lead} {body}".strip())
+    return lark.source() + ("" if rest is None else rest + "\n")
+
+
+def _call(lark: Lark, syntax: CallSyntax, tools: Sequence[Tool], by_schema: bool) -> str:
+    """One call of any of the tools."""
+    written: list[str] = []
+    for index, tool in enumerate(tools):
+        arguments = syntax.arguments(lark, tool, f"arguments_{index}", by_schema or tool.strict)
+        before, has_id, after_id = (
+            part.replace("$name", tool.name) for part in syntax.before.partition("$id")
+        )
+        call_id = _CALL_ID if has_id else ""
+        parts = (lark.text(before), call_id, lark.text(after_id), arguments, lark.text(syntax.after))
+        written.append(lark.rule(f"call_{index}", " ".join(filter(None, parts))))
+    return lark.rule("call", " | ".join(written))
+
+
+def _text_or_calls(
+    lark: Lark, syntax: CallSyntax, calls: str, repeats: bool, kept_out: tuple[str, ...]
+) -> str:
+    """Free text that turns into calls where the opener is written, and only as the grammar has them."""
+    if not syntax.opener:
+        return either([lark.any_text("TEXT", kept_out, _LIKE_A_CALL), calls])
+    is_token = syntax.opener in lark.tokens
+    kept_out = kept_out if not is_token or syntax.is_special else (*kept_out, syntax.opener)
+    head = lark.text_until(syntax.opener, "head", syntax.is_special)
+    text = lark.any_text("TEXT", kept_out)
+    return f"( {head} {calls} )* {text}" if repeats else either([text, f"{head} {calls}"])
+
+
+def _kept_out(reasoning: ReasoningFormat | None, budget_tokens: int | None) -> tuple[str, ...]:
+    """Under a budget no second block of reasoning may be opened in what looks like free text."""
+    if reasoning is None or budget_tokens is None or reasoning.shows_special:
+        return ()
+    return (reasoning.opener,)
+
+
+def _lead(lark: Lark, reasoning: ReasoningFormat | None, inside: bool, budget_tokens: int | None) -> str:
+    """The block of reasoning before everything else: there if the prompt has opened it, else optional."""
+    if reasoning is None:
+        return ""
+    if budget_tokens is not None and reasoning.closer not in lark.tokens:
+        raise UnsupportedBudget(
+            f"the mark that ends this model's reasoning, {reasoning.closer}, is not one of its tokens, "
+            "so the reasoning cannot be cut short"
+        )
+    if budget_tokens is not None and not inside and not reasoning.shows_special:
+        # The library counts from the token before where that is no special one: the opener.
+        budget_tokens = max(1, budget_tokens - 1)
+    thought = lark.text_until(reasoning.closer, "thought", reasoning.shows_special, budget_tokens)
+    ending = lark.text(_NEW_ASSISTANT) if reasoning is HARMONY_ANALYSIS else "/\\n{0,2}/"
+    block = f"{thought} {ending}"
+    if inside:
+        return block
+    return f"( {lark.text(reasoning.opener)} {block} )?"
+
+
+def _harmony_body(lark: Lark, calls: str, choice: Choice, content: str | None) -> str:
+    """A call, or messages that are none: a preamble may come before either."""
+    channel = lark.text(harmony.CHANNEL)
+    call = f"{channel} {calls}"
+    if choice != "auto":
+        return call
+    return either([call, _harmony_rest(lark, None if content is None else "")])
+
+
+def _harmony_rest(lark: Lark, rest: str | None) -> str:
+    """The final message, which is `rest` or any text, perhaps after a preamble."""
+    text = lark.any_text("TEXT")
+    preamble = (
+        f"{lark.text(f'{harmony.CHANNEL}commentary{harmony.MESSAGE}')} "
+        f"{lark.text_until(harmony.END, 'preamble', is_special=True)} {lark.text(_NEW_ASSISTANT)}"
+    )
+    final = f"{lark.text(f'{harmony.CHANNEL}final{harmony.MESSAGE}')} {text if rest is None else 'rest'}"
+    return f"( {preamble} )? {final}"
