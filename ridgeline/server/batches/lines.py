@@ -43,6 +43,8 @@ def read_line(raw: bytes, endpoint: BatchEndpoint | None = None) -> Line:
         raise BadLine("invalid_request", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadLine("invalid_json_line", f"this line is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadLine("invalid_json_line", "this line is nested too deeply") from None
     if endpoint is not None and line.url != endpoint:
         message = (
             f"the url is {line.url[:100]!r}; the batch's endpoint is {endpoint!r}, and all lines must ask it"
@@ -50,7 +52,7 @@ def read_line(raw: bytes, endpoint: BatchEndpoint | None = None) -> Line:
         raise BadLine("mismatched_url", message, "url")
     try:
         body = _body.decode(line.body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise BadLine("invalid_request", f"the body is wrong: {error}", "body") from None
     if body.stream:
         raise BadLine("invalid_request", "a batch has whole answers; leave stream out", "body.stream")

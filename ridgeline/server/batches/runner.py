@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import msgspec
 from starlette.types import ASGIApp
@@ -125,23 +124,28 @@ class BatchRunner:
 
     async def _compute(self, batch: Batch) -> None:
         """Ask all lines that have no answer yet; then it is finalizing, unless it was interrupted."""
-        lines = asyncio.create_task(self._ask_all(batch))
+        assert self._asker is not None
+        lines = asyncio.create_task(self._ask_all(batch, self._asker))
         self._computing[batch.id] = lines
         try:
             await asyncio.wait([lines])
+        except asyncio.CancelledError:
+            lines.cancel()
+            await asyncio.wait([lines])  # whatever comes of it: the server ends
+            raise
         finally:
             del self._computing[batch.id]
-            lines.cancel()
-            with suppress(asyncio.CancelledError):
-                await lines
+        if not lines.cancelled():
+            lines.result()
         if not await self._store.pending(batch.id, 0, 1):
             await self._end(batch.id, "completed")
 
-    async def _ask_all(self, batch: Batch) -> None:
+    async def _ask_all(self, batch: Batch, asker: Asker) -> None:
         async with asyncio.TaskGroup() as asking:
             async for line in self._pending(batch.id):
                 await self._slots.acquire()
-                asking.create_task(self._ask(batch, line))
+                asked = asking.create_task(self._ask(batch, line, asker))
+                asked.add_done_callback(lambda _: self._slots.release())
                 await asyncio.sleep(0)  # other people's requests take turns with ours on this loop
 
     async def _pending(self, batch_id: str) -> AsyncIterator[PendingLine]:
@@ -151,21 +155,16 @@ class BatchRunner:
             for line in page:
                 yield line
 
-    async def _ask(self, batch: Batch, line: PendingLine) -> None:
-        try:
-            assert self._asker is not None
-            raw = await off_loop(line.length, lambda: self._read(batch, line))
-            body = await off_loop(line.length, lambda: bytes(read_line(raw).body))
-            name = line_name(batch.id, line.number)
-            outcome, answer = await self._asker.ask(name, line.custom_id, batch.endpoint, body)
-            await self._journal.keep(Finished(batch.id, line.number, outcome, answer))
-        finally:
-            self._slots.release()
+    async def _ask(self, batch: Batch, line: PendingLine, asker: Asker) -> None:
+        body = await off_loop(line.length, lambda: self._body(batch, line))
+        name = line_name(batch.id, line.number)
+        outcome, answer = await asker.ask(name, line.custom_id, batch.endpoint, body)
+        await self._journal.keep(Finished(batch.id, line.number, outcome, answer))
 
-    def _read(self, batch: Batch, line: PendingLine) -> bytes:
+    def _body(self, batch: Batch, line: PendingLine) -> bytes:
         with self._store.path(batch.input_file_id).open("rb") as file:
             file.seek(line.offset)
-            return file.read(line.length)
+            return bytes(read_line(file.read(line.length)).body)
 
     async def _end(self, batch_id: str, ending: End) -> None:
         def change(batch: Batch) -> Batch:
