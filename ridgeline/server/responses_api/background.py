@@ -70,6 +70,8 @@ class Run:
                 self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(self._task)
+            if not self._is_ending:  # it was cancelled before its first step
+                await self._finish(self.shape.cancelled_events())
         return self.shape.body
 
     async def wait_for(self, count: int) -> None:
@@ -98,6 +100,9 @@ class Run:
                 log.exception("unexpected error", extra={"request_id": request_id})
                 reply = unexpected(request_id)
             last = self.shape.failure_events(reply)
+        await self._finish(last)
+
+    async def _finish(self, last: list[bytes]) -> None:
         self._is_ending = True
         try:
             await self._store.update(self.shape.body)

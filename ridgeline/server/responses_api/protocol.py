@@ -10,10 +10,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ridgeline.server.limits import (
+    MAX_MESSAGES,
+    MAX_NAME_CHARACTERS,
+    MAX_PARTS,
+    MAX_SALT_CHARACTERS,
+    MAX_TEMPLATE_VARIABLES,
+)
 from ridgeline.server.protocol import About, Body, Int, ignored, refused
 
-MAX_ITEMS = 10_000  # of one conversation, earlier turns included
-MAX_PARTS = 1_000
+MAX_ITEMS = MAX_MESSAGES  # of one conversation, earlier turns included
 MAX_TOOLS = 128
 
 LOGPROBS = "message.output_text.logprobs"
@@ -27,7 +33,7 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-Id = Annotated[str, msgspec.Meta(max_length=256)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]  # ids, kinds and names
 Label = Annotated[str, msgspec.Meta(max_length=1024)]
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
@@ -38,7 +44,7 @@ NO_FILES = "only text is read; images, audio and files are not supported yet"
 
 class InputPart(Body, kw_only=True, frozen=True):
     type: Annotated[
-        str, About("`input_text`, `output_text`, or `reasoning_text` and `summary_text` in a reasoning item")
+        Name, About("`input_text`, `output_text`, or `reasoning_text` and `summary_text` in a reasoning item")
     ]
     text: Annotated[str | None, About("the text")] = None
     annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
@@ -59,18 +65,18 @@ Parts = Annotated[list[InputPart], msgspec.Meta(max_length=MAX_PARTS)]
 
 class InputItem(Body, kw_only=True, frozen=True):
     type: Annotated[
-        str | None,
+        Name | None,
         About(
             "`message` (default), `function_call`, `function_call_output`, `reasoning` or `item_reference`"
         ),
     ] = None
-    id: Annotated[Id | None, About("of the item; for `item_reference`: which stored item is meant")] = None
-    role: Annotated[str | None, About("of a message: `user`, `assistant`, `system` or `developer`")] = None
+    id: Annotated[Name | None, About("of the item; for `item_reference`: which stored item is meant")] = None
+    role: Annotated[Name | None, About("of a message: `user`, `assistant`, `system` or `developer`")] = None
     content: Annotated[
         str | Parts | None, About("of a message: text or text parts; of `reasoning`: its text parts")
     ] = None
-    call_id: Annotated[Id | None, About("which call is meant, in `function_call` and its output")] = None
-    name: Annotated[str | None, About("of `function_call`: the function's")] = None
+    call_id: Annotated[Name | None, About("which call is meant, in `function_call` and its output")] = None
+    name: Annotated[Name | None, About("of `function_call`: the function's")] = None
     arguments: Annotated[str | None, About("of `function_call`: JSON text")] = None
     output: Annotated[
         str | Parts | None, About("of `function_call_output`: what the function returned, as text")
@@ -79,15 +85,16 @@ class InputItem(Body, kw_only=True, frozen=True):
     encrypted_content: Annotated[
         str | None, ignored("of `reasoning`: another server's; nobody can read it here")
     ] = None
-    status: Annotated[str | None, ignored("of an earlier answer that is sent back")] = None
-    phase: Annotated[str | None, ignored("nothing depends on it")] = None
+    status: Annotated[Name | None, ignored("of an earlier answer that is sent back")] = None
+    phase: Annotated[Name | None, ignored("nothing depends on it")] = None
     caller: Annotated[Any, ignored("functions are called directly, always")] = None
+    async_: Annotated[Any, refused("calls are answered in their turn", False)] = None
     namespace: Annotated[Any, refused("namespaces are not supported")] = None
 
 
 class ResponseTool(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`function`; tools that a server would run itself are refused")]
-    name: Annotated[str | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -")] = None
+    type: Annotated[Name, About("`function`; tools that a server would run itself are refused")]
+    name: Annotated[Name | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -")] = None
     description: Annotated[str | None, About("what it is for; the model reads it")] = None
     parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
     strict: Annotated[bool | None, About("arguments always follow the schema; default false")] = None
@@ -97,14 +104,14 @@ class ResponseTool(Body, kw_only=True, frozen=True):
 
 
 class AllowedTool(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`function`")]
-    name: Annotated[str | None, About("a function of `tools`")] = None
+    type: Annotated[Name, About("`function`")]
+    name: Annotated[Name | None, About("a function of `tools`")] = None
 
 
 class ResponseToolChoice(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`function` or `allowed_tools`")]
-    name: Annotated[str | None, About("of `function`: the one that must be called")] = None
-    mode: Annotated[str | None, About("of `allowed_tools`: `auto` or `required`")] = None
+    type: Annotated[Name, About("`function` or `allowed_tools`")]
+    name: Annotated[Name | None, About("of `function`: the one that must be called")] = None
+    mode: Annotated[Name | None, About("of `allowed_tools`: `auto` or `required`")] = None
     tools: Annotated[
         Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)] | None,
         About("of `allowed_tools`: the model is told of no others"),
@@ -112,8 +119,8 @@ class ResponseToolChoice(Body, kw_only=True, frozen=True):
 
 
 class TextFormat(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`text`, `json_object` or `json_schema`")]
-    name: Annotated[str | None, About("of `json_schema`; nothing depends on it")] = None
+    type: Annotated[Name, About("`text`, `json_object` or `json_schema`")]
+    name: Annotated[Name | None, About("of `json_schema`; nothing depends on it")] = None
     description: Annotated[str | None, ignored("the model is not told of it")] = None
     schema: Annotated[dict[str, Any] | None, About("of `json_schema`: what every answer follows")] = None
     strict: Annotated[bool | None, ignored("schemas are always followed strictly")] = None
@@ -125,7 +132,7 @@ class TextOptions(Body, kw_only=True, frozen=True):
 
 
 class ReasoningOptions(Body, kw_only=True, frozen=True):
-    effort: Annotated[str | None, About("as `reasoning_effort` in chat")] = None
+    effort: Annotated[Name | None, About("as `reasoning_effort` in chat")] = None
     summary: Annotated[Any, ignored("no summary is made; the reasoning itself is in the item's content")] = (
         None
     )
@@ -143,7 +150,7 @@ class ResponseStreamOptions(Body, kw_only=True, frozen=True):
 class InputTokensRequest(Body, kw_only=True, frozen=True):
     """What makes the prompt; all there is to count its tokens."""
 
-    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
     input: Annotated[
         str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_ITEMS)] | None,
         About("a user's message, or items; up to 10,000, earlier turns included"),
@@ -152,14 +159,14 @@ class InputTokensRequest(Body, kw_only=True, frozen=True):
         str | None, About("a system message before all others; earlier responses' are not repeated")
     ] = None
     previous_response_id: Annotated[
-        str | None, About("a stored response that this one goes on from, with all that led to it")
+        Name | None, About("a stored response that this one goes on from, with all that led to it")
     ] = None
     tools: Annotated[
         Annotated[list[ResponseTool], msgspec.Meta(max_length=MAX_TOOLS)] | None,
         About("functions the model may call; up to 128"),
     ] = None
     tool_choice: Annotated[
-        str | ResponseToolChoice | None,
+        Name | ResponseToolChoice | None,
         About("`none`, `auto` (the default), `required`, a function, or `allowed_tools`"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None
@@ -168,7 +175,10 @@ class InputTokensRequest(Body, kw_only=True, frozen=True):
     truncation: Annotated[
         Any, refused("nothing is left out of a conversation unasked; shorten it", "disabled")
     ] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, About("variables for the chat template")] = None
+    chat_template_kwargs: Annotated[
+        Annotated[dict[str, Any], msgspec.Meta(max_length=MAX_TEMPLATE_VARIABLES)] | None,
+        About("variables for the chat template"),
+    ] = None
     conversation: Annotated[Any, refused("conversations are not kept; use previous_response_id")] = None
     personality: Annotated[Any, refused("personalities are not supported; write instructions")] = None
 
@@ -212,7 +222,10 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     seed: Annotated[int | None, About("same seed, same text, whatever else the server computes")] = None
     stop: Annotated[str | list[str] | None, About("the text ends before any of these")] = None
     priority: Annotated[Int | None, About("lower is served first; default 0")] = None
-    cache_salt: Annotated[str | None, About("requests share cached prefixes only with the same salt")] = None
+    cache_salt: Annotated[
+        Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] | None,
+        About("requests share cached prefixes only with the same salt"),
+    ] = None
     prompt: Annotated[Any, refused("prompt templates are not kept here; send their text")] = None
     context_management: Annotated[Any, refused("conversations are not compacted", [])] = None
     moderation: Annotated[Any, refused("moderation is not supported yet")] = None
@@ -234,4 +247,4 @@ class RetrieveQuery(msgspec.Struct, frozen=True):
 class ItemsQuery(msgspec.Struct, frozen=True):
     limit: Annotated[Annotated[int, msgspec.Meta(ge=1, le=100)] | None, About("1 to 100; default 20")] = None
     order: Annotated[Literal["asc", "desc"] | None, About("default `desc`: newest first")] = None
-    after: Annotated[Id | None, About("the id of the last item that was seen")] = None
+    after: Annotated[Name | None, About("the id of the last item that was seen")] = None
