@@ -44,8 +44,15 @@ def generated() -> str:
             for path, nested in _nested(body):
                 if nested not in shown:
                     shown.add(nested)
-                    tables.append(_table(f"`{path}`" if elsewhere else f"`{path}` of {title}", nested))
+                    name = f"`{path}`{_kind(nested)}"
+                    tables.append(_table(name if elsewhere else f"{name} of {title}", nested))
     return "\n" + "\n".join(tables) + "\n"
+
+
+def _kind(struct: type[msgspec.Struct]) -> str:
+    """Which of several that may stand at one path."""
+    config = struct.__struct_config__
+    return "" if config.tag is None else f" with `{config.tag_field}: {config.tag}`"
 
 
 def _table(title: str, body: type[msgspec.Struct], elsewhere: tuple[str, ...] = ()) -> str:
