@@ -1,0 +1,102 @@
+"""Grammars compiled beside the engine: kept, tried out by a process that may die of them, or refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar import compiler as compiling
+from ridgeline.engine.grammar.compiler import GrammarCompiler
+from ridgeline.models.read_spec import read_spec
+
+# Each compiles for ever, or for minutes.
+ENDLESS = [
+    {"type": "string", "allOf": [{"pattern": f"a.*{i}.*b"} for i in range(30)]},
+    {"type": "integer", "multipleOf": 999983},
+]
+# Thousands of rules, each within the one before: a stack of the usual size does not hold them.
+DEEP_RULES = "start: r0\n" + "\n".join(f'r{i}: "x" r{i + 1} | "y"' for i in range(3000)) + '\nr3000: "z"'
+DIGITS = Grammar("regex", "[0-9]+")
+
+
+@pytest.fixture(scope="module")
+def tried(smollm2_path) -> GrammarCompiler:
+    """As in an engine that serves strangers."""
+    spec = read_spec(smollm2_path)
+    return GrammarCompiler(smollm2_path, spec.vocab_size, spec.eos_ids, tries=True)
+
+
+@pytest.fixture
+def trusting(tried) -> GrammarCompiler:
+    compiler = GrammarCompiler(*tried._model)
+    compiler._vocabulary = tried._vocabulary  # reading it takes as long as all else here
+    return compiler
+
+
+def test_a_grammar_is_compiled_once(tried):
+    first = tried.begin(DIGITS)
+    assert first.done.wait(60)
+    assert tried.begin(Grammar("regex", "[0-9]+")) is first
+    assert first.result().matcher() is not first.result().matcher()
+
+
+@pytest.mark.parametrize("schema", ENDLESS)
+def test_one_that_compiles_for_ever_is_refused_and_the_next_is_served(tried, schema):
+    with pytest.raises(InvalidRequest, match="takes more than"):
+        tried.compile(Grammar("json_schema", json.dumps(schema)))
+    tried.compile(Grammar("choice", '["still", "here"]'))
+
+
+def test_what_was_refused_is_known_to_be_so(tried):
+    bad = Grammar("regex", "(?<!a)b")
+    with pytest.raises(InvalidRequest):
+        tried.compile(bad)
+    assert tried.begin(bad).done.is_set()
+
+
+def test_a_long_chain_of_rules_harms_nobody(tried):
+    tried.compile(Grammar("lark", DEEP_RULES))
+
+
+def test_the_trial_is_begun_anew_when_its_process_is_gone(tried):
+    tried.compile(Grammar("regex", "before"))
+    tried._trial._process.kill()
+    tried.compile(Grammar("regex", "after"))
+
+
+def test_a_converted_grammar_is_served_as_converted(tried):
+    matcher = tried.compile(Grammar("lark", 'root ::= "a" | "b"')).matcher()
+    assert matcher.advance(tried._vocabulary.tokenizer.tokenize_str("b")[0])
+
+
+def test_the_oldest_make_room_for_the_newest(trusting, monkeypatch):
+    monkeypatch.setattr(compiling, "MAX_KEPT", 3)
+    grammars = [Grammar("regex", letter) for letter in "abcd"]
+    for grammar in grammars:
+        trusting.compile(grammar)
+    assert list(trusting._kept) == grammars[1:]
+    trusting.compile(grammars[1])
+    trusting.compile(grammars[0])
+    assert list(trusting._kept) == [grammars[3], grammars[1], grammars[0]]
+
+
+def test_large_grammars_make_room_by_their_bytes(trusting, monkeypatch):
+    monkeypatch.setattr(compiling, "MAX_KEPT_BYTES", 2_200_000)
+    large = Grammar("choice", json.dumps(["a" * 20_000, "b"]))
+    for grammar in (DIGITS, large, Grammar("regex", "a")):
+        trusting.compile(grammar)
+    assert DIGITS not in trusting._kept
+    assert trusting._kept_bytes <= 2_200_000
+
+
+def test_a_vocabulary_that_cannot_be_read_refuses_the_grammar_alone(trusting, monkeypatch):
+    def broken(*model: object) -> None:
+        raise RuntimeError("no such file")
+
+    trusting._vocabulary = None
+    monkeypatch.setattr("ridgeline.engine.grammar.library.Vocabulary", broken)
+    with pytest.raises(InvalidRequest, match="no such file"):
+        trusting.compile(DIGITS)
