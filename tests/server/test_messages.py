@@ -160,6 +160,12 @@ async def test_neighbours_of_one_role_are_one_turn() -> None:
     assert prompt == "system: s\nt\nuser: a\nb\nc\nassistant: d\nuser: e\nassistant: "
 
 
+async def test_a_system_message_may_stand_among_the_messages() -> None:
+    turns = [{"role": "system", "content": "t"}, *ASK["messages"], {"role": "system", "content": "u"}]
+    prompt = await prompt_of(system="s", messages=turns)
+    assert prompt == "system: s\nt\nuser: hi\nsystem: u\nassistant: "
+
+
 async def test_an_error_of_a_tool_is_told_to_the_model() -> None:
     turns = [
         *ASK["messages"],

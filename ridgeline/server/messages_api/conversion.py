@@ -195,7 +195,7 @@ def _add_block(
 
 def _turn(turns: list[Turn], role: Literal["user", "assistant", "system"], path: str) -> Turn:
     """The turn that is under way, or a new one: many templates take no two of one role in a row."""
-    if not turns or turns[-1].role != role or turns[-1].path == "system":
+    if not turns or turns[-1].role != role:
         turns.append(Turn(role, path))
     return turns[-1]
 
