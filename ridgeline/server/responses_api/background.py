@@ -37,6 +37,7 @@ class Run:
         self.shape = shape
         self.streams = streams
         self.events: list[bytes] = []
+        self.kept_bytes = 0
         self.has_ended = False
         self._is_ending = False  # from then on, a cancel only waits
         self._store = store
@@ -53,10 +54,6 @@ class Run:
     def status(self) -> Status:
         """How far it is, while the store does not know more."""
         return "queued" if self.shape.body.status == "queued" else "in_progress"
-
-    @property
-    def kept_bytes(self) -> int:
-        return sum(map(len, self.events))
 
     def start(self, course: Course) -> asyncio.Task[None]:
         self._task = asyncio.create_task(self._run(course))
@@ -114,6 +111,7 @@ class Run:
     def _log(self, events: list[bytes]) -> None:
         if self.streams:
             self.events += events
+            self.kept_bytes += sum(map(len, events))
         self._changed.set()
         self._changed = asyncio.Event()
 

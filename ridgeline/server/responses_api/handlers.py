@@ -17,11 +17,11 @@ from ridgeline.server.chat_job import chat_job
 from ridgeline.server.course import Course, Job
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.exchange import Exchange, off_loop, read_body
+from ridgeline.server.exchange import LONG_BYTES, Exchange, off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.responses_api.background import Background, Replay, Run
-from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList, ResponseBody
+from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList
 from ridgeline.server.responses_api.conversion import Names, converted
 from ridgeline.server.responses_api.echo import opening_body
 from ridgeline.server.responses_api.items import Placed, placed_items, references
@@ -249,8 +249,5 @@ def _query(request: Request, kind: type[Q]) -> Q:
 
 
 async def _json(body: Any) -> Response:
-    """As JSON; a response may be long, so off the loop if its input or output is."""
-    size = len(body.output) * 65_536 if isinstance(body, ResponseBody) else 0
-    if isinstance(body, ItemList):
-        size = len(body.data) * 65_536
-    return Response(await off_loop(size, lambda: encode(body)), media_type="application/json")
+    """As JSON, off the loop: what a response holds may be long."""
+    return Response(await off_loop(LONG_BYTES + 1, lambda: encode(body)), media_type="application/json")

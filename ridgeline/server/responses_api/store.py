@@ -77,17 +77,14 @@ class ResponseStore:
 
     async def add(self, body: ResponseBody, items: Sequence[Placed]) -> None:
         """A new response with its input; its output too, where there is any."""
-        rows = [
-            (body.id, place, given.item.id, 0, int(given.is_ours), encode(given.item))
-            for place, given in enumerate(items)
-        ]
-        size = sum(len(row[-1]) for row in rows)
 
         def work(connection: sqlite3.Connection) -> None:
             now = time.time()
-            row = (body.id, body.previous_response_id, body.status, now, size, b"")
+            row = (body.id, body.previous_response_id, body.status, now, 0, b"")
             connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
-            connection.executemany("INSERT INTO response_items VALUES (?, ?, ?, ?, ?, ?)", rows)
+            for place, given in enumerate(items):
+                item = (body.id, place, given.item.id, 0, int(given.is_ours), encode(given.item))
+                connection.execute("INSERT INTO response_items VALUES (?, ?, ?, ?, ?, ?)", item)
             _write(connection, body)
             self._bound(connection, now, body.id)
 
