@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -23,6 +23,14 @@ from ridgeline.models.hf_tokenizer import read_hf_tokenizer
 from ridgeline.models.tokenizer_parts import TokenizerParts
 
 MAX_ID = 2**32 - 1
+
+
+class TextPair(NamedTuple):
+    """Two texts as one: token ids, which text each is of, and whether something was cut."""
+
+    ids: list[int]
+    types: list[int]
+    is_cut: bool
 
 
 class Tokenizer:
@@ -77,6 +85,37 @@ class Tokenizer:
         if add_special and self._add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
+
+    def encode_all(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
+        """Texts with their special tokens, all at once and in several threads; with `longest` the text is
+        cut, never a special token. For encoders."""
+        if self._add_bos is not None:
+            return [self.encode(text)[:longest] for text in texts]
+        room = None if longest is None else max(longest - self._backend.num_special_tokens_to_add(False), 0)
+        found = self._backend.encode_batch(list(texts), add_special_tokens=room is None)
+        if room is None:
+            return [each.ids for each in found]
+        for each in found:
+            each.truncate(room)
+        return [self._backend.post_process(each).ids for each in found]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], longest: int) -> list[TextPair]:
+        """Two texts as a cross-encoder reads them together; of too long a pair the longer text is cut."""
+        room = max(longest - self._backend.num_special_tokens_to_add(True), 0)
+        firsts, seconds = (
+            self._backend.encode_batch([pair[side] for pair in pairs], add_special_tokens=False)
+            for side in (0, 1)
+        )
+        joined = []
+        for first, second in zip(firsts, seconds, strict=True):
+            is_cut = len(first) + len(second) > room
+            if is_cut:
+                shorter = min(len(first), len(second), room // 2)
+                first.truncate(min(len(first), room - min(len(second), room - shorter)))
+                second.truncate(room - len(first))
+            both = self._backend.post_process(first, second)
+            joined.append(TextPair(both.ids, both.type_ids, is_cut))
+        return joined
 
     def encode_chat(
         self,
