@@ -150,7 +150,7 @@ class Course:
         if isinstance(error, InvalidRequest | QueueFull):
             return
         self.exchange.booked = True
-        status, failure = _outcome(error)
+        status, failure = outcome(error)
         if isinstance(error, SlowReader):
             self._metrics.stream_cut()
         now = time.monotonic()
@@ -168,7 +168,7 @@ class Course:
         return TimingRecord(self.exchange.arrival, prompt_tokens=len(prompt.ids))
 
 
-def _outcome(error: BaseException | None) -> tuple[int, str]:
+def outcome(error: BaseException | None) -> tuple[int, str]:
     """Status and reason for the log; 499 is what proxies write for a client that left."""
     if error is None:
         return 200, ""
