@@ -1,0 +1,76 @@
+"""POST /v1/embeddings: texts or token ids in, one vector for each, as floats or base64."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.server.bodies import encode
+from ridgeline.server.decoding import decode
+from ridgeline.server.errors import ApiError, BadRequest
+from ridgeline.server.exchange import off_loop, read_body
+from ridgeline.server.front import Front, Served
+from ridgeline.server.vectors.bodies import Embedding, EmbeddingList, VectorUsage
+from ridgeline.server.vectors.protocol import EmbeddingRequest
+from ridgeline.server.vectors.run import compute
+from ridgeline.server.vectors.texts import embedding_texts
+
+if TYPE_CHECKING:
+    from ridgeline.engine.open_embedding import Floats
+
+BYTES_PER_NUMBER = 20  # of JSON, about: what decides whether writing it would hold up others
+FORMATS = ("float", "base64")
+
+
+async def embeddings(request: Request) -> Response:
+    front = Front.of(request)
+    raw = await read_body(request, front.config)
+    served, body, texts = await off_loop(len(raw), lambda: _read(front, raw))
+    vectors = await compute(request, served, body, texts)
+    tokens = sum(map(len, texts))
+    answer = await off_loop(
+        vectors.size * BYTES_PER_NUMBER, lambda: encode(_answer(body, served.name, vectors, tokens))
+    )
+    return Response(answer, media_type="application/json")
+
+
+def _read(front: Front, raw: bytes) -> tuple[Served, EmbeddingRequest, list[list[int]]]:
+    body = decode(raw, EmbeddingRequest)
+    served = front.served(body.model, "embed")
+    client = served.ready_client()
+    _check(body, client)
+    return served, body, embedding_texts(client, body)
+
+
+def _check(body: EmbeddingRequest, client: AsyncClient) -> None:
+    if client.hello.scores_pairs:
+        message = "model: this one scores pairs of texts; use /v1/rerank or /v1/score"
+        raise ApiError(400, message, param="model", code="model_not_suitable")
+    if body.encoding_format is not None and body.encoding_format not in FORMATS:
+        raise BadRequest("encoding_format", f"one of {' and '.join(FORMATS)}, not {body.encoding_format!r}")
+    size = client.hello.vector_size
+    if body.dimensions is not None and not 1 <= body.dimensions <= size:
+        raise BadRequest("dimensions", f"this model's vectors have {size} numbers; got {body.dimensions}")
+
+
+def _answer(body: EmbeddingRequest, name: str, vectors: Floats, tokens: int) -> EmbeddingList:
+    if body.dimensions is not None:
+        vectors = shortened(vectors, body.dimensions)
+    if body.encoding_format == "base64":
+        data = [Embedding(i, base64.b64encode(row.tobytes()).decode()) for i, row in enumerate(vectors)]
+    else:
+        data = [Embedding(i, row) for i, row in enumerate(vectors.tolist())]
+    return EmbeddingList(data, name, VectorUsage(tokens, tokens))
+
+
+def shortened(vectors: Floats, dimensions: int) -> Floats:
+    """The first numbers of each vector, of length 1 again."""
+    import numpy as np
+
+    kept = np.ascontiguousarray(vectors[:, :dimensions])
+    lengths = np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.float32(1e-12))
+    return np.asarray(kept / lengths, np.float32)

@@ -1,0 +1,65 @@
+"""One request for vectors under way: computed while its client is there, booked once, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from starlette.requests import Request
+
+from ridgeline.engine.errors import InvalidRequest, QueueFull
+from ridgeline.server.course import outcome
+from ridgeline.server.errors import DeadlineExceeded
+from ridgeline.server.exchange import Exchange, while_connected
+from ridgeline.server.front import Front, Served
+from ridgeline.server.vectors.protocol import VectorRequest
+from ridgeline.telemetry.logs import log_request
+from ridgeline.telemetry.timing import TimingRecord
+
+if TYPE_CHECKING:
+    from ridgeline.engine.open_embedding import Floats
+
+
+async def compute(
+    request: Request,
+    served: Served,
+    body: VectorRequest,
+    texts: Sequence[Sequence[int]],
+    types: Sequence[Sequence[int]] | None = None,
+    want: Literal["vector", "score"] = "vector",
+) -> Floats:
+    """The encoder's answer. What it does not accept (429, 400) the gate books."""
+    front, exchange = Front.of(request), Exchange.of(request)
+    limit_s = front.config.request_timeout_s
+    timing = TimingRecord(exchange.arrival, prompt_tokens=sum(map(len, texts)))
+    error: BaseException | None = None
+    try:
+        async with asyncio.timeout_at(None if limit_s is None else _loop_time(exchange.arrival + limit_s)):
+            working = served.ready_client().embed(
+                texts,
+                types=types,
+                want=want,
+                request_id=exchange.request_id,
+                priority=max(body.priority or 0, exchange.least_priority),
+            )
+            return await while_connected(request.receive, working)
+    except TimeoutError:
+        assert limit_s is not None
+        error = DeadlineExceeded(limit_s)
+        raise error from None
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if not isinstance(error, InvalidRequest | QueueFull):
+            exchange.booked = True
+            status, failure = outcome(error)
+            timing.end = timing.sent = time.monotonic()
+            served.metrics.request_finished(timing, exchange.path, failure or "stop")
+            log_request(exchange.request_id, exchange.path, status, timing, failure or "stop")
+
+
+def _loop_time(monotonic: float) -> float:
+    return asyncio.get_running_loop().time() + monotonic - time.monotonic()

@@ -1,0 +1,185 @@
+"""POST /v1/rerank and /v1/score: how well texts fit a query, or each other.
+
+A cross-encoder reads both texts of a pair together and was trained to tell; its logit goes through a sigmoid.
+An embedding model was not: its score is the cosine of the two vectors, and the answer says which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.server.bodies import encode
+from ridgeline.server.decoding import decode
+from ridgeline.server.errors import BadRequest
+from ridgeline.server.exchange import Exchange, off_loop, read_body
+from ridgeline.server.front import Front, Served
+from ridgeline.server.vectors.bodies import (
+    DocumentText,
+    Method,
+    RerankAnswer,
+    RerankResult,
+    Score,
+    ScoreList,
+    VectorUsage,
+)
+from ridgeline.server.vectors.protocol import MAX_TEXTS, RerankRequest, ScoreRequest, VectorRequest
+from ridgeline.server.vectors.run import compute
+from ridgeline.server.vectors.texts import Lengths, encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of texts to score, as the encoder takes them: each pair as one text, or every text once."""
+
+    pairs: list[tuple[int, int]]  # into `texts`; a cross-encoder's are (i, i)
+    texts: list[list[int]]
+    types: list[list[int]] | None = None
+
+    @property
+    def method(self) -> Method:
+        return "cosine" if self.types is None else "cross_encoder"
+
+    @property
+    def usage(self) -> VectorUsage:
+        tokens = sum(map(len, self.texts))
+        return VectorUsage(tokens, tokens)
+
+
+async def rerank(request: Request) -> Response:
+    front, exchange = Front.of(request), Exchange.of(request)
+    raw = await read_body(request, front.config)
+    served, body, pairs, cut = await off_loop(len(raw), lambda: _read_rerank(front, raw))
+    scores = await _scores(request, served, body, pairs)
+    answer = RerankAnswer(
+        f"rerank-{exchange.request_id}", served.name, pairs.method, _ranked(body, scores, cut), pairs.usage
+    )
+    return Response(await off_loop(len(raw), lambda: encode(answer)), media_type="application/json")
+
+
+async def score(request: Request) -> Response:
+    front, exchange = Front.of(request), Exchange.of(request)
+    raw = await read_body(request, front.config)
+    served, body, pairs = await off_loop(len(raw), lambda: _read_score(front, raw))
+    scores = await _scores(request, served, body, pairs)
+    data = [Score(i, value) for i, value in enumerate(scores)]
+    answer = ScoreList(
+        f"score-{exchange.request_id}", exchange.created, served.name, pairs.method, data, pairs.usage
+    )
+    return Response(encode(answer), media_type="application/json")
+
+
+# ---- bodies to pairs ----
+
+
+def _read_rerank(front: Front, raw: bytes) -> tuple[Served, RerankRequest, Pairs, set[int]]:
+    """Also the documents that the model does not read to their end."""
+    body = decode(raw, RerankRequest)
+    served = front.served(body.model, "embed")
+    client = served.ready_client()
+    documents = [each if isinstance(each, str) else each.text for each in body.documents]
+    if not documents:
+        raise BadRequest("documents", "there are none")
+    if len(documents) > MAX_TEXTS:
+        raise BadRequest("documents", f"{len(documents)} documents; at most {MAX_TEXTS} in one request")
+    if body.top_n is not None and body.top_n < 1:
+        raise BadRequest("top_n", f"at least 1, got {body.top_n}")
+    lengths = _document_lengths(body, client)
+    if client.hello.scores_pairs:
+        pairs, cut = _joint(client, [body.query] * len(documents), documents, lengths)
+        return served, body, pairs, cut
+    query = encoded(client.tokenizer, [body.query], "query", Lengths.of(body, client), single=True)
+    whole = client.tokenizer.encode_all(documents, None)
+    cut = {i for i, ids in enumerate(whole) if len(ids) > lengths.most}
+    texts = encoded(client.tokenizer, documents, "documents", lengths) if cut else whole
+    _refuse_empty(texts, "documents")
+    return served, body, Pairs([(0, i + 1) for i in range(len(texts))], query + texts), cut
+
+
+def _document_lengths(body: RerankRequest, client: AsyncClient) -> Lengths:
+    lengths = Lengths.of(body, client, cuts=True)
+    asked = body.max_tokens_per_doc
+    if asked is None:
+        return lengths
+    if asked < 3:
+        raise BadRequest("max_tokens_per_doc", f"at least 3, got {asked}")
+    return Lengths(min(asked, lengths.most), True)
+
+
+def _read_score(front: Front, raw: bytes) -> tuple[Served, ScoreRequest, Pairs]:
+    body = decode(raw, ScoreRequest)
+    served = front.served(body.model, "embed")
+    client = served.ready_client()
+    first, second = ([given] if isinstance(given, str) else given for given in (body.text_1, body.text_2))
+    for field, texts in (("text_1", first), ("text_2", second)):
+        if not texts:
+            raise BadRequest(field, "the list is empty")
+        if len(texts) > MAX_TEXTS:
+            raise BadRequest(field, f"{len(texts)} texts; at most {MAX_TEXTS} in one request")
+    if len(first) not in (1, len(second)):
+        raise BadRequest("text_1", f"{len(first)} texts for {len(second)} of text_2: give one, or as many")
+    lengths = Lengths.of(body, client)
+    if client.hello.scores_pairs:
+        paired = first * len(second) if len(first) == 1 else first
+        pairs, cut = _joint(client, paired, second, Lengths(lengths.most, True))
+        if cut and not lengths.cuts:
+            message = f"with its text_1 more than {lengths.most} tokens; ask for truncate_prompt_tokens"
+            raise BadRequest(f"text_2[{min(cut)}]", message, "context_length_exceeded")
+        return served, body, pairs
+    left = encoded(client.tokenizer, first, "text_1", lengths, single=isinstance(body.text_1, str))
+    right = encoded(client.tokenizer, second, "text_2", lengths, single=isinstance(body.text_2, str))
+    places = [(0 if len(left) == 1 else i, len(left) + i) for i in range(len(right))]
+    return served, body, Pairs(places, left + right)
+
+
+def _joint(
+    client: AsyncClient, first: Sequence[str], second: Sequence[str], lengths: Lengths
+) -> tuple[Pairs, set[int]]:
+    """Each pair as one text, and those of which something was cut."""
+    joined = client.tokenizer.encode_pairs(list(zip(first, second, strict=True)), lengths.most)
+    pairs = Pairs(
+        [(i, i) for i in range(len(joined))],
+        [pair.ids for pair in joined],
+        [pair.types for pair in joined],
+    )
+    return pairs, {i for i, pair in enumerate(joined) if pair.is_cut}
+
+
+def _refuse_empty(texts: list[list[int]], field: str) -> None:
+    for i, text in enumerate(texts):
+        if not text:
+            raise BadRequest(f"{field}[{i}]", "the text has no tokens")
+
+
+# ---- pairs to scores ----
+
+
+async def _scores(request: Request, served: Served, body: VectorRequest, pairs: Pairs) -> list[float]:
+    import numpy as np
+
+    if pairs.types is not None:
+        logits = await compute(request, served, body, pairs.texts, pairs.types, "score")
+        return (1.0 / (1.0 + np.exp(-logits[:, 0].astype(np.float64)))).tolist()  # type: ignore[no-any-return]
+    vectors = await compute(request, served, body, pairs.texts)
+    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+    left = vectors[[place for place, _ in pairs.pairs]]
+    right = vectors[[place for _, place in pairs.pairs]]
+    return np.einsum("ij,ij->i", left, right).astype(np.float64).tolist()  # type: ignore[no-any-return]
+
+
+def _ranked(body: RerankRequest, scores: list[float], cut: set[int]) -> list[RerankResult]:
+    """The best first; of equals the one that was given first."""
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
+    results = []
+    for i in order:
+        given = body.documents[i]
+        text = given if isinstance(given, str) else given.text
+        extra: dict[str, bool | DocumentText] = {"truncated": True} if i in cut else {}
+        if body.return_documents:
+            extra["document"] = DocumentText(text)
+        results.append(RerankResult(i, scores[i], **extra))  # type: ignore[arg-type]
+    return results

@@ -1,0 +1,81 @@
+"""From a body's texts or ids to ids that the encoder takes: each within its bounds, or a 400 naming it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.server.errors import BadRequest
+from ridgeline.server.validation import check_token_ids
+from ridgeline.server.vectors.protocol import MAX_TEXTS, EmbeddingRequest, VectorRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long a text may be here, and whether longer ones are cut to that."""
+
+    most: int
+    cuts: bool
+
+    @classmethod
+    def of(cls, body: VectorRequest, client: AsyncClient, cuts: bool = False) -> Lengths:
+        longest, asked = client.hello.max_context, body.truncate_prompt_tokens
+        if asked is None:
+            return cls(longest, cuts)
+        if asked != -1 and not 3 <= asked <= longest:
+            field = "truncate_prompt_tokens"
+            raise BadRequest(
+                field, f"give 3 to {longest}, or -1 for the longest this model takes; got {asked}"
+            )
+        return cls(longest if asked == -1 else asked, True)
+
+
+def embedding_texts(client: AsyncClient, body: EmbeddingRequest) -> list[list[int]]:
+    """One list of ids for a text or for ids, several for a list of either."""
+    lengths = Lengths.of(body, client, cuts=bool(body.truncate))
+    given = body.input
+    if isinstance(given, str):
+        return encoded(client.tokenizer, [given], "input", lengths, single=True)
+    if not given:
+        raise BadRequest("input", "the list is empty")
+    if all(isinstance(item, int) for item in given):
+        return [_ids(client, given, "input", lengths)]
+    if len(given) > MAX_TEXTS:
+        raise BadRequest("input", f"{len(given)} texts; at most {MAX_TEXTS} in one request")
+    if all(isinstance(item, str) for item in given):
+        return encoded(client.tokenizer, [str(item) for item in given], "input", lengths)
+    if all(isinstance(item, list) for item in given):
+        return [_ids(client, item, f"input[{i}]", lengths) for i, item in enumerate(given)]
+    raise BadRequest("input", "a list must hold only texts, only token ids, or only lists of token ids")
+
+
+def encoded(
+    tokenizer: Tokenizer, texts: Sequence[str], field: str, lengths: Lengths, *, single: bool = False
+) -> list[list[int]]:
+    """Texts with their special tokens, in the order given."""
+    ids = tokenizer.encode_all(texts, lengths.most if lengths.cuts else None)
+    for i, text in enumerate(ids):
+        if not text:
+            raise BadRequest(field if single else f"{field}[{i}]", "the text has no tokens")
+        if len(text) > lengths.most:
+            _refuse(field if single else f"{field}[{i}]", len(text), lengths.most)
+    return ids
+
+
+def _ids(client: AsyncClient, ids: Any, field: str, lengths: Lengths) -> list[int]:
+    if not ids:
+        raise BadRequest(field, "there are no token ids")
+    check_token_ids(ids, field, client.hello.vocab_size)
+    if len(ids) > lengths.most and not lengths.cuts:
+        _refuse(field, len(ids), lengths.most)
+    return list(ids[: lengths.most])
+
+
+def _refuse(field: str, tokens: int, most: int) -> None:
+    message = (
+        f"{tokens} tokens; this model takes {most}: shorten it, or have it cut by truncate_prompt_tokens"
+    )
+    raise BadRequest(field, message, "context_length_exceeded")
