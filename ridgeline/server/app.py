@@ -41,6 +41,7 @@ from ridgeline.server.protocol import (
 from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.state import StateStore
 from ridgeline.server.tokenize import apply_template, detokenize, tokenize
+from ridgeline.server.vectors import endpoints as vectors
 from ridgeline.server.websocket import WebSockets
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
@@ -68,6 +69,7 @@ ENDPOINTS = [
         examples=({"prompt": "The capital of France is", "max_tokens": 8}, {"prompt": [[1, 2], [3]], "n": 2}),
     ),
     *messages_api.ENDPOINTS,
+    *vectors.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
     Endpoint(
