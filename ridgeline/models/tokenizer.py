@@ -92,7 +92,7 @@ class Tokenizer:
         if self._add_bos is not None:
             return [self.encode(text)[:longest] for text in texts]
         room = None if longest is None else max(longest - self._backend.num_special_tokens_to_add(False), 0)
-        found = self._backend.encode_batch(list(texts), add_special_tokens=room is None)
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=room is None)
         if room is None:
             return [each.ids for each in found]
         for each in found:
@@ -103,7 +103,7 @@ class Tokenizer:
         """Two texts as a cross-encoder reads them together; of too long a pair the longer text is cut."""
         room = max(longest - self._backend.num_special_tokens_to_add(True), 0)
         firsts, seconds = (
-            self._backend.encode_batch([pair[side] for pair in pairs], add_special_tokens=False)
+            self._backend.encode_batch_fast([pair[side] for pair in pairs], add_special_tokens=False)
             for side in (0, 1)
         )
         joined = []
