@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ridgeline.engine.request import FinishReason
+from ridgeline.server.app import ENDPOINTS
 from tests.server.messages import (
     ASK,
     HERMES,
@@ -22,6 +23,7 @@ from tests.server.messages import (
     without_ids,
 )
 from tests.server.stage import CHAT, Stage
+from tests.server.test_openapi import assert_answer
 
 
 async def test_thinking_is_shown_only_to_those_who_ask_and_always_counted() -> None:
@@ -191,6 +193,14 @@ async def test_tool_choices_constrain_the_answer(choice: dict[str, Any], is_cons
     stage = stage_that_says("a")
     await whole(stage, tools=[WEATHER], tool_choice=choice)
     assert (stage.client.asked[0]["params"].grammar is not None) == is_constrained
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thinking_and_calls_are_what_the_openapi_document_says(stream: bool) -> None:
+    stage = stage_that_says("<think>hm</think>Look: " + call('{"city": "Köln"}'))
+    response = await stage.post(MESSAGES, {**ASK, **THINK, "tools": [WEATHER], "stream": stream})
+    assert "tool_use" in response.text
+    assert_answer(next(one for one in ENDPOINTS if one.path == MESSAGES), response)
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
