@@ -45,6 +45,8 @@ SAME_NAME = (
     "logit_bias",
     "seed",
     "stop",
+    "ignore_eos",
+    "thinking_token_budget",
     "priority",
     "cache_salt",
     "stream",

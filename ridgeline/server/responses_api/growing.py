@@ -5,7 +5,6 @@ Made and driven by `ResponseShape`, one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from ridgeline.server.bodies import ChatLogprob
@@ -20,8 +19,7 @@ from ridgeline.server.responses_api.bodies import (
     ReasoningText,
 )
 from ridgeline.server.responses_api.items import new_id
-
-Tell = Callable[..., None]  # tell(kind of event, **its fields)
+from ridgeline.server.responses_api.telling import Deltas, Telling
 
 
 class GrowingItem(Protocol):
@@ -33,25 +31,29 @@ class GrowingItem(Protocol):
 class GrowingText:
     """What the assistant says: a message of one part."""
 
-    def __init__(self, tell: Tell, output_index: int) -> None:
-        self._tell = tell
+    def __init__(self, telling: Telling, output_index: int) -> None:
+        self._telling = telling
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("msg")}
         self._texts: list[str] = []
         self._logprobs: list[ChatLogprob] = []
-        tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
-        tell(bodies.PartAdded, **self._at, part=self._part(""))
+        telling.tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
+        telling.tell(bodies.PartAdded, **self._at, part=self._part(""))
+        self._deltas = Deltas(bodies.TextDelta, **self._at, logprobs=[])
 
     def add(self, text: str, logprobs: list[ChatLogprob]) -> None:
         self._texts.append(text)
+        if not logprobs:
+            self._telling.tell_delta(self._deltas, text)
+            return
         self._logprobs += logprobs
-        self._tell(bodies.TextDelta, **self._at, delta=text, logprobs=logprobs)
+        self._telling.tell(bodies.TextDelta, **self._at, delta=text, logprobs=logprobs)
 
     def done(self, status: ItemStatus) -> MessageItem:
         part = self._part("".join(self._texts))
-        self._tell(bodies.TextDone, **self._at, text=part.text, logprobs=part.logprobs)
-        self._tell(bodies.PartDone, **self._at, part=part)
+        self._telling.tell(bodies.TextDone, **self._at, text=part.text, logprobs=part.logprobs)
+        self._telling.tell(bodies.PartDone, **self._at, part=part)
         item = self._item(status, [part])
-        self._tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
+        self._telling.tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
         return item
 
     def _part(self, text: str) -> OutputText:
@@ -64,23 +66,24 @@ class GrowingText:
 class GrowingReasoning:
     """What the model thinks before it answers: an item of one part, and no summary."""
 
-    def __init__(self, tell: Tell, output_index: int) -> None:
-        self._tell = tell
+    def __init__(self, telling: Telling, output_index: int) -> None:
+        self._telling = telling
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("rs")}
         self._texts: list[str] = []
-        tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
-        tell(bodies.PartAdded, **self._at, part=ReasoningText(text=""))
+        telling.tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
+        telling.tell(bodies.PartAdded, **self._at, part=ReasoningText(text=""))
+        self._deltas = Deltas(bodies.ReasoningDelta, **self._at)
 
     def add(self, text: str, logprobs: list[ChatLogprob]) -> None:
         self._texts.append(text)
-        self._tell(bodies.ReasoningDelta, **self._at, delta=text)
+        self._telling.tell_delta(self._deltas, text)
 
     def done(self, status: ItemStatus) -> ReasoningItem:
         part = ReasoningText(text="".join(self._texts))
-        self._tell(bodies.ReasoningDone, **self._at, text=part.text)
-        self._tell(bodies.PartDone, **self._at, part=part)
+        self._telling.tell(bodies.ReasoningDone, **self._at, text=part.text)
+        self._telling.tell(bodies.PartDone, **self._at, part=part)
         item = self._item(status, [part])
-        self._tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
+        self._telling.tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
         return item
 
     def _item(self, status: ItemStatus, content: list[ReasoningText]) -> ReasoningItem:
@@ -90,23 +93,24 @@ class GrowingReasoning:
 class GrowingCall:
     """A call of a function: its name is known when it begins, its arguments grow."""
 
-    def __init__(self, tell: Tell, output_index: int, call_id: str, name: str) -> None:
-        self._tell = tell
+    def __init__(self, telling: Telling, output_index: int, call_id: str, name: str) -> None:
+        self._telling = telling
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("fc")}
         self._call_id = call_id
         self._name = name
         self._texts: list[str] = []
-        tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", ""))
+        telling.tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", ""))
+        self._deltas = Deltas(bodies.ArgumentsDelta, **self._at)
 
     def add(self, text: str, logprobs: list[ChatLogprob]) -> None:
         self._texts.append(text)
-        self._tell(bodies.ArgumentsDelta, **self._at, delta=text)
+        self._telling.tell_delta(self._deltas, text)
 
     def done(self, status: ItemStatus) -> FunctionCallItem:
         arguments = "".join(self._texts)
-        self._tell(bodies.ArgumentsDone, **self._at, name=self._name, arguments=arguments)
+        self._telling.tell(bodies.ArgumentsDone, **self._at, name=self._name, arguments=arguments)
         item = self._item(status, arguments)
-        self._tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
+        self._telling.tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
         return item
 
     def _item(self, status: ItemStatus, arguments: str) -> FunctionCallItem:

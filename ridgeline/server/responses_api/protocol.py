@@ -221,6 +221,10 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     logit_bias: Annotated[dict[str, float] | None, About("token id to -100 … 100; up to 1024")] = None
     seed: Annotated[int | None, About("same seed, same text, whatever else the server computes")] = None
     stop: Annotated[str | list[str] | None, About("the text ends before any of these")] = None
+    ignore_eos: Annotated[bool | None, About("do not stop at the end-of-sequence token")] = None
+    thinking_token_budget: Annotated[
+        Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
+    ] = None
     priority: Annotated[Int | None, About("lower is served first; default 0")] = None
     cache_salt: Annotated[
         Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] | None,

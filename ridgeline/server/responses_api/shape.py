@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.server.bodies import ChatLogprob, Usage, encode
+from ridgeline.server.bodies import ChatLogprob, Usage
 from ridgeline.server.choices import Piece
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.logprobs import TokenNames, chat_logprobs
@@ -28,6 +28,7 @@ from ridgeline.server.responses_api.bodies import (
     Status,
 )
 from ridgeline.server.responses_api.growing import GrowingCall, GrowingItem, GrowingReasoning, GrowingText
+from ridgeline.server.responses_api.telling import Telling
 
 ENDS = {
     "completed": bodies.Completed,
@@ -47,11 +48,10 @@ class ResponseShape:
         self._output: list[OutputItem] = []  # those that are done
         self._growing: GrowingItem | None = None
         self._unsaid: list[ChatLogprob] = []  # of tokens whose text is yet to come
+        self._fresh: list[ChatLogprob] = []  # of the piece that is being told
         self._finish_reason = "stop"
         self._running = False
-        self._is_heard = True  # somebody wants the events
-        self._made: list[bytes] = []
-        self._count = 0
+        self._telling = Telling()
 
     def opening(self) -> bytes:
         return b"".join(self.opening_events())
@@ -66,7 +66,7 @@ class ResponseShape:
         return b"".join(self.failure_events(reply))
 
     def whole(self, pieces: list[Piece], usage: Usage) -> ResponseBody:
-        self._is_heard = False
+        self._telling.is_heard = False
         for piece in pieces:
             self.piece_events(piece)
         self.closing_events(usage)
@@ -74,22 +74,23 @@ class ResponseShape:
 
     def opening_events(self) -> list[bytes]:
         """A response that waits for its turn says so; any other is under way."""
-        self._tell(bodies.Created, response=self.body)
+        self._telling.tell(bodies.Created, response=self.body)
         if self.body.status == "queued":
-            self._tell(bodies.Queued, response=self.body)
+            self._telling.tell(bodies.Queued, response=self.body)
         else:
             self._run()
-        return self._taken()
+        return self._telling.taken()
 
     def piece_events(self, piece: Piece) -> list[bytes]:
         self._run()
         if self._with_logprobs:
-            self._unsaid += chat_logprobs(self._names, piece.logprobs)
+            self._fresh = chat_logprobs(self._names, piece.logprobs)
+            self._unsaid += self._fresh
         for part in piece.events:
             self._grow(part)
         if piece.finish_reason is not None:
             self._finish_reason = piece.finish_reason
-        return self._taken()
+        return self._telling.taken()
 
     def closing_events(self, usage: Usage) -> list[bytes]:
         """The last item is done, and so is the response."""
@@ -103,31 +104,31 @@ class ResponseShape:
             incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
             completed_at=None if cut else int(time.time()),
         )
-        return self._taken()
+        return self._telling.taken()
 
     def failure_events(self, reply: ErrorReply) -> list[bytes]:
         """What was said so far stays, marked as incomplete."""
         self._end_item("incomplete")
         self._end("failed", error=response_error(reply))
-        return self._taken()
+        return self._telling.taken()
 
     def cancelled_events(self) -> list[bytes]:
         self._end_item("incomplete")
         self._end("cancelled")
-        return self._taken()
+        return self._telling.taken()
 
     def _run(self) -> None:
         if not self._running:
             self._running = True
             self.body = msgspec.structs.replace(self.body, status="in_progress")
-            self._tell(bodies.InProgress, response=self.body)
+            self._telling.tell(bodies.InProgress, response=self.body)
 
     def _grow(self, part: ParsedEvent) -> None:
         match part:
             case Content(text):
                 if not isinstance(self._growing, GrowingText):
-                    if self._growing is not None and self._unsaid:
-                        self._unsaid = self._unsaid[-1:]  # the others were marks between thought and speech
+                    if self._growing is not None:
+                        self._unsaid = self._fresh  # what came before were marks between thought and speech
                     self._begin(GrowingText)
                 self._add(text)
             case Reasoning(text):
@@ -137,7 +138,7 @@ class ResponseShape:
                 self._add(text)
             case CallStart(_, id, name):
                 self._unsaid = []
-                self._begin(lambda tell, index: GrowingCall(tell, index, id, name))
+                self._begin(lambda telling, index: GrowingCall(telling, index, id, name))
             case CallArguments(_, text):
                 self._unsaid = []
                 assert isinstance(self._growing, GrowingCall)  # parsers begin a call before its arguments
@@ -148,9 +149,9 @@ class ResponseShape:
         logprobs, self._unsaid = self._unsaid, []
         self._growing.add(text, logprobs)
 
-    def _begin(self, new: Callable[[Callable[..., None], int], GrowingItem]) -> None:
+    def _begin(self, new: Callable[[Telling, int], GrowingItem]) -> None:
         self._end_item("completed")
-        self._growing = new(self._tell, len(self._output))
+        self._growing = new(self._telling, len(self._output))
 
     def _end_item(self, status: ItemStatus) -> None:
         if self._growing is None:
@@ -162,19 +163,7 @@ class ResponseShape:
 
     def _end(self, status: Status, **changes: Any) -> None:
         self.body = msgspec.structs.replace(self.body, status=status, output=self._output, **changes)
-        self._tell(ENDS[status], response=self.body)
-
-    def _tell(self, kind: type[Any], **fields: Any) -> None:
-        if not self._is_heard:
-            return
-        told = kind(sequence_number=self._count, **fields)
-        self._count += 1
-        name: str = kind.__struct_config__.tag
-        self._made.append(b"event: " + name.encode() + b"\ndata: " + encode(told) + b"\n\n")
-
-    def _taken(self) -> list[bytes]:
-        made, self._made = self._made, []
-        return made
+        self._telling.tell(ENDS[status], response=self.body)
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
