@@ -10,11 +10,13 @@ from typing import Any
 import openai
 import pytest
 
+from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.state import StateStore
 from tests.server.responses import CALL, RESPONSES, THINKING, WEATHER, keeping, prompt_of, sdk, told
 from tests.server.scripted_client import say
 from tests.server.stage import Stage
+from tests.server.test_openapi import assert_answer
 
 UNKNOWN = "resp_" + "0" * 48
 
@@ -234,3 +236,20 @@ def test_the_tables_are_made_in_a_state_that_others_use_too(tmp_path: Path) -> N
 
     asyncio.run(both())
     state.close()
+
+
+async def test_every_answer_is_what_the_document_says(tmp_path: Path) -> None:
+    stage = keeping(tmp_path, say(f"<think>hm</think>Wait.{CALL}"), template=THINKING)
+    asked = {"input": "q", "tools": [WEATHER], "include": ["message.output_text.logprobs"]}
+    described = {(endpoint.method, endpoint.path): endpoint for endpoint in ENDPOINTS}
+    one = f"{RESPONSES}/{{response_id}}"
+    for extra in ({}, {"stream": True}, {"background": True}, {"background": True, "stream": True}):
+        assert_answer(described["POST", RESPONSES], await stage.post(RESPONSES, {**asked, **extra}))
+    made = (await stage.post(RESPONSES, {**asked, "background": True})).json()
+    async with stage.http() as http:
+        path = f"{RESPONSES}/{made['id']}"
+        assert_answer(described["POST", f"{one}/cancel"], await http.post(f"{path}/cancel"))
+        assert_answer(described["GET", one], await http.get(path))
+        assert_answer(described["GET", f"{one}/input_items"], await http.get(f"{path}/input_items"))
+        assert_answer(described["DELETE", one], await http.delete(path))
+        assert_answer(described["GET", one], await http.get(path))
