@@ -20,13 +20,14 @@ from ridgeline.options import OptionError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
-VERBS = ("serve", "chat", "run", "models", "doctor")  # each a module beside this one
+VERBS = ("serve", "chat", "run", "batch", "models", "doctor")  # each a module beside this one
 
 EXAMPLES = """\
 examples:
   ridgeline serve                        serve the default model on 127.0.0.1:8000
   ridgeline chat                         talk to it in the terminal
   ridgeline run "Name three rivers"      one answer, to stdout
+  ridgeline batch in.jsonl out.jsonl     every line of a file
   ridgeline models list                  which models there are
   ridgeline doctor                       what is slow or missing on this machine
 

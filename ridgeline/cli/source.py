@@ -17,7 +17,7 @@ from ridgeline.options import OptionError, add_flags, given_flags
 
 API_KEY_VARIABLE = "RIDGELINE_API_KEY"
 # Settings that only a server with many clients has a use for.
-SERVER_ONLY = ("model", "max_waiting", "step_ring")
+SERVER_ONLY = ("model", "max_waiting", "background_tokens", "step_ring")
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:

@@ -8,40 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 import msgspec
-from starlette.types import ASGIApp
 
 from ridgeline.server.batches.bodies import Answer, LineResponse
-from ridgeline.server.batches.inner import Reply, post
+from ridgeline.server.batches.inner import Reply
 from ridgeline.server.batches.store import DONE, FAILED
 
 MAX_DEATHS = 4  # of engines, with one line: then it is held to be the line's doing
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 15.0
 
 
+Post = Callable[[str, bytes, str], Awaitable[Reply]]  # path, body, request id
+
+
 class Asker:
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        self._app = app
-        self._key = key
+    def __init__(self, post: Post) -> None:
+        self._post = post
 
     async def ask(self, name: str, custom_id: str, url: str, body: bytes) -> tuple[int, bytes]:
         """The outcome (DONE or FAILED), and the line of the output file."""
+        reply = await self.reply(name, url, body)
+        return (DONE if reply.status < 400 else FAILED), answer_line(name, custom_id, reply)
+
+    async def reply(self, name: str, url: str, body: bytes) -> Reply:
         deaths, pause_s = 0, FIRST_PAUSE_S
         while True:
-            reply = await post(self._app, url, body, name, self._key)
+            reply = await self._post(url, body, name)
             if _error_code(reply) == "engine_died":
                 deaths += 1
             if reply.status not in (429, 503) or deaths > MAX_DEATHS:
-                break
+                return reply
             # Not all at the same moment, and as soon as the app thinks it worth while.
             wait_s = max(pause_s, float(reply.headers.get("retry-after", 0)))
             await asyncio.sleep(min(wait_s, LONGEST_PAUSE_S) * random.uniform(0.7, 1.3))
             pause_s *= 2
-        return (DONE if reply.status < 400 else FAILED), _answer(name, custom_id, reply)
 
 
-def _answer(name: str, custom_id: str, reply: Reply) -> bytes:
+def answer_line(name: str, custom_id: str, reply: Reply) -> bytes:
     response = LineResponse(reply.status, name, msgspec.Raw(bytes(reply.body)))
     return msgspec.json.encode(Answer(name, custom_id, response, None))
 

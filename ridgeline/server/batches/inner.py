@@ -18,7 +18,7 @@ class Reply:
     body: bytearray = field(default_factory=bytearray)
 
 
-async def post(app: ASGIApp, path: str, body: bytes, request_id: str, key: str | None) -> Reply:
+async def post(app: ASGIApp, key: str | None, path: str, body: bytes, request_id: str) -> Reply:
     """POST a JSON body and take the whole answer. Cancelling it is what a client does that goes away."""
     headers = [
         (b"content-type", b"application/json"),

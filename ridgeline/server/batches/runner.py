@@ -10,12 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 from starlette.types import ASGIApp
 
 from ridgeline.server.batches.answering import Asker
 from ridgeline.server.batches.bodies import OVER, Batch, LineErrors, RequestCounts, Status
+from ridgeline.server.batches.inner import post
 from ridgeline.server.batches.journal import Journal
 from ridgeline.server.batches.lines import check_input, read_line
 from ridgeline.server.batches.output import line_name, write_output
@@ -45,7 +47,7 @@ class BatchRunner:
 
     async def start(self, app: ASGIApp, key: str | None, in_flight: int) -> None:
         """Go on with what the last server left. in_flight: lines asked at once, of all batches together."""
-        self._asker = Asker(app, key)
+        self._asker = Asker(partial(post, app, key))
         self._slots = asyncio.Semaphore(in_flight)
         left = await self._store.open_batches()
         if left:
