@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.grammar.keywords import prepared_schema
 from ridgeline.server.parsing import dsml, gemma, qwen_xml
 from ridgeline.server.parsing.events import Tool
 from ridgeline.server.parsing.lark import Lark, either, pattern, quoted
@@ -39,7 +41,7 @@ class UnsupportedSchema(ValueError):
 def json_arguments(lark: Lark, tool: Tool, name: str, by_schema: bool) -> str:
     """A rule for a JSON object. Not `by_schema`: any object."""
     schema = object_schema(tool) if by_schema else {"type": "object"}
-    return lark.rule(name, lark.json(schema, lenient=not tool.strict))
+    return lark.rule(name, _json(lark, tool, schema))
 
 
 def qwen_arguments(lark: Lark, tool: Tool, name: str, by_schema: bool) -> str:
@@ -91,6 +93,16 @@ def object_schema(tool: Tool) -> dict[str, Any]:
     return {**schema, "type": "object"}
 
 
+def _json(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
+    """JSON of a schema: for a strict tool in every keyword, for others as far as the library goes."""
+    if not tool.strict:
+        return lark.json(schema, lenient=True)
+    try:
+        return lark.json(json.loads(prepared_schema(schema)), lenient=False)
+    except InvalidRequest as error:
+        raise UnsupportedSchema(tool.name, f"{error.field}: {error.message}".removeprefix(": ")) from None
+
+
 def _members(tool: Tool, name: str, member: Callable[[str, Mapping[str, Any], str], str]) -> list[str]:
     """Each parameter in the schema's order, those that are not required as optional."""
     schema = object_schema(tool)
@@ -113,7 +125,7 @@ def _tagged_value(
     """A value up to and with its closing tag: a string as it stands, anything else as JSON."""
     types = value_types(tool, key)
     if types and "string" not in types:
-        return f"{lark.rule(place, lark.json(schema, lenient=not tool.strict))} {lark.text(end)}"
+        return f"{lark.rule(place, _json(lark, tool, schema))} {lark.text(end)}"
     _check(tool, schema, _OF_STRINGS | {"$defs", "definitions", "anyOf", "oneOf", "$ref"}, key)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values:

@@ -71,11 +71,16 @@ class Lark:
     def json(self, schema: Mapping[str, Any], lenient: bool) -> str:
         """JSON of a schema. Lenient: keywords that the library does not know are passed over."""
         options = {**_LAYOUT, "lenient": True} if lenient else _LAYOUT
-        return "%json " + json.dumps({**schema, "x-guidance": options})
+        return "%json " + _unlike_gbnf(json.dumps({**schema, "x-guidance": options}))
 
 
 def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return _unlike_gbnf(json.dumps(text, ensure_ascii=False))
+
+
+def _unlike_gbnf(text: str) -> str:
+    """JSON text without the sign by which the engine knows another notation."""
+    return text.replace("::=", ":\\u003a=")
 
 
 def pattern(text: str) -> str:

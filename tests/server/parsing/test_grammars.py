@@ -243,6 +243,28 @@ def test_what_a_way_of_writing_cannot_be_held_to_is_refused_for_strict_tools(nam
     assert TOOL_FORMATS[name].grammar((Tool("book", None, schema),), "required", True) is not None
 
 
+def test_a_strict_schema_is_enforced_in_every_keyword_or_refused() -> None:
+    schema = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(UnsupportedSchema, match=r"properties\.tags\.uniqueItems"):
+        TOOL_FORMATS["hermes"].grammar((Tool("book", None, schema, strict=True),), "auto", True)
+    source = TOOL_FORMATS["hermes"].grammar((Tool("book", None, schema),), "required", True)
+    call = '<tool_call>\n{"name": "book", "arguments": {"tags": [1, 1]}}\n</tool_call>'
+    assert source is not None
+    assert Vocabulary().accepts(source, call)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml"])
+def test_a_schema_is_never_taken_for_another_notation(name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["::=", "x"]}}, "required": ["a"]}
+    source = TOOL_FORMATS[name].grammar((Tool("book", None, schema),), "required", True)
+    assert source is not None
+    assert "::=" not in source
+    call = '<tool_call>\n{"name": "book", "arguments": {"a": "::="}}\n</tool_call>'
+    if name == "qwen_xml":
+        call = "<tool_call>\n<function=book>\n<parameter=a>\n::=\n</parameter>\n</function>\n</tool_call>"
+    assert Vocabulary().accepts(source, call)
+
+
 def test_arguments_that_are_no_object_are_refused() -> None:
     with pytest.raises(UnsupportedSchema, match="'array'"):
         TOOL_FORMATS["hermes"].grammar((Tool("book", None, {"type": "array"}),), "required", True)
