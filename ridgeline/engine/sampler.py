@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.engine.grammar.masks import Mask, NoToken, allows, fill_mask, mask_words, masked
+from ridgeline.engine.grammar.masks import (
+    IntRow,
+    Mask,
+    NoToken,
+    allows,
+    few_allowed,
+    fill_mask,
+    mask_words,
+    masked,
+)
 from ridgeline.engine.request import SamplingParams, Sequence
 from ridgeline.engine.step import Sampled, TokenLogprob
 from ridgeline.ops import sampling, sampling_fast
@@ -71,8 +80,13 @@ class Sampler:
         if self._mask.size != mask_words(logits.size):
             self._mask = np.zeros(mask_words(logits.size), np.int32)
         fill_mask(seq, self._mask)
-        if params.greedy or (params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0):
-            # Whoever is best of all, or wins the race of all, is that among the allowed too.
+        # Whoever is best of all, or wins the race of all, is that among the allowed too.
+        if params.greedy and allows(self._mask, token := int(logits.argmax())):
+            return token
+        tokens = few_allowed(self._mask)
+        if tokens is not None:
+            return _pick_among(tokens, logits, seq)
+        if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0 and not params.greedy:
             token = _pick(logits, seq)
             if allows(self._mask, token):
                 return token
@@ -110,6 +124,23 @@ def _pick(logits: FloatRow, seq: Sequence) -> int:
         return int(logits.argmax())
     return sampling_fast.choose(
         logits, params.temperature, params.min_p, params.top_k, params.top_p, seq.seed, seq.num_output
+    )
+
+
+def _pick_among(tokens: IntRow, logits: FloatRow, seq: Sequence) -> int:
+    """`_pick`, with all but these tokens barred."""
+    params = seq.params
+    if params.greedy:
+        return int(tokens[logits[tokens].argmax()])
+    return sampling_fast.choose_among(
+        tokens,
+        logits,
+        params.temperature,
+        params.min_p,
+        params.top_k,
+        params.top_p,
+        seq.seed,
+        seq.num_output,
     )
 
 

@@ -39,6 +39,24 @@ def choose(
     return int(tokens[_fastest(weights, tokens, seed, position)[0]])
 
 
+def choose_among(
+    tokens: IntRow,
+    logits: FloatRow,
+    temperature: float,
+    min_p: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    position: int,
+) -> int:
+    """As `choose` from logits that are -inf but for these tokens, in id order; for tokens that are few."""
+    own = logits[tokens]
+    weights = _keep(_weights(own, float(own.max()), temperature), min_p, top_k)
+    if top_p < 1.0:
+        weights[weights < sampling.nucleus_threshold(weights, top_p)] = 0.0
+    return int(tokens[_fastest(weights, tokens, seed, position)[0]])
+
+
 def top_tokens(logits: FloatRow, count: int) -> list[int]:
     """The `count` best ids, best first; equal logits in id order."""
     if count <= 0:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 FloatRow = np.ndarray[Any, np.dtype[np.float32]]
+IntRow = np.ndarray[Any, np.dtype[np.int64]]
 BoolRow = np.ndarray[Any, np.dtype[np.bool_]]
+_FEW_WORDS = 256
 _NOBODY: frozenset[int] = frozenset()
 
 
@@ -43,13 +45,27 @@ def allows(mask: Mask, token: int) -> bool:
 
 def clear_bits(mask: Mask, tokens: Iterable[int]) -> None:
     """The tokens may not come, unless nothing else may."""
-    before = mask.copy()
-    words = mask.view(np.uint32)
+    cleared: list[tuple[int, int]] = []
     for token in tokens:
-        if 0 <= token < 32 * words.size:
-            words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
-    if not mask.any():
-        mask[:] = before
+        place = token >> 5
+        if token >= 0 and place < mask.size:
+            word = int(mask[place])
+            if word >> (token & 31) & 1:
+                cleared.append((place, word))
+                mask[place] = word & ~(1 << (token & 31)) if token & 31 != 31 else word & 0x7FFFFFFF
+    if cleared and not mask.any():
+        for place, word in reversed(cleared):
+            mask[place] = word
+
+
+def few_allowed(mask: Mask) -> IntRow | None:
+    """The ids that may come, in order, where they stand in few words of the mask; None where in many."""
+    words = np.flatnonzero(mask)
+    if words.size > _FEW_WORDS:
+        return None
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
+    places = np.flatnonzero(bits)
+    return (words[places >> 5] << 5) + (places & 31)
 
 
 def allowed_tokens(mask: Mask, vocab: int) -> BoolRow:
