@@ -170,7 +170,7 @@ async def input_tokens(request: Request) -> Response:
     front, responses = Front.of(request), Responses.of(request)
     raw = await read_body(request, front.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, InputTokensRequest))
-    items, history_bytes = await _conversation(responses, body)
+    items, history_bytes = await _conversation(responses, body, len(raw))
     job, _ = await off_loop(len(raw) + history_bytes, lambda: _job(front, body, items))
     return await _json(InputTokens(input_tokens=len(job.prompts[0].ids)))
 
@@ -199,7 +199,7 @@ def _check(body: ResponseRequest, responses: Responses) -> None:
 async def _prepare(
     front: Front, exchange: Exchange, responses: Responses, body: ResponseRequest, size_bytes: int
 ) -> Prepared:
-    items, history_bytes = await _conversation(responses, body)
+    items, history_bytes = await _conversation(responses, body, size_bytes)
     own = [item for item in items if item.path.startswith("input")]
     is_stored = responses.store is not None and body.store is not False
 
@@ -213,7 +213,9 @@ async def _prepare(
     return await off_loop(size_bytes + history_bytes, work)
 
 
-async def _conversation(responses: Responses, body: InputTokensRequest) -> tuple[list[Placed], int]:
+async def _conversation(
+    responses: Responses, body: InputTokensRequest, size_bytes: int
+) -> tuple[list[Placed], int]:
     """Earlier turns, then the input; and about how many bytes came from the store."""
     history, stored = History([], 0), dict[str, Item]()
     previous = body.previous_response_id
@@ -224,7 +226,7 @@ async def _conversation(responses: Responses, body: InputTokensRequest) -> tuple
     asked = references(body.input)
     if asked and responses.store is not None:
         stored = await responses.store.items(asked)
-    own = placed_items(body.input, stored)
+    own = await off_loop(size_bytes, lambda: placed_items(body.input, stored))
     if len(own) + len(history.items) > MAX_ITEMS:
         raise BadRequest("input", f"at most {MAX_ITEMS} items, earlier turns included")
     if not own and not history.items:

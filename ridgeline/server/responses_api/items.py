@@ -38,6 +38,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "function_call_output": ("id", "call_id", "output", "name"),
     "item_reference": ("id",),
 }
+_NOT_OF = {
+    kind: [
+        name
+        for name, about in fields_of(InputItem).items()
+        if about.status == "supported" and name not in ("type", *own)
+    ]
+    for kind, own in FIELDS.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +119,8 @@ def _placed(item: InputItem, path: str, stored: Mapping[str, Item]) -> Placed:
 def _check_fields(item: InputItem, kind: str, path: str) -> None:
     if kind not in FIELDS:
         raise refused_type(f"{path}.type", kind, "items", tuple(FIELDS))
-    for name, about in fields_of(InputItem).items():
-        if name == "type" or about.status != "supported" or getattr(item, name) is None:
-            continue
-        if name not in FIELDS[kind]:
+    for name in _NOT_OF[kind]:
+        if getattr(item, name) is not None:
             raise BadRequest(f"{path}.{name}", f"a {kind} has no such field", "unknown_field")
 
 
