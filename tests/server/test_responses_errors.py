@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from ridgeline.engine.errors import InvalidRequest
 from tests.server.responses import CALL, RESPONSES, THINKING, WEATHER, keeping, prompt_of
-from tests.server.scripted_client import say
+from tests.server.scripted_client import fail, say
 from tests.server.stage import Stage
 
 USER = {"role": "user", "content": "a"}
@@ -194,3 +195,10 @@ async def test_what_an_assistant_thought_said_and_called_is_one_turn() -> None:
     assert answer.status_code == 200, answer.text
     roles = [line.partition(":")[0] for line in prompt_of(stage).splitlines()]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "assistant", "assistant"]
+
+
+async def test_a_schema_that_the_engine_refuses_is_named_as_the_client_knows_it() -> None:
+    stage = Stage(fail(InvalidRequest("grammar", "too large")))
+    asked = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    answer = await stage.post(RESPONSES, {"input": "a", "store": False, "text": {"format": asked}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text.format.schema")
