@@ -23,6 +23,7 @@ from ridgeline.models.hf_tokenizer import read_hf_tokenizer
 from ridgeline.models.tokenizer_parts import TokenizerParts
 
 MAX_ID = 2**32 - 1
+SHORT_CHARACTERS = 4096  # about a millisecond of encoding
 
 
 class TextPair(NamedTuple):
@@ -75,11 +76,11 @@ class Tokenizer:
         """
         own_ends = self._add_bos is None  # the backend's post-processor adds BOS and EOS itself
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special and own_ends).ids
+            ids = _encoded(self._backend, text, add_special and own_ends)
         except (TypeError, UnicodeEncodeError) as error:
             raise ValueError(f"this is not text that UTF-8 can hold: {_unencodable(text)}") from error
         if not allow_special and not self.special_ids.isdisjoint(ids):
-            ids = self._literal().encode(text, add_special_tokens=add_special and own_ends).ids
+            ids = _encoded(self._literal(), text, add_special and own_ends)
         if add_special and self._add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
         if add_special and self._add_eos and self.eos_id is not None:
@@ -195,6 +196,17 @@ class Tokenizer:
                 copy.encode_special_tokens = True
                 self._literal_backend = copy
             return self._literal_backend
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
+    """The ids. A single text is encoded with the interpreter's lock held, which for a long one would stop all
+    other threads for seconds; a batch, even of one, is encoded without it.
+    """
+    if len(text) <= SHORT_CHARACTERS:
+        ids: list[int] = backend.encode(text, add_special_tokens=add_special).ids
+    else:
+        ids = backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+    return ids
 
 
 def _unencodable(text: str) -> str:

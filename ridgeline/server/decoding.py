@@ -6,8 +6,10 @@ the nearest known one. Only what decodes here reaches validation.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import gc
 import json
 import re
 import typing
@@ -17,16 +19,18 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from ridgeline.server.errors import BadRequest, ErrorCode
+from ridgeline.server.exchange import LONG_BYTES
 from ridgeline.server.protocol import Body, fields_of
+from ridgeline.server.weight import check_weight
 
 B = TypeVar("B", bound=Body)
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _OUT_OF_BOUNDS = re.compile(r"` (?:[<>]=? |of length )")  # the right type, but too much or too little
 _QUOTED = re.compile(r"`([^`]*)`")
 _NEAR_JSON = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]")  # what Python writes and reads, but is no JSON
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _LONGEST_NAME = 64  # of a field worth a guess at what was meant
+_LONGEST_SEARCHED = 1 << 20  # of a body that is read again to name a field
 
 
 def decode(raw: bytes, body: type[B]) -> B:
@@ -36,8 +40,10 @@ def decode(raw: bytes, body: type[B]) -> B:
     except UnicodeDecodeError as error:
         message = f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}"
         raise BadRequest(None, message, "invalid_json") from None
+    check_weight(raw)
     try:
-        decoded: B = _decoder(body).decode(raw)
+        with _garbage_left_alone(len(raw)):
+            decoded: B = _decoder(body).decode(raw)
     except msgspec.ValidationError as error:
         _refuse_shape(str(error), body)
     except msgspec.DecodeError as error:
@@ -49,6 +55,19 @@ def decode(raw: bytes, body: type[B]) -> B:
     return decoded
 
 
+@contextlib.contextmanager
+def _garbage_left_alone(size_bytes: int) -> Iterator[None]:
+    """What is decoded is no garbage; looking for it meanwhile, again and again, would hold everybody up."""
+    if size_bytes <= LONG_BYTES or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @functools.cache
 def _decoder(body: type[B]) -> msgspec.json.Decoder[B]:
     return msgspec.json.Decoder(body)
@@ -56,10 +75,11 @@ def _decoder(body: type[B]) -> msgspec.json.Decoder[B]:
 
 def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
     """msgspec says what and where in one line; take it apart into the path and a sentence."""
-    match = _AT.match(message)
-    assert match is not None  # the pattern matches any text
+    what, _, where = message.rpartition(" - at `") if message.endswith("`") else (message, "", "")
+    if not where.startswith(("$", "key` in `$")):  # no place is given: all of it says what is wrong
+        what, where = message, ""
     # Of a value in an object with names of the client's own, msgspec does not say which.
-    what, path = match["what"], (match["path"] or "").removeprefix(".").replace("[...]", "")
+    path = where.rpartition("$")[2].removesuffix("`").removeprefix(".").replace("[...]", "")
     name = _QUOTED.search(what)
     if what.startswith("Object contains unknown field") and name:
         known = fields_of(_struct_at(path, body))
@@ -97,7 +117,7 @@ def _join(path: str, name: str) -> str:
 
 def _refuse_leaf(raw: bytes) -> None:
     """Python clients write NaN and lone surrogates, which are not JSON: name the field instead of a byte."""
-    if not _NEAR_JSON.search(raw):
+    if len(raw) > _LONGEST_SEARCHED or not _NEAR_JSON.search(raw):
         return
     try:
         tree = json.loads(raw, parse_constant=_Constant)

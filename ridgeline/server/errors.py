@@ -28,6 +28,7 @@ ErrorCode = Literal[
     "too_many_requests",
     "too_many_connections",
     "invalid_json",
+    "too_many_values",
     "invalid_type",
     "missing_field",
     "unknown_field",

@@ -17,3 +17,7 @@ MAX_DETOKENIZED = 1 << 20  # token ids in one request
 MAX_TEMPLATE_VARIABLES = 256
 MAX_CHOICE_TEXTS = 1_000
 MAX_GRAMMAR_CHARACTERS = 128 << 10  # of a schema, a regular expression or a grammar that is given as text
+MAX_TOOLS = 128
+MAX_TOOL_BYTES = 256 << 10  # of all their JSON: it is all written into the prompt
+MAX_CALLS = 1024  # in one message that is sent back
+MAX_ID_CHARACTERS = 256

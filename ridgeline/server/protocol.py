@@ -107,7 +107,10 @@ class Message(Body, kw_only=True, frozen=True):
     reasoning_content: Annotated[
         str | None, About("an assistant's reasoning that is sent back; the template may use it")
     ] = None
-    tool_calls: Annotated[list[MessageToolCall] | None, About("calls an assistant's message made")] = None
+    tool_calls: Annotated[
+        Annotated[list[MessageToolCall], msgspec.Meta(max_length=limits.MAX_CALLS)] | None,
+        About("calls an assistant's message made"),
+    ] = None
     tool_call_id: Annotated[str | None, About("which call a `tool` message answers")] = None
     function_call: Annotated[Any, refused("function calls are replaced by tool_calls")] = None
 
@@ -126,6 +129,9 @@ class ToolDefinition(Body, kw_only=True, frozen=True):
     type: Annotated[str, About("`function`")]
     function: Annotated[Function | None, About("what may be called")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
+
+
+Tools = Annotated[list[ToolDefinition], msgspec.Meta(max_length=limits.MAX_TOOLS)]
 
 
 class FunctionName(Body, kw_only=True, frozen=True):
@@ -255,7 +261,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     response_format: Annotated[
         ResponseFormat | None, About("the shape of the answer: any text, a JSON object, or a schema's")
     ] = None
-    tools: Annotated[list[ToolDefinition] | None, About("functions the model may call; up to 128")] = None
+    tools: Annotated[Tools | None, About("functions the model may call; up to 128")] = None
     tool_choice: Annotated[
         str | NamedToolChoice | None,
         About("`none`, `auto` (the default with tools), `required`, or the function that must be called"),
@@ -310,7 +316,7 @@ class TokenizeRequest(Body, kw_only=True, frozen=True):
     model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
     prompt: Annotated[str | None, About("text; either this or `messages`")] = None
     messages: Annotated[Messages | None, About("a conversation, rendered as chat renders it")] = None
-    tools: Annotated[list[ToolDefinition] | None, About("for `messages`: as in a chat request")] = None
+    tools: Annotated[Tools | None, About("for `messages`: as in a chat request")] = None
     add_special_tokens: Annotated[bool | None, About("for `prompt`; default true")] = None
     add_generation_prompt: Annotated[bool | None, About("for `messages`; default true")] = None
     chat_template_kwargs: Annotated[Variables | None, About("for `messages`")] = None
@@ -328,7 +334,7 @@ class DetokenizeRequest(Body, kw_only=True, frozen=True):
 class TemplateRequest(Body, kw_only=True, frozen=True):
     model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
     messages: Annotated[Messages, About("a conversation, rendered as chat renders it")]
-    tools: Annotated[list[ToolDefinition] | None, About("as in a chat request")] = None
+    tools: Annotated[Tools | None, About("as in a chat request")] = None
     add_generation_prompt: Annotated[bool | None, About("end with the assistant's opening; default true")] = (
         None
     )

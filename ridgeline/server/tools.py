@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.server.errors import BadRequest
+from ridgeline.server.limits import MAX_CALLS, MAX_ID_CHARACTERS, MAX_TOOL_BYTES, MAX_TOOLS
 from ridgeline.server.parsing.events import Tool
 from ridgeline.server.protocol import ChatRequest, Message, NamedToolChoice, ToolDefinition
-
-MAX_TOOLS = 128
-MAX_TOOL_BYTES = 256 << 10  # of all their JSON: it is all written into the prompt
-MAX_CALLS = 1024  # in one message that is sent back
-MAX_ID_CHARACTERS = 256
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 

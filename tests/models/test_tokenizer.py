@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,28 @@ def test_a_prompt_is_never_cut_or_padded(directory: Path) -> None:
     tokenizer = Tokenizer.load(directory)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode("hello")) < 16
+
+
+def test_a_long_text_is_encoded_as_its_short_parts_are_while_other_threads_run(directory: Path) -> None:
+    tokenizer = Tokenizer.load(directory)
+    line = "a line that ends\n"
+    once = tokenizer.encode(line, add_special=False)
+    moments, encoded = [time.monotonic()], threading.Event()
+
+    def tick() -> None:
+        while not encoded.wait(0.001):
+            moments.append(time.monotonic())
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.monotonic()
+    long = tokenizer.encode(line * 50_000, add_special=False)
+    took_s = time.monotonic() - began
+    encoded.set()
+    ticking.join()
+    assert long == once * 50_000
+    standstill_s = max(later - earlier for earlier, later in itertools.pairwise([*moments, began + took_s]))
+    assert standstill_s < took_s / 2, "the others stood still"
 
 
 def test_the_corpus_survives_the_round_trip(directory: Path) -> None:
