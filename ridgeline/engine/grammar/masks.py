@@ -65,7 +65,8 @@ def few_allowed(mask: Mask) -> IntRow | None:
         return None
     bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
     places = np.flatnonzero(bits)
-    return (words[places >> 5] << 5) + (places & 31)
+    tokens: IntRow = (words[places >> 5] << 5) + (places & 31)
+    return tokens
 
 
 def allowed_tokens(mask: Mask, vocab: int) -> BoolRow:
