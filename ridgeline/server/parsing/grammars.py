@@ -73,13 +73,10 @@ def call_grammar(
     `special`: the ids of those markers that are one token. `content`: rules beginning with `rest`, what an
     answer without calls must be; else it is any text.
     """
-    is_free = choice == "auto" and parallel and not any(tool.strict for tool in tools) and content is None
-    if is_free and budget_tokens is None:
+    is_free = choice == "auto" and parallel and not any(tool.strict for tool in tools)
+    if is_free and budget_tokens is None and content is None:
         return None
     lark = Lark(special or {})
-    if is_free:
-        assert reasoning is not None, "a budget is one of reasoning"
-        return reasoning_grammar(reasoning, inside_reasoning, budget_tokens, None, special)
     callable_tools = [choice] if isinstance(choice, Tool) else list(tools)
     by_schema = choice != "auto"
     call = _call(lark, syntax, callable_tools, by_schema)

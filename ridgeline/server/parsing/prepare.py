@@ -41,7 +41,7 @@ class Preparation:
     without_null: bool = False
     # The template reads results from the message that called, under `tool_responses`.
     results_in_calls: bool = False
-    # The template refuses content beside reasoning in a message with calls.
+    # The template refuses content beside reasoning in a message with calls: it is put behind the reasoning.
     content_or_reasoning: bool = False
 
     def __call__(
@@ -68,11 +68,10 @@ class Preparation:
         if not message.get("tool_calls"):
             # Templates ask whether the key is there, so an empty list must not be.
             return {key: value for key, value in message.items() if key != "tool_calls"}
-        content = message.get("content") or self.no_content
-        if self.content_or_reasoning and _has_reasoning(message):
-            content = self.no_content
         calls = [self._call(call) for call in message["tool_calls"]]
-        return message | {"content": content, "tool_calls": calls}
+        if self.content_or_reasoning and message.get("content"):
+            message = _as_reasoning(message)
+        return message | {"content": message.get("content") or self.no_content, "tool_calls": calls}
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call["function"])
@@ -124,8 +123,14 @@ def short_id(call_id: str) -> str:
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
-def _has_reasoning(message: Message) -> bool:
-    return any(message.get(name) for name in ("reasoning_content", "thinking", "reasoning"))
+def _as_reasoning(message: Message) -> Message:
+    """The content of a message as the end of its reasoning, if it has any."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name)), None)
+    if reasoning is None:
+        return message
+    kept = {key: value for key, value in message.items() if key not in names}
+    return {**kept, "content": None, names[0]: f"{reasoning}\n{_as_text(message['content'])}"}
 
 
 def _described(function: dict[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,22 @@ def test_an_answer_follows_a_block_of_reasoning(name: str, rest: str | None) -> 
         assert not vocabulary.accepts(inside, "a" * 9)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_tools_that_nothing_is_asked_of_can_still_be_called_under_a_budget(name: str) -> None:
+    spoken, reasoning = TOOL_FORMATS[name], reasoning_of(name)
+    vocabulary = vocabulary_of(spoken, reasoning)
+    source = spoken.grammar((NOW,), "auto", True, reasoning, False, 3, vocabulary.ids)
+    required = spoken.grammar((NOW,), "required", True, special=vocabulary.ids)
+    assert source is not None
+    assert required is not None
+    call = vocabulary.walk(required, random.Random(name))
+    assert call is not None
+    closer = reasoning.closer + ("<|start|>assistant" if name == "harmony" else "")
+    assert vocabulary.accepts(source, call)
+    assert vocabulary.accepts(source, f"{reasoning.opener}abc{closer}{call}")
+    assert not vocabulary.accepts(source, f"{reasoning.opener}abcd{closer}{call}")
+
+
 def test_reasoning_without_a_token_for_its_end_has_no_budget() -> None:
     plain = Vocabulary()
     source = reasoning_grammar(THINK, True, None, "rest: /[0-9]+/")

@@ -212,6 +212,23 @@ def test_a_template_whose_calls_nobody_reads_has_no_format() -> None:
     assert detect("{% if tools %}<|tools|>{{ tools }}{% endif %}") == (None, None)
 
 
+@needs_templates
+def test_content_beside_reasoning_and_calls_is_not_lost_where_the_template_refuses_it() -> None:
+    spoken, _ = detect(source_of("openai-gpt-oss-120b"))
+    assert spoken is not None
+    messages = conversation()
+    messages[1] |= {"content": "I will look.", "reasoning_content": "What time is it?"}
+    prepared, shown = spoken.prepare(messages, (WEATHER, NOW))
+    prompt = ChatTemplate(source_of("openai-gpt-oss-120b")).render(prepared, shown)
+    assert "analysis<|message|>What time is it?\nI will look.<|end|>" in prompt
+
+
+def test_marks_that_a_tokenizer_calls_special_must_be_shown() -> None:
+    assert not TOOL_FORMATS["hermes"].needs_special({"<|im_end|>"})
+    assert TOOL_FORMATS["hermes"].needs_special({"<tool_call>"})
+    assert TOOL_FORMATS["mistral"].needs_special(())
+
+
 def test_messages_are_not_changed_in_place() -> None:
     for spoken in TOOL_FORMATS.values():
         messages = conversation()
