@@ -99,18 +99,36 @@ def run_pull(args: argparse.Namespace) -> int:
 def run_inspect(args: argparse.Namespace) -> int:
     path = Path(args.model) if args.model.endswith(".json") else resolve(args.model).path
     from ridgeline.models.describe import describe
+    from ridgeline.models.encoder_config import is_encoder
     from ridgeline.models.read_spec import read_spec
 
+    if is_encoder(path):
+        return inspect_encoder(path, as_json=args.json)
     spec = read_spec(path)
     template, reason = chat_template(path)
     if args.json:
         print(json.dumps(figures(spec, path, template), indent=2, ensure_ascii=False))
         return 0
-    lines = [("file", str(path)), *describe(spec), ("chat template", reason or template_line(template))]
+    print_lines([("file", str(path)), *describe(spec), ("chat template", reason or template_line(template))])
+    return 0
+
+
+def inspect_encoder(path: Path, *, as_json: bool) -> int:
+    from ridgeline.models.describe_encoder import describe_encoder, encoder_figures
+    from ridgeline.models.encoder_config import read_encoder_spec
+
+    spec = read_encoder_spec(path)
+    if as_json:
+        print(json.dumps({"file": str(path), **encoder_figures(spec)}, indent=2, ensure_ascii=False))
+        return 0
+    print_lines([("file", str(path)), *describe_encoder(spec)])
+    return 0
+
+
+def print_lines(lines: list[tuple[str, str]]) -> None:
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         print(f"{label:<{width}}  {value}")
-    return 0
 
 
 def figures(spec: ModelSpec, path: Path, template: str | dict[str, str] | None) -> dict[str, Any]:

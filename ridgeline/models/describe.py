@@ -18,12 +18,12 @@ def describe(spec: ModelSpec) -> list[tuple[str, str]]:
 
 
 def _identity(spec: ModelSpec) -> list[tuple[str, str]]:
-    lines = [("name", spec.name), ("family", spec.family), ("parameters", _count(spec.parameters))]
+    lines = [("name", spec.name), ("family", spec.family), ("parameters", count_text(spec.parameters))]
     if spec.moe is not None:
-        lines.append(("active per token", _count(spec.active_parameters)))
+        lines.append(("active per token", count_text(spec.active_parameters)))
     lines.append(("stored as", _stored(spec)))
     for label, precision in (("at bf16", "bfloat16"), ("at 8 bits", "int8"), ("at 4 bits", "int4")):
-        lines.append((f"weights {label}", _bytes(spec.weight_bytes(precision))))
+        lines.append((f"weights {label}", bytes_text(spec.weight_bytes(precision))))
     lines.append(("served", _servable(spec)))
     return lines
 
@@ -61,16 +61,16 @@ def _costs(spec: ModelSpec) -> list[tuple[str, str]]:
     full, few = spec.max_context, min(spec.max_context, FEW_TOKENS)
     prompt = min(full, PROMPT_TOKENS)
     return [
-        ("KV per token", f"{_bytes(spec.kv_bytes_per_token())} at 16 bits"),
-        ("KV at full context", f"{_bytes(full * spec.kv_bytes_per_token())} at 16 bits"),
+        ("KV per token", f"{bytes_text(spec.kv_bytes_per_token())} at 16 bits"),
+        ("KV at full context", f"{bytes_text(full * spec.kv_bytes_per_token())} at 16 bits"),
         (
             "prefill per token",
-            f"{_flops(spec.prefill_flops_per_token(prompt))}, mean of a {prompt}-token prompt",
+            f"{flops_text(spec.prefill_flops_per_token(prompt))}, mean of a {prompt}-token prompt",
         ),
         (
             "decode per token",
-            f"{_flops(spec.decode_flops(few))} at {few:,} tokens of context, "
-            f"{_flops(spec.decode_flops(full))} at {full:,}",
+            f"{flops_text(spec.decode_flops(few))} at {few:,} tokens of context, "
+            f"{flops_text(spec.decode_flops(full))} at {full:,}",
         ),
     ]
 
@@ -79,7 +79,7 @@ def _stored(spec: ModelSpec) -> str:
     return (
         spec.weight_format
         if spec.stored_bytes is None
-        else f"{spec.weight_format}, {_bytes(spec.stored_bytes)}"
+        else f"{spec.weight_format}, {bytes_text(spec.stored_bytes)}"
     )
 
 
@@ -117,21 +117,21 @@ def _special_tokens(spec: ModelSpec) -> str:
     return f"begin {begin}, end {ends}, pad {pad}"
 
 
-def _count(number: int) -> str:
+def count_text(number: int) -> str:
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
         if number >= size:
             return f"{number:,} ({number / size:.3g} {unit})"
     return f"{number:,}"
 
 
-def _bytes(number: float) -> str:
+def bytes_text(number: float) -> str:
     for size, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if number >= size:
             return f"{number / size:.2f} {unit}"
     return f"{number:.0f} B"
 
 
-def _flops(number: float) -> str:
+def flops_text(number: float) -> str:
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.2f} {unit}FLOP"

@@ -23,8 +23,16 @@ STRUCTS = {
     "rl_layer": interface.CLayer,
     "rl_decoder": interface.CDecoder,
     "rl_step": interface.CStep,
+    "rl_encoder_layer": interface.CEncoderLayer,
+    "rl_encoder": interface.CEncoder,
+    "rl_texts": interface.CTexts,
 }
-ENUMS = {"RL_": Format, "RL_KV_": library.KvFormat, "RL_PEAK_": library.Peak}
+ENUMS = {
+    "RL_": Format,
+    "RL_KV_": library.KvFormat,
+    "RL_PEAK_": library.Peak,
+    "RL_POOL_": interface.Pooling,
+}
 CONSTANTS = {
     "RL_ABI_VERSION": library.ABI_VERSION,
     "RL_BLOCK_TOKENS": library.BLOCK_TOKENS,
@@ -32,6 +40,8 @@ CONSTANTS = {
     "RL_GROUP": library.GROUP_SIZE,
     "RL_SILU": library.Activation.SILU,
     "RL_GELU_TANH": library.Activation.GELU_TANH,
+    "RL_GELU_ERF": library.Activation.GELU_ERF,
+    "RL_RELU": library.Activation.RELU,
     **{f"{prefix}{item.name}": item.value for prefix, enum in ENUMS.items() for item in enum},
 }
 
