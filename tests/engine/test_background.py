@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ridgeline.engine.errors import QueueFull
@@ -143,3 +145,52 @@ class TestQueues:
             request("a", 4, priority=BACKGROUND_PRIORITY - 1, max_tokens=9), background("b", 4)
         )
         assert shape(engine.step()) == [("a/0", 0, 4)]
+
+
+class TestInterference:
+    """In virtual time: a step costs so much fixed and so much per token, as on a small processor."""
+
+    FIXED_S, PER_TOKEN_S = 0.0025, 0.0005
+
+    def play(self, with_background: bool) -> tuple[list[float], int]:
+        """Times to first token of interactive requests, and background requests that ended meanwhile."""
+        dice = random.Random(5)
+        engine = engine_with(
+            step_tokens=256,
+            prefill_chunk=256,
+            max_running=32,
+            max_waiting=64,
+            num_blocks=4000,
+            max_context=600,
+        )
+        scheduler, waiting, ttft_s = engine.scheduler, dict[str, float](), list[float]()
+        now, next_at, asked, serial, ended = 0.0, 0.5, 0, 0, 0
+        while now < 60.0:
+            while next_at <= now:
+                asked += 1
+                waiting[f"a{asked}"] = next_at
+                scheduler.add(request(f"a{asked}", dice.randint(20, 300), arrival=next_at, max_tokens=20))
+                next_at += dice.expovariate(3.0)
+            while with_background and len(scheduler.waiting.background) < 32:
+                serial += 1
+                scheduler.add(background(f"b{serial}", 30 + serial % 90, max_tokens=1 + serial % 16))
+            plan = scheduler.schedule(now)
+            if not plan:
+                now = next_at
+                continue
+            now += self.FIXED_S + self.PER_TOKEN_S * plan.num_tokens
+            tables = [list(row.seq.block_table) for row in plan.rows]
+            for delta in scheduler.apply(engine._execute(plan, tables), now):
+                if delta.request_id in waiting:  # only the first token counts
+                    ttft_s.append(now - waiting.pop(delta.request_id))
+                ended += delta.finish_reason is not None and delta.request_id.startswith("b")
+        return sorted(ttft_s), ended
+
+    def test_the_slowest_first_tokens_hardly_come_later_beside_a_batch(self) -> None:
+        alone, _ = self.play(with_background=False)
+        beside, ended = self.play(with_background=True)
+        assert len(alone) == len(beside) > 150
+        for share in (0.5, 0.99):
+            place = int(share * len(alone))
+            assert beside[place] <= 1.3 * alone[place]
+        assert ended > 300  # in a minute, beside three interactive requests a second
