@@ -45,9 +45,7 @@ def target(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The server of this folder; it must drain and exit 0 at the end."""
     directory = tmp_path_factory.mktemp("clients")
     flags = ["--api-keys", KEY, "--deterministic", "--state-dir", str(directory / "state")]
-    server = start_server(
-        directory / "server.log", *flags, models=(MODEL,) if os.environ.get("NOEMB") else (MODEL, EMBEDDER)
-    )
+    server = start_server(directory / "server.log", *flags, models=(MODEL, EMBEDDER))
     try:
         await_ready(server)
         yield Target(server.base_url, server)

@@ -8,6 +8,12 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+JSON_QUESTION: list[Any] = [
+    {
+        "role": "user",
+        "content": 'Fill in: {"city": "Rome", "warm": true, "level": 1}. Reply with this JSON only.',
+    }
+]
 TURNS: list[Any] = [
     *QUESTION,
     {"role": "assistant", "content": "The capital of France is Paris."},
@@ -19,7 +25,7 @@ STOP = "l of Fr"  # inside the answer to the question, across tokens
 TEXTS = ["a cat on a mat", "the price of copper", "un chat sur un tapis"]
 
 
-class Report(BaseModel):
+class Report(BaseModel, extra="forbid"):
     """A schema with few answers: whatever a model writes under it ends soon."""
 
     city: Literal["Paris", "Rome", "Oslo"]

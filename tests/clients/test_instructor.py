@@ -9,10 +9,12 @@ import instructor
 import openai
 import pytest
 from instructor import Mode
+from instructor.core.exceptions import InstructorRetryException
+from pydantic import BaseModel
 
 from tests.clients.cases import case
 from tests.clients.conftest import KEY, MODEL, TIMEOUT_S, Target
-from tests.clients.questions import QUESTION, TURNS, Report
+from tests.clients.questions import JSON_QUESTION, QUESTION, TURNS, Report
 
 OPENAI, ANTHROPIC = CLIENTS = ("instructor (openai)", "instructor (anthropic)")
 ASKED: dict[str, Any] = {"messages": QUESTION, "response_model": Report, "max_tokens": 96, "max_retries": 1}
@@ -49,12 +51,13 @@ def test_a_class_is_filled_under_its_schema(target: Target, mode: Mode) -> None:
 
 @case("JSON mode", "whole", only=OPENAI)
 def test_a_class_is_filled_in_json_mode(target: Target) -> None:
-    """JSON of any form is allowed there: this model fills the class only if its schema is enforced, too."""
-    client = client_of(OPENAI, target, Mode.JSON)
-    try:
-        assert isinstance(client.create(**ASKED), Report)
-    except instructor.exceptions.InstructorRetryException as error:
-        assert "validation error" in str(error)
+    """JSON of any form is allowed there, and a small model takes it: so the class asks for no field."""
+
+    class Loose(BaseModel, extra="allow"):
+        pass
+
+    options = {**ASKED, "messages": JSON_QUESTION, "temperature": 0, "response_model": Loose}
+    assert isinstance(client_of(OPENAI, target, Mode.JSON).create(**options), Loose)
 
 
 @case("JSON schema", "streamed", only=OPENAI)
@@ -78,5 +81,5 @@ def test_a_partial_class_grows_while_a_tool_call_streams(client: Any) -> None:
 @case("error: unknown model")
 def test_an_unknown_model_is_not_found(client: Any, client_name: str) -> None:
     sdk: Any = openai if client_name == OPENAI else anthropic
-    with pytest.raises((sdk.NotFoundError, instructor.exceptions.InstructorRetryException), match="gpt-9"):
+    with pytest.raises((sdk.NotFoundError, InstructorRetryException), match="gpt-9"):
         client.create(**ASKED, model="gpt-9")

@@ -228,7 +228,7 @@ def test_a_long_prompt_sent_twice_is_found_in_the_cache_and_answered_the_same(cl
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"logit_bias": {"49152": 1}}, "logit_bias.49152"),
     ],
 )

@@ -10,7 +10,7 @@ from tests.clients.cases import case
 from tests.clients.conftest import EMBEDDER, MODEL, Target
 from tests.clients.either import each, entered, parts_of, settled
 from tests.clients.openai_clients import CLIENTS, client_of, joined
-from tests.clients.questions import QUESTION, REPORT_SCHEMA, TEXTS, Report
+from tests.clients.questions import JSON_QUESTION, QUESTION, REPORT_SCHEMA, TEXTS, Report
 
 __all__ = ["CLIENTS", "client_of"]  # read by conftest
 BRIEF: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 64}
@@ -18,12 +18,11 @@ BRIEF: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0,
 
 @case("JSON mode", "whole", "streamed")
 async def test_json_mode_writes_an_object(client: Any) -> None:
-    options = {**BRIEF, "response_format": {"type": "json_object"}}
+    options = {**BRIEF, "messages": JSON_QUESTION, "response_format": {"type": "json_object"}}
     whole = await settled(client.chat.completions.create(**options))
     [choice] = whole.choices
-    assert choice.message.content.lstrip().startswith("{")
-    if choice.finish_reason == "stop":
-        assert isinstance(json.loads(choice.message.content), dict)
+    assert isinstance(json.loads(choice.message.content), dict)
+    assert choice.finish_reason == "stop"
     [streamed] = joined(await parts_of(client.chat.completions.create(**options, stream=True)))
     assert (streamed.content, streamed.finish_reason) == (choice.message.content, choice.finish_reason)
 
