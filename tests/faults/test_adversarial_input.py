@@ -1,0 +1,150 @@
+"""Whatever an adversary sends to whichever endpoint: a 4xx that names the field, soon, while another client's
+stream goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.server.app import ENDPOINTS
+from ridgeline.server.endpoint import Endpoint
+from tests.conftest import LiveServer
+from tests.faults.adversary import ATTACKED, Attack, attacks
+from tests.faults.conftest import chat_body
+
+HANGS_S = 60.0  # generous: the machine is shared, and what is measured is printed
+LONGEST_GAP_S = 20.0
+
+
+class Listener:
+    """Another client, whose stream is to go on whatever happens: one answer after the other."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self._over = threading.Event()
+        self._arrivals: list[float] = []
+        self.failure: str | None = None
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Listener:
+        self._thread.start()
+        deadline = time.monotonic() + HANGS_S
+        while not self._arrivals:
+            assert time.monotonic() < deadline, f"no stream to begin with: {self.failure}"
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(HANGS_S)
+
+    def longest_gap_s(self, since: float) -> float:
+        """Between two arrivals since then, the time until now included."""
+        times = [since, *(moment for moment in self._arrivals if moment >= since), time.monotonic()]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+    def _listen(self) -> None:
+        body = chat_body(max_tokens=600)
+        try:
+            with httpx.Client(base_url=self._base_url, timeout=HANGS_S) as http:
+                while not self._over.is_set():
+                    with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                        assert answer.status_code == 200
+                        for line in answer.iter_lines():
+                            if '"content":"' in line:
+                                self._arrivals.append(time.monotonic())
+                            assert '"error"' not in line, line
+                            if self._over.is_set():
+                                return
+        except Exception as error:  # told by the test, not by the thread
+            self.failure = repr(error)
+
+
+@pytest.fixture(scope="module")
+def listener(live_server: LiveServer) -> Iterator[Listener]:
+    with Listener(live_server.base_url) as listening:
+        yield listening
+
+
+def _name(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+@pytest.mark.parametrize("endpoint", ATTACKED, ids=_name)
+def test_an_attack_is_a_4xx_that_names_the_field(
+    live_server: LiveServer, listener: Listener, endpoint: Endpoint
+) -> None:
+    began = time.monotonic()
+    wrong: list[str] = []
+    timed: list[tuple[float, str]] = []
+    with httpx.Client(base_url=live_server.base_url, timeout=HANGS_S) as http:
+        for attack in attacks(endpoint):
+            asked = time.monotonic()
+            answer = http.request(endpoint.method, endpoint.path, content=attack.body, headers=attack.headers)
+            timed.append((time.monotonic() - asked, attack.what))
+            complaint = _complaint(attack, answer)
+            if complaint:
+                wrong.append(f"{attack.what}: {complaint}")
+    gap_s = listener.longest_gap_s(began)
+    slowest = ", ".join(f"{what} {s * 1000:.0f} ms" for s, what in sorted(timed, reverse=True)[:4])
+    print(
+        f"\n{_name(endpoint)}: {len(timed)} attacks, longest gap of the other stream {gap_s * 1000:.0f} ms; {slowest}"
+    )
+    assert wrong == []
+    assert listener.failure is None
+    assert gap_s < LONGEST_GAP_S, f"another client's stream stood still for {gap_s:.1f} s"
+
+
+WEIRD_NAMES = [
+    "%00",
+    "..%2f..%2fetc%2fpasswd",
+    "a" * 8000,
+    "%ff%fe",
+    "'%3bDROP%20TABLE%20files--",
+    "%F0%9F%92%A9",
+    "{x}",
+]
+
+
+@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "{" in one.path], ids=_name)
+def test_a_name_that_nobody_has_is_a_4xx(live_server: LiveServer, endpoint: Endpoint) -> None:
+    before, _, rest = endpoint.path.partition("{")
+    after = rest.partition("}")[2]
+    for weird in WEIRD_NAMES:
+        answer = httpx.request(
+            endpoint.method, f"{live_server.base_url}{before}{weird}{after}", timeout=HANGS_S
+        )
+        assert 400 <= answer.status_code < 500, (weird, answer.status_code, answer.text[:200])
+        assert len(answer.content) < 10_000
+
+
+def test_after_all_of_it_the_server_answers_as_before(live_server: LiveServer) -> None:
+    answer = httpx.post(
+        f"{live_server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=1), timeout=60
+    )
+    assert answer.json()["usage"]["completion_tokens"] == 1
+    log = live_server.log.read_text()
+    assert "unexpected error" not in log
+
+
+def _complaint(attack: Attack, answer: httpx.Response) -> str | None:
+    """What is wrong with the answer; None if nothing is."""
+    allowed = answer.status_code == 200 if attack.may_pass else False
+    if allowed:
+        return None
+    if not 400 <= answer.status_code < 500:
+        return f"{answer.status_code} {answer.text[:200]}"
+    if len(answer.content) > 10_000:
+        return f"an error of {len(answer.content)} bytes"
+    error: dict[str, Any] = json.loads(answer.content)["error"]
+    if attack.names is not None and attack.names not in f"{error.get('param')} {error['message']}":
+        return f"{attack.names} is not named: {error['message'][:200]}"
+    return None
