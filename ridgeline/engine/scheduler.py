@@ -315,7 +315,8 @@ class Scheduler:
         counters = self.counters
         return EngineStats(
             running=len(self.running),
-            waiting=len(self.waiting),
+            waiting=self._num_waiting(background=False),
+            waiting_background=self._num_waiting(background=True),
             kv_blocks_total=self.pool.num_blocks,
             kv_blocks_held=self.pool.num_held,
             kv_blocks_cached=self.pool.num_cached,

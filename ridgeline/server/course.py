@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.engine.client import AsyncClient, OpenRequest
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.inbox import Inbox
-from ridgeline.engine.request import SamplingParams
+from ridgeline.engine.request import BACKGROUND_PRIORITY, SamplingParams
 from ridgeline.server.choices import Choices, Piece, Prompt
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange
@@ -87,7 +87,9 @@ class Course:
         self._front = front
         self._metrics = job.served.metrics
         self._requests: list[OpenRequest] = []
-        limit_s = front.config.request_timeout_s
+        # In the background a request may wait its turn for hours; nobody waits with it.
+        self._is_background = exchange.least_priority >= BACKGROUND_PRIORITY
+        limit_s = None if self._is_background else front.config.request_timeout_s
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
 
     def __enter__(self) -> Course:
@@ -160,7 +162,7 @@ class Course:
                 timing.end, timing.end_reason = now, failure
             timing.sent = now
             reason = failure or self.choices.finish_reasons[index]
-            self._metrics.request_finished(timing, self.exchange.path, reason)
+            self._metrics.request_finished(timing, self.exchange.path, reason, self._is_background)
             log_request(self.exchange.request_id, self.exchange.path, status, timing, reason)
 
     def _unbegun(self, index: int) -> TimingRecord:

@@ -221,7 +221,9 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
         Alternatives | None,
         About("0 to 20 alternatives for every prompt token, as `prompt_logprobs` in the answer"),
     ] = None
-    priority: Annotated[Int | None, About("lower is served first; default 0")] = None
+    priority: Annotated[
+        Int | None, About("lower is served first; default 0; from 1000 on, in the gaps of all others")
+    ] = None
     cache_salt: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_SALT_CHARACTERS)] | None,
         About("requests share cached prefixes only with the same salt"),

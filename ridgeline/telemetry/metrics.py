@@ -107,7 +107,11 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 # name → (what it says, how it is read off EngineStats)
 ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_requests_running": ("Sequences being computed", lambda stats: stats.running),
-    "num_requests_waiting": ("Requests queued", lambda stats: stats.waiting),
+    "num_requests_waiting": ("Requests queued, but for background ones", lambda stats: stats.waiting),
+    "num_background_requests_waiting": (
+        "Background requests queued",
+        lambda stats: stats.waiting_background,
+    ),
     "kv_cache_usage_perc": ("Share of KV blocks held by live sequences, 0 to 1", lambda stats: stats.kv_use),
     "kv_blocks_cached": ("KV blocks free but reusable by prefix", lambda stats: stats.kv_blocks_cached),
     "kv_blocks_total": ("KV blocks in the pool", lambda stats: stats.kv_blocks_total),
@@ -218,8 +222,16 @@ class ServerMetrics:
         self._memory = labelled(Gauge, "memory_bytes", "Memory by kind, as planned at the last start", "kind")
         self._registry.register(_EngineCollector(self))
 
-    def request_finished(self, timing: TimingRecord, endpoint: str, finish_reason: str) -> None:
-        """Count one accepted request that ended, however it ended. Call it once, after `sent` is stamped."""
+    def request_finished(
+        self, timing: TimingRecord, endpoint: str, finish_reason: str, background: bool = False
+    ) -> None:
+        """Count one accepted request that ended, however it ended. Call it once, after `sent` is stamped.
+
+        Of one in the background only that it ended: its times say nothing of what anybody waits for.
+        """
+        self._success.labels(self.model_name, finish_reason, endpoint).inc()
+        if background:
+            return
         observed = {
             "time_to_first_token_seconds": timing.ttft_s,
             "request_time_per_output_token_seconds": timing.tpot_s,
@@ -235,7 +247,6 @@ class ServerMetrics:
             if value is not None:  # a request aborted in the queue has no first token
                 self._histograms[name].observe(value)
         self._token_gaps.observe(timing.inter_token_s)
-        self._success.labels(self.model_name, finish_reason, endpoint).inc()
 
     def request_refused(self, reason: str, status: int) -> None:
         self._refused.labels(self.model_name, reason, str(status)).inc()

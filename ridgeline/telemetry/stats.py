@@ -10,7 +10,7 @@ class EngineStats:
     """Gauges as of now, counters since the engine started."""
 
     running: int = 0
-    waiting: int = 0
+    waiting: int = 0  # but for those in the background
     kv_blocks_total: int = 0
     kv_blocks_held: int = 0  # referenced by a live sequence
     kv_blocks_cached: int = 0  # unreferenced, reusable by prefix
@@ -24,6 +24,7 @@ class EngineStats:
     output_tokens: int = 0
     last_step_end: float = 0.0  # monotonic; 0 = no step yet
     step_tokens: int = 0  # a step's budget now: less than configured after the device ran out of memory
+    waiting_background: int = 0
 
     @property
     def kv_use(self) -> float:

@@ -171,6 +171,13 @@ class TestCourse:
             (answer,) = await server.lines(batch["output_file_id"])
             assert answer["response"]["body"]["object"] == "text_completion"
 
+    async def test_a_line_may_take_longer_than_anybody_would_wait(self, state: StateStore) -> None:
+        async with Server(state, say("slow", pause_s=0.02), request_timeout_s=0.01) as server:
+            batch = await server.over((await server.create(lines(2)))["id"])
+            assert batch["request_counts"]["completed"] == 2
+            answer = await server.http.post(CHAT, json=json.loads(line(0))["body"])
+            assert answer.status_code == 504
+
     async def test_keys_are_no_hindrance(self, state: StateStore) -> None:
         async with Server(state, api_keys=("secret",)) as server:
             batch = await server.over((await server.create(lines(3)))["id"])

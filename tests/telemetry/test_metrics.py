@@ -28,6 +28,7 @@ PROMISED = [
     "request_inference_time_seconds",
     "num_requests_running",
     "num_requests_waiting",
+    "num_background_requests_waiting",
     "kv_cache_usage_perc",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
@@ -101,6 +102,15 @@ def test_a_request_aborted_in_the_queue_adds_no_first_token_time() -> None:
     assert found["time_to_first_token_seconds_count{}"] == 0
     assert found["e2e_request_latency_seconds_count{}"] == 1
     assert found["request_success_total{endpoint=/v1/completions,finished_reason=abort}"] == 1
+
+
+def test_of_a_background_request_only_its_end_is_counted() -> None:
+    metrics = ServerMetrics("m")
+    metrics.request_finished(finished(), "/v1/completions", "stop", background=True)
+    found = samples(metrics, EngineStats(waiting=1, waiting_background=5))
+    assert found["request_success_total{endpoint=/v1/completions,finished_reason=stop}"] == 1
+    assert found["time_to_first_token_seconds_count{}"] == 0
+    assert (found["num_requests_waiting{}"], found["num_background_requests_waiting{}"]) == (1, 5)
 
 
 def test_every_promised_metric_is_exposed_and_documented_and_nothing_undocumented_is() -> None:
