@@ -4,9 +4,7 @@ stream goes on.
 
 from __future__ import annotations
 
-import itertools
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,58 +17,15 @@ from ridgeline.server.endpoint import Endpoint
 from tests.conftest import LiveServer
 from tests.faults.adversary import ATTACKED, Attack, attacks
 from tests.faults.conftest import chat_body
+from tests.faults.listener import Listener
 
 HANGS_S = 60.0  # generous: the machine is shared, and what is measured is printed
 LONGEST_GAP_S = 20.0
 
 
-class Listener:
-    """Another client, whose stream is to go on whatever happens: one answer after the other."""
-
-    def __init__(self, base_url: str) -> None:
-        self._base_url = base_url
-        self._over = threading.Event()
-        self._arrivals: list[float] = []
-        self.failure: str | None = None
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-
-    def __enter__(self) -> Listener:
-        self._thread.start()
-        deadline = time.monotonic() + HANGS_S
-        while not self._arrivals:
-            assert time.monotonic() < deadline, f"no stream to begin with: {self.failure}"
-            time.sleep(0.01)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(HANGS_S)
-
-    def longest_gap_s(self, since: float) -> float:
-        """Between two arrivals since then, the time until now included."""
-        times = [since, *(moment for moment in self._arrivals if moment >= since), time.monotonic()]
-        return max(later - earlier for earlier, later in itertools.pairwise(times))
-
-    def _listen(self) -> None:
-        body = chat_body(max_tokens=600)
-        try:
-            with httpx.Client(base_url=self._base_url, timeout=HANGS_S) as http:
-                while not self._over.is_set():
-                    with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                        assert answer.status_code == 200
-                        for line in answer.iter_lines():
-                            if '"content":"' in line:
-                                self._arrivals.append(time.monotonic())
-                            assert '"error"' not in line, line
-                            if self._over.is_set():
-                                return
-        except Exception as error:  # told by the test, not by the thread
-            self.failure = repr(error)
-
-
 @pytest.fixture(scope="module")
-def listener(live_server: LiveServer) -> Iterator[Listener]:
-    with Listener(live_server.base_url) as listening:
+def listener(live_server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
+    with Listener(live_server.base_url, tmp_path_factory.mktemp("listener") / "tokens") as listening:
         yield listening
 
 
@@ -95,11 +50,9 @@ def test_an_attack_is_a_4xx_that_names_the_field(
                 wrong.append(f"{attack.what}: {complaint}")
     gap_s = listener.longest_gap_s(began)
     slowest = ", ".join(f"{what} {s * 1000:.0f} ms" for s, what in sorted(timed, reverse=True)[:4])
-    print(
-        f"\n{_name(endpoint)}: {len(timed)} attacks, longest gap of the other stream {gap_s * 1000:.0f} ms; {slowest}"
-    )
+    gap = f"longest gap of the other stream {gap_s * 1000:.0f} ms"
+    print(f"\n{_name(endpoint)}: {len(timed)} attacks, {gap}; {slowest}")
     assert wrong == []
-    assert listener.failure is None
     assert gap_s < LONGEST_GAP_S, f"another client's stream stood still for {gap_s:.1f} s"
 
 
