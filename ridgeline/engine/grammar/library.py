@@ -7,6 +7,7 @@ sequence's place in it. Nothing here bounds the time that compiling takes: `tria
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ridgeline.models.tokenizer import Tokenizer
 
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+_BAD_EXPRESSION = re.compile(r"regex parse error:.*?\nerror: ([^\n]+)", re.DOTALL)
 COMPILE_STACK_BYTES = 256 << 20  # the library follows chains of rules by recursion; touched only as needed
 SLOW_MASK_S = 0.1  # of processor time: whoever needs more for one token holds up everybody
 _LIMITS: dict[str, Any] = {
@@ -206,6 +208,9 @@ def _refuse_error(inner: llguidance.LLMatcher) -> None:
 
 def readable(error: str) -> str:
     """The library's reason in a line: without its state, and no longer than somebody reads."""
+    expression = _BAD_EXPRESSION.search(error)
+    if expression is not None:
+        return f"in a regular expression, {expression[1]}"
     line = " ".join(error.split("<state>")[0].replace("<non-verbose/>", "").split())
     if line.startswith("NoExtension"):
         return "it allows no text at all"
