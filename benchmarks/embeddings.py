@@ -1,8 +1,8 @@
 """Embeddings against sentence-transformers, in turns in one run, on the same cores: sentences per second.
 
-Both tokenize the same texts. sentence-transformers gets them all at once and sorts them by length, so that its
-batches hold little padding; ours are asked of an engine process, batch after batch as they come. Prints a table
-and writes JSON: the ratio, the share of what the float32 units could do, and the largest difference.
+Both tokenize the same texts. sentence-transformers gets them all at once and sorts them by length, so that
+its batches hold little padding; ours are asked of an engine process, batch after batch as they come. Prints a
+table and writes JSON: the ratio, the share of what the float32 units could do, and the largest difference.
 
     python benchmarks/embeddings.py [--rounds 5] [--sentences 512] [--batch 64] [--json out.json]
 """
@@ -111,7 +111,7 @@ def table(found: dict[str, Any]) -> str:
     tokens, ratio = found["tokens"], found["ratio"]
     lines = [
         f"{found['model']} · {found['backend']} · {found['sentences']} sentences ({found['texts']}), "
-        f"{tokens['least']} to {tokens['most']} tokens, mean {tokens['mean']:.1f}, batches of {found['batch']}",
+        f"{tokens['least']} to {tokens['most']} tokens, mean {tokens['mean']:.1f}, batch {found['batch']}",
         f"{'':<22}{'sentences/s':>12}{'spread':>18}{'of FLOP limit':>15}",
     ]
     for name, label in (("ours", "ridgeline"), ("theirs", "sentence-transformers")):
