@@ -40,7 +40,8 @@ def read_line(raw: bytes, endpoint: BatchEndpoint | None = None) -> Line:
     try:
         line = _line.decode(raw)
     except msgspec.ValidationError as error:
-        raise BadLine("invalid_request", str(error)) from None
+        what, _, path = str(error).partition(" - at `$.")
+        raise BadLine("invalid_request", what, path.rstrip("`") or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadLine("invalid_json_line", f"this line is not valid JSON: {error}") from None
     except RecursionError:

@@ -21,6 +21,7 @@ from ridgeline.server.errors import SERVER, ApiError, BadRequest, ClientGone
 
 WRITE_BYTES = 256 << 10  # written at once, off the loop
 MAX_FIELD_BYTES = 1024
+MAX_AROUND_BYTES = 1 << 20  # of a body beside its file: other parts, boundaries, what follows the last
 LEAST_BYTES_PER_S = 64 << 10  # what a large file must come at, beyond the time every upload has
 KEEP_FILES_S = 30 * DAY_S
 _NESTED = re.compile(r"expires_after\[(\w{1,32})\]")
@@ -60,7 +61,14 @@ async def _in_time(request: Request, config: ServerConfig) -> AsyncIterator[byte
         if part is None:
             return
         received += len(part)
+        if received > config.max_file_bytes + MAX_AROUND_BYTES:
+            raise too_large(config)
         yield part
+
+
+def too_large(config: ServerConfig) -> ApiError:
+    message = f"file: larger than {config.max_file_bytes} bytes, this server's limit"
+    return ApiError(413, message, param="file", code="body_too_large")
 
 
 class Upload:
@@ -105,8 +113,7 @@ class Upload:
         if self._part.name == "file":
             self._size += len(content)
             if self._size > self._config.max_file_bytes:
-                message = f"file: larger than {self._config.max_file_bytes} bytes, this server's limit"
-                raise ApiError(413, message, param="file", code="body_too_large")
+                raise too_large(self._config)
             self._unwritten += content
             return
         field = self._fields[self._part.name]
