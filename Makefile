@@ -45,6 +45,7 @@ endif
 # with as many processes as cores, one that spins takes the core that the other needs.
 test: lint native           ## every test but the slow and GPU ones, in two processes (ARGS='-n 0': in one)
 	$(BIN)/ridgeline models pull smollm2-135m
+	$(BIN)/ridgeline models pull all-minilm-l6-v2
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -rs -m 'not slow and not gpu' $(ARGS)
 
 # The plain tests are of the very objects that `make native` builds.
