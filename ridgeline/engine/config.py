@@ -66,6 +66,9 @@ class EngineConfig:
         None,
         "share of free memory the plan may use; default: 0.6 of the machine's, on a GPU 0.9 of the device's",
     )
+    memory_share: float = option(
+        1.0, "this engine's part of what the plan may use; default: all, or an even part of several models'"
+    )
     step_tokens: int | None = option(
         None, "most tokens one step computes; default: calibrated for this machine, else 256; cuda: 8192"
     )
@@ -92,6 +95,8 @@ class EngineConfig:
             raise InvalidConfig(
                 f"--memory-fraction must be above 0 and at most 1, got {self.memory_fraction:g}"
             )
+        if not 0.0 < self.memory_share <= 1.0:
+            raise InvalidConfig(f"--memory-share must be above 0 and at most 1, got {self.memory_share:g}")
         self._check_backend()
 
     @property

@@ -65,6 +65,7 @@ def plan_memory(
     rest = activations + footprint.reserve_bytes
     available = available_bytes if device is None else device.free_bytes
     fraction = config.memory_fraction or (DEFAULT_FRACTION if device is None else DEVICE_FRACTION)
+    fraction *= config.memory_share
     budget = int(available * fraction) - weights - rest
     if budget < kv_token_bytes * config.block_size:
         where = "available" if device is None else "free on the GPU"

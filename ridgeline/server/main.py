@@ -25,7 +25,7 @@ from ridgeline.engine.errors import EngineError
 from ridgeline.engine.memory_receipt import receipt_of
 from ridgeline.models.pull import ensure
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.setup import ModelSetup
+from ridgeline.server.setup import ModelSetup, sharing_memory
 from ridgeline.server.state import StateStore, open_state
 from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
@@ -75,9 +75,10 @@ def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
     logs.setup(server.log_level, server.log_format)
     listener = _bind(server)
     state = open_state(server.state_dir, server.port)
+    paths = [ensure(setup.engine.model).path for setup in models]
     supervised = [
-        Supervised(setup, Supervisor(setup.engine, ensure(setup.engine.model).path, server))
-        for setup in models
+        Supervised(setup, Supervisor(setup.engine, path, server))
+        for setup, path in zip(sharing_memory(models, paths), paths, strict=True)
     ]
     try:
         if sys.platform != "win32":

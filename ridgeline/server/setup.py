@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.engine.config import EngineConfig
@@ -40,6 +40,23 @@ def named(
         if flat.count(name) > 1:
             raise OptionError(f"the name {name} is given twice; give one of the models another with names")
     return [ModelSetup(config, tuple(known)) for config, known in zip(configs, all_names, strict=True)]
+
+
+def sharing_memory(models: Sequence[ModelSetup], paths: Sequence[Path]) -> list[ModelSetup]:
+    """The engines start side by side and each plans from what is free: those that keep KV share it evenly,
+    but for the ones that were told their part.
+    """
+    if len(models) == 1:
+        return list(models)
+    from ridgeline.models.encoder_config import is_encoder
+
+    keeping_kv = sum(not is_encoder(path) for path in paths)
+    return [
+        setup
+        if setup.engine.memory_share != 1.0 or is_encoder(path)
+        else replace(setup, engine=replace(setup.engine, memory_share=1 / keeping_kv))
+        for setup, path in zip(models, paths, strict=True)
+    ]
 
 
 def public_name(model: str) -> str:

@@ -100,6 +100,8 @@ def test_on_a_gpu_the_cache_takes_all_that_fits_in_the_fraction(spec, on_device)
     assert (made.available_bytes, made.reserve_bytes) == (8 * GIB, GIB // 4)
     half = on_device(EngineConfig(memory_fraction=0.5), 8 * GIB)
     assert half.kv_bytes == pytest.approx(made.kv_bytes - 0.4 * 8 * GIB, rel=0.01)
+    shared = on_device(EngineConfig(memory_fraction=1.0, memory_share=0.5), 8 * GIB)
+    assert shared.kv_bytes == half.kv_bytes
 
 
 def test_on_a_gpu_the_cache_is_no_larger_than_it_can_be_of_use(spec, on_device):

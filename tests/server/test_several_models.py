@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ridgeline.options import OptionError, build, given_flags
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.front import Model
-from ridgeline.server.setup import ModelSetup, named
+from ridgeline.server.setup import ModelSetup, named, sharing_memory
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import ScriptedClient, ScriptedSupervisor, say
 from tests.server.stage import CHAT, HELLO
@@ -107,6 +108,18 @@ def test_models_and_aliases_come_from_the_command_line() -> None:
     first, second = setups(["a", "hf:org/b", "--alias", "x=org/b", "--max-running", "3"])
     assert (first.names, second.names) == (("a",), ("org/b", "x"))
     assert first.engine.max_running == second.engine.max_running == 3
+
+
+def test_models_that_keep_kv_share_the_memory_and_others_take_no_part(tmp_path: Path) -> None:
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    decoder = tmp_path / "decoder.gguf"
+    models = setups(["a", "b", "c"])
+    told = replace(models[2], engine=replace(models[2].engine, memory_share=0.25))
+    shared = sharing_memory([*models[:2], told], [decoder, encoder, decoder])
+    assert [setup.engine.memory_share for setup in shared] == [0.5, 1.0, 0.25]
+    assert sharing_memory(models[:1], [decoder]) == models[:1]
 
 
 def test_models_come_from_a_file_each_with_settings_of_its_own(tmp_path: Path) -> None:
