@@ -13,6 +13,7 @@ from typing import Literal
 from ridgeline.server.parsing import harmony
 from ridgeline.server.parsing.argument_grammars import ArgumentGrammar, UnsupportedSchema, json_arguments
 from ridgeline.server.parsing.events import Tool
+from ridgeline.server.parsing.generic_json import FENCE, PYTHON_FENCE
 from ridgeline.server.parsing.lark import Lark, either
 from ridgeline.server.parsing.reasoning import HARMONY_ANALYSIS, ReasoningFormat
 
@@ -141,7 +142,8 @@ def _text_or_calls(
 ) -> str:
     """Free text that turns into calls where the opener is written, and only as the grammar has them."""
     if not syntax.opener:
-        return either([lark.any_text("TEXT", kept_out, _LIKE_A_CALL), calls])
+        text = lark.any_text("TEXT", (*kept_out, f"{FENCE}{PYTHON_FENCE}"), _LIKE_A_CALL)
+        return either([text, calls])
     is_token = syntax.opener in lark.tokens
     kept_out = kept_out if not is_token or syntax.is_special else (*kept_out, syntax.opener)
     head = lark.text_until(syntax.opener, "head", syntax.is_special)

@@ -67,6 +67,7 @@ SAME_CALLS = [
         "json",
         '```json\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n```\n```\n{"name": "now"}\n```',
     ),
+    ("json", '```tool_code\nprint(get_weather(city="Rom"))\n```\n```tool_code\nnow()\n```'),
     ("hermes", '<tool_call>[{"name":"get_weather","arguments":{"city": "Rom"}},{"name":"now"}]</tool_call>'),
 ]
 

@@ -162,6 +162,20 @@ def test_strict_tools_leave_free_text_free_and_hold_calls_to_the_schema(name: st
             assert not vocabulary.accepts(source, wrong), wrong
 
 
+@pytest.mark.parametrize("name", ["json", "llama3"])
+def test_free_text_cannot_become_a_call_that_is_not_held_to_the_schema(name: str) -> None:
+    source = TOOL_FORMATS[name].grammar(TOOLS, "auto", True)
+    assert source is not None
+    vocabulary = Vocabulary()
+    for text in (
+        'x\n{"name": "book"}',
+        'x\n```json\n [{"arguments": 1',
+        '```tool_code\nbook(place="x")\n```',
+    ):
+        assert not vocabulary.accepts(source, text), text
+    assert vocabulary.accepts(source, 'x\n```json\n{"place": "book"}\n```')
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("inside", [True, False])
 def test_reasoning_comes_before_required_calls_and_ends_with_its_budget(name: str, inside: bool) -> None:

@@ -60,7 +60,7 @@ _JSON_PIECES = (
 
 PIECES: dict[str, tuple[str, ...]] = {
     "hermes": ("<tool_call>", "</tool_call>", "<tool_", "</tool_call", *_JSON_PIECES),
-    "json": _JSON_PIECES,
+    "json": ("```tool_code\n", "now(", "print(", "days=[1, 2], ", "city='x'", ")", *_JSON_PIECES),
     "llama3": (
         "<|python_tag|>",
         "<|python_",
@@ -204,6 +204,8 @@ TEXTS: dict[str, tuple[str, ...]] = {
         '  {"name": "now"}  \n\n  {"type": "function", "name": "now", "parameters": {"a": "{"}}',
         '```python\nprint({"name": "now"})\n```',
         '{"name": "now", "arguments": {"a": "b',
+        'Ok.\n```tool_code\nprint(get_weather(city="a\'b", days=3, where={"lat": 1}))\n```\n',
+        "```tool_code\nnope(1)\n```",
     ),
     "llama3": (
         f'{{"name": "get_weather", "parameters": {_CITY}}}',
