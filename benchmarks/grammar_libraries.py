@@ -1,8 +1,9 @@
 """Two grammar libraries, llguidance and xgrammar, on the same schemas with the same vocabulary.
 
-Times to load, to compile and to find the mask of a token; whether others run meanwhile; what is done with
-keywords that are not enforced; the JSON Schema test suite, where it is at hand. Each library in a process of
-its own, each grammar that may not end in another. The reason for docs/decisions/0009-grammar-library.md.
+Processor time to load, compile and find the mask of a token; how long others are held up meanwhile; what
+is done with keywords that are not enforced; the JSON Schema test suite, where it is at hand. Each library has
+a process of its own, and so has each grammar that may not end. The reason for
+docs/decisions/0009-grammar-library.md.
 
     python benchmarks/grammar_libraries.py [--suite ../shared/data/json-schema-test-suite] [--json FILE]
 """
@@ -146,10 +147,10 @@ class Xgrammar:
 def measure(name: str, suite: Path | None) -> dict[str, Any]:
     tokenizer = Tokenizer.load(ensure("smollm2-135m").path)
     before = resident_mb()
-    started = time.perf_counter()
+    started = time.process_time()
     library: Any = Llguidance(tokenizer) if name == "llguidance" else Xgrammar(tokenizer)
     figures: dict[str, Any] = {
-        "load_s": time.perf_counter() - started,
+        "load_s": time.process_time() - started,
         "load_mb": resident_mb() - before,
         "imports_torch": "torch" in sys.modules,
     }
@@ -187,9 +188,9 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     thread = threading.Thread(target=other)
     thread.start()
     time.sleep(0.005)
-    started = time.perf_counter()
+    started = time.thread_time()
     found = work()
-    took = time.perf_counter() - started
+    took = time.thread_time() - started
     done.set()
     thread.join()
     return found, took, worst[0]
@@ -202,9 +203,9 @@ def walk_times(library: Any, compiled: Any, tokenizer: Tokenizer) -> list[float]
     for _ in range(WALKS):
         matcher = library.matcher(compiled)
         for _ in range(WALK_TOKENS):
-            started = time.perf_counter()
+            started = time.thread_time()
             library.fill(matcher, mask)
-            times.append(time.perf_counter() - started)
+            times.append(time.thread_time() - started)
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             allowed = allowed[allowed != tokenizer.eos_id]
             if not allowed.size or not library.accept(matcher, int(allowed[draws.randrange(allowed.size)])):
@@ -276,13 +277,13 @@ def hostile(name: str, label: str) -> str:
 def compile_hostile(name: str, label: str) -> None:
     tokenizer = Tokenizer.load(ensure("smollm2-135m").path)
     library: Any = Llguidance(tokenizer) if name == "llguidance" else Xgrammar(tokenizer)
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         library.compile(HOSTILE[label])
         outcome = "compiled"
     except Exception as error:
         outcome = f"refused ({str(error)[:60]})"
-    print(f"{outcome} in {time.perf_counter() - started:.2f} s")
+    print(f"{outcome} in {time.process_time() - started:.2f} s")
 
 
 def main() -> None:

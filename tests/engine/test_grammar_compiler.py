@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 
+import numpy as np
 import pytest
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar import compiler as compiling
 from ridgeline.engine.grammar.compiler import GrammarCompiler
+from ridgeline.engine.grammar.library import Compiled
+from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
 from ridgeline.models.read_spec import read_spec
 
 # Each compiles for ever, or for minutes.
@@ -48,6 +52,37 @@ def test_one_that_compiles_for_ever_is_refused_and_the_next_is_served(tried, sch
     with pytest.raises(InvalidRequest, match="takes more than"):
         tried.compile(Grammar("json_schema", json.dumps(schema)))
     tried.compile(Grammar("choice", '["still", "here"]'))
+
+
+HUNGRY = Grammar("lark", "start: A\nA: ~(/(.*a.{40})/ & ~/(.*b.{30})/ & /(.*c.{20})/)")
+
+
+def follow(compiled: Compiled, vocab: int) -> None:
+    """Until the library has enough of it."""
+    matcher, draws, mask = compiled.matcher(), random.Random(1), np.zeros(mask_words(vocab), np.int32)
+    for _ in range(100):
+        reason = matcher.fill(mask, frozenset(), ignores_eos=True)
+        if reason is not None:
+            raise ValueError(reason)
+        tokens = np.flatnonzero(allowed_tokens(mask, vocab))
+        matcher.advance(int(tokens[draws.randrange(tokens.size)]))
+
+
+def test_a_grammar_that_came_to_a_limit_ends_with_an_error_and_is_compiled_anew(trusting):
+    vocab = trusting._vocabulary.size
+    compiled = trusting.compile(HUNGRY)
+    with pytest.raises(ValueError, match="too many states"):
+        follow(compiled, vocab)
+    anew = trusting.compile(HUNGRY)
+    assert anew is not compiled
+    mask = np.zeros(mask_words(vocab), np.int32)
+    assert anew.matcher().fill(mask, frozenset(), ignores_eos=True) is None
+    assert len(trusting._kept) == 1
+
+
+def test_a_stranger_is_not_served_such_a_grammar(tried):
+    with pytest.raises(InvalidRequest, match="cannot be served"):
+        tried.compile(HUNGRY)
 
 
 def test_what_was_refused_is_known_to_be_so(tried):

@@ -39,6 +39,10 @@ class Compilation:
         self.outcome: Compiled | InvalidRequest | None = None
         self.done = threading.Event()
 
+    @property
+    def spent(self) -> bool:
+        return not (self.outcome is None or isinstance(self.outcome, InvalidRequest)) and self.outcome.spent
+
     def result(self) -> Compiled:
         """Of one that is done. Raises InvalidRequest where the grammar cannot be served."""
         if isinstance(self.outcome, InvalidRequest):
@@ -70,11 +74,12 @@ class GrammarCompiler:
         """Have it compiled; what is known already is done at once."""
         with self._lock:
             known = self._kept.get(grammar)
-            if known is not None:
+            if known is not None and not known.spent:
                 self._kept.move_to_end(grammar)
                 return known
+            self._kept_bytes += _bytes_of(grammar) if known is None else 0
             compilation = self._kept[grammar] = Compilation(grammar)
-            self._kept_bytes += _bytes_of(grammar)
+            self._kept.move_to_end(grammar)
             self._evict()
         self._start_worker()
         self._asked.put(compilation)

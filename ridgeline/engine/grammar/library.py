@@ -73,24 +73,29 @@ class _Spelled:
 
 
 class Compiled:
-    """A grammar that was compiled, from which each sequence gets a matcher of its own."""
+    """A grammar that was compiled, from which each sequence gets a matcher of its own.
+
+    spent: one of them came to the library's limits. They share what they have found out about the language,
+    so all others would come to the same end: it has to be compiled again for whoever asks next.
+    """
 
     def __init__(self, vocabulary: Vocabulary, inner: llguidance.LLMatcher) -> None:
-        self._vocabulary = vocabulary
+        self.eos_ids = vocabulary.eos_ids
+        self.spent = False
         self._inner = inner
 
     def matcher(self) -> Matcher:
-        return Matcher(self._inner.deep_copy(), self._vocabulary.eos_ids)
+        return Matcher(self._inner.deep_copy(), self)
 
 
 class Matcher:
     """One sequence's place in its grammar: what may come next, and what came."""
 
-    __slots__ = ("_eos_ids", "_inner")
+    __slots__ = ("_compiled", "_inner")
 
-    def __init__(self, inner: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, compiled: Compiled) -> None:
         self._inner = inner
-        self._eos_ids = eos_ids
+        self._compiled = compiled
 
     def fill(self, mask: Mask, barred: frozenset[int], ignores_eos: bool) -> str | None:
         """Set the bits of the tokens that may come next; returns why it cannot be told, if so.
@@ -103,16 +108,27 @@ class Matcher:
         if time.thread_time() - started > SLOW_MASK_S:
             return "the grammar is too complex: finding the tokens that may come next takes too long"
         if barred or ignores_eos:
-            clear_bits(mask, (*barred, *self._eos_ids) if ignores_eos else tuple(barred))
+            clear_bits(mask, (*barred, *self._compiled.eos_ids) if ignores_eos else tuple(barred))
         if not mask.any():
-            return f"the grammar allows no token here{_reason(self._inner.get_error())}"
+            return f"the grammar allows no token here{self._error()}"
         return None
 
     def advance(self, token: int) -> bool:
         """The token was chosen. True: the grammar is complete, and nothing may follow."""
         if not self._inner.consume_token(token):
-            raise ValueError(f"the grammar does not allow token {token}{_reason(self._inner.get_error())}")
-        return self._inner.is_stopped()
+            raise ValueError(f"the grammar does not allow token {token}{self._error()}")
+        if not self._inner.is_stopped():
+            return False
+        if self._inner.is_error():
+            raise ValueError(f"the grammar cannot be followed further{self._error()}")
+        return True
+
+    def _error(self) -> str:
+        error = self._inner.get_error()
+        if not error:
+            return ""
+        self._compiled.spent = True
+        return f": {readable(error)}"
 
     @property
     def accepts(self) -> bool:
@@ -215,7 +231,3 @@ def readable(error: str) -> str:
     if line.startswith("NoExtension"):
         return "it allows no text at all"
     return line if len(line) <= 300 else line[:300] + " …"
-
-
-def _reason(error: str) -> str:
-    return f": {readable(error)}" if error else ""

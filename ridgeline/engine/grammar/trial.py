@@ -198,13 +198,17 @@ def _walked(compiled: Compiled, vocab_size: int) -> str:
         matcher = compiled.matcher()
         for _ in range(WALK_TOKENS):
             started = time.thread_time()
-            if matcher.fill(mask, frozenset(), ignores_eos=True) is not None:
-                break  # fuel that runs out ends the one sequence that burnt it
+            reason = matcher.fill(mask, frozenset(), ignores_eos=True)
+            if reason is not None:
+                return f"cannot be served: {reason}"
             if time.thread_time() - started > MASK_LIMIT_S:
                 return TOO_SLOW
             tokens = np.flatnonzero(allowed_tokens(mask, vocab_size))
-            if matcher.advance(int(tokens[draws.randrange(tokens.size)])):
-                break
+            try:
+                if matcher.advance(int(tokens[draws.randrange(tokens.size)])):
+                    break
+            except ValueError as error:
+                return f"cannot be served: {error}"
     return ""
 
 
