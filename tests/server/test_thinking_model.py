@@ -13,10 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-import tokenizers
-import torch
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ridgeline.engine.client import AsyncClient
 from ridgeline.server.app import build_app
@@ -26,17 +22,8 @@ from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.events import chunks
 from tests.server.scripted_client import ScriptedSupervisor
 from tests.server.stage import CHAT
+from tests.tiny_thinker import save_thinker
 
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-TEMPLATE = """\
-{% if tools %}{{ tools | tojson }} <tool_call>
-{"name": <name>, "arguments": <arguments>}
-</tool_call>{% endif %}
-{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>{% endfor %}
-{% if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is not defined or enable_thinking %}<think>
-{% endif %}{% endif %}"""
 CITY = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
@@ -49,30 +36,7 @@ TOOL = {"type": "function", "function": {"name": "forecast", "parameters": CITY,
 @pytest.fixture(scope="module")
 def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("thinking")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE, "tokenizer_class": "Qwen2Tokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    torch.manual_seed(1)
-    size = tokenizer.get_vocab_size()
-    end = tokenizer.token_to_id("<|im_end|>")
-    config = LlamaConfig(
-        vocab_size=size,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=end,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_thinker(folder)
     return folder
 
 
