@@ -13,8 +13,32 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ridgeline.engine.request import MAX_SAMPLES, MAX_TOP_LOGPROBS
 from ridgeline.server import limits
+from ridgeline.server.field_types import (
+    Alternatives,
+    Choices,
+    Count,
+    CountOrNone,
+    GrammarText,
+    Id,
+    Int,
+    LogitBias,
+    MinP,
+    Name,
+    Penalty,
+    RepetitionPenalty,
+    Salt,
+    Samples,
+    Seed,
+    Stop,
+    StopIds,
+    Stops,
+    Temperature,
+    TokenIds,
+    TopK,
+    TopP,
+    Variables,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +68,6 @@ def fields_of(body: type[msgspec.Struct]) -> dict[str, About]:
     }
 
 
-# Every count has a bound, so that no absurd number reaches the engine's wire format.
-Int = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-Name = Annotated[str, msgspec.Meta(max_length=limits.MAX_NAME_CHARACTERS)]
-GrammarText = Annotated[str, msgspec.Meta(max_length=limits.MAX_GRAMMAR_CHARACTERS)]
-Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_STOP_CHARACTERS)]
-Alternatives = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)]
-Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-SEEDS = {"minimum": -(2**63), "maximum": 2**64 - 1}  # which msgspec's own bounds cannot say
-Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
-Variables = Annotated[dict[str, Any], msgspec.Meta(max_length=limits.MAX_TEMPLATE_VARIABLES)]
-Choices = Annotated[list[str], msgspec.Meta(max_length=limits.MAX_CHOICE_TEXTS)]
-
-
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON object with a closed set of fields."""
 
@@ -80,13 +89,13 @@ class ContentPart(Body, kw_only=True, frozen=True):
 
 
 class CalledFunction(Body, kw_only=True, frozen=True):
-    name: Annotated[str, About("the tool's name")]
+    name: Annotated[Name, About("the tool's name")]
     arguments: Annotated[str, About("JSON text, as it was answered")]
 
 
 class MessageToolCall(Body, kw_only=True, frozen=True):
-    id: Annotated[str, About("what the tool's message names in `tool_call_id`")]
-    type: Annotated[str | None, About("`function`")] = None
+    id: Annotated[Id, About("what the tool's message names in `tool_call_id`")]
+    type: Annotated[Name | None, About("`function`")] = None
     function: Annotated[CalledFunction | None, About("which function, with which arguments")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
     index: Annotated[Any, ignored("of a streamed answer that is sent back")] = None
@@ -111,7 +120,7 @@ class Message(Body, kw_only=True, frozen=True):
         Annotated[list[MessageToolCall], msgspec.Meta(max_length=limits.MAX_CALLS)] | None,
         About("calls an assistant's message made"),
     ] = None
-    tool_call_id: Annotated[str | None, About("which call a `tool` message answers")] = None
+    tool_call_id: Annotated[Id | None, About("which call a `tool` message answers")] = None
     function_call: Annotated[Any, refused("function calls are replaced by tool_calls")] = None
 
 
@@ -119,14 +128,14 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=limits
 
 
 class Function(Body, kw_only=True, frozen=True):
-    name: Annotated[str, About("1 to 64 of a-z, A-Z, 0-9, _ and -")]
+    name: Annotated[Name, About("1 to 64 of a-z, A-Z, 0-9, _ and -")]
     description: Annotated[str | None, About("what it is for; the model reads it")] = None
     parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
     strict: Annotated[bool | None, About("arguments always follow the schema")] = None
 
 
 class ToolDefinition(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`function`")]
+    type: Annotated[Name, About("`function`")]
     function: Annotated[Function | None, About("what may be called")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
 
@@ -135,25 +144,25 @@ Tools = Annotated[list[ToolDefinition], msgspec.Meta(max_length=limits.MAX_TOOLS
 
 
 class FunctionName(Body, kw_only=True, frozen=True):
-    name: Annotated[str, About("the tool that must be called")]
+    name: Annotated[Name, About("the tool that must be called")]
 
 
 class NamedToolChoice(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`function`")]
+    type: Annotated[Name, About("`function`")]
     function: Annotated[FunctionName | None, About("which one")] = None
     allowed_tools: Annotated[Any, refused("allowed_tools are not supported; send only those tools")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
 
 
 class JsonSchemaFormat(Body, kw_only=True, frozen=True):
-    name: Annotated[str | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -; nothing depends on it")] = None
+    name: Annotated[Name | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -; nothing depends on it")] = None
     description: Annotated[str | None, ignored("the model is not told of it")] = None
     schema: Annotated[dict[str, Any] | bool | None, About("the JSON schema every answer follows")] = None
     strict: Annotated[bool | None, ignored("schemas are always followed strictly")] = None
 
 
 class ResponseFormat(Body, kw_only=True, frozen=True):
-    type: Annotated[str, About("`text`, `json_object` or `json_schema`")]
+    type: Annotated[Name, About("`text`, `json_object` or `json_schema`")]
     json_schema: Annotated[JsonSchemaFormat | None, About("for `json_schema`")] = None
 
 
@@ -171,48 +180,38 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
     stream: Annotated[bool | None, About("answer with server-sent events as the text is made")] = None
     stream_options: Annotated[StreamOptions | None, About("only with `stream`; see below")] = None
-    n: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)] | None, About("samples per prompt, 1 to 128")
-    ] = None
+    n: Annotated[Samples | None, About("samples per prompt, 1 to 128")] = None
     max_tokens: Annotated[
         Count | None, About("most tokens to make; with the prompt it must fit the context, else 400")
     ] = None
-    min_tokens: Annotated[
-        Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None, About("tokens before which nothing stops it")
-    ] = None
-    temperature: Annotated[
-        Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] | None, About("0 is greedy; default 1")
-    ] = None
+    min_tokens: Annotated[CountOrNone | None, About("tokens before which nothing stops it")] = None
+    temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
     top_p: Annotated[
-        Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None,
+        TopP | None,
         About("nucleus sampling, above 0 up to 1; default 1"),
     ] = None
-    top_k: Annotated[
-        Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] | None, About("most likely tokens kept; 0 or -1: all")
-    ] = None
+    top_k: Annotated[TopK | None, About("most likely tokens kept; 0 or -1: all")] = None
     min_p: Annotated[
-        Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None,
+        MinP | None,
         About("least probability kept, relative to the best token's"),
     ] = None
     presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
     frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    repetition_penalty: Annotated[
-        Annotated[float, msgspec.Meta(ge=0.01, le=10.0)] | None, About("0.01 to 10; 1 is off")
-    ] = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, About("0.01 to 10; 1 is off")] = None
     logit_bias: Annotated[
-        Annotated[dict[str, Bias], msgspec.Meta(max_length=limits.MAX_TOKEN_IDS)] | None,
+        LogitBias | None,
         About("token id (as a string) to -100 … 100; up to 1024"),
     ] = None
     seed: Annotated[
-        Annotated[int, msgspec.Meta(extra_json_schema=SEEDS)] | None,
+        Seed | None,
         About("same seed, same text, whatever else the server computes"),
     ] = None
     stop: Annotated[
-        Stop | Annotated[list[Stop], msgspec.Meta(max_length=limits.MAX_STOPS)] | None,
+        Stop | Stops | None,
         About("one string or up to 16, of up to 1024 characters; the text ends before it"),
     ] = None
     stop_token_ids: Annotated[
-        Annotated[list[TokenId], msgspec.Meta(max_length=limits.MAX_TOKEN_IDS)] | None,
+        StopIds | None,
         About("up to 1024 token ids that end the text"),
     ] = None
     include_stop_str_in_output: Annotated[bool | None, About("keep the matched stop in the text")] = None
@@ -225,7 +224,7 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
         Int | None, About("lower is served first; default 0; from 1000 on, in the gaps of all others")
     ] = None
     cache_salt: Annotated[
-        Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_SALT_CHARACTERS)] | None,
+        Salt | None,
         About("requests share cached prefixes only with the same salt"),
     ] = None
     include_timing: Annotated[bool | None, About("add `usage.timing`: one record per choice, in ms")] = None
@@ -265,7 +264,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     ] = None
     tools: Annotated[Tools | None, About("functions the model may call; up to 128")] = None
     tool_choice: Annotated[
-        str | NamedToolChoice | None,
+        Name | NamedToolChoice | None,
         About("`none`, `auto` (the default with tools), `required`, or the function that must be called"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None
@@ -275,7 +274,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     audio: Annotated[Any, refused("audio is not supported yet")] = None
     prediction: Annotated[Any, refused("predicted outputs are not supported yet")] = None
     reasoning_effort: Annotated[
-        str | None,
+        Name | None,
         About("given to the template; `none` also tells it not to think (`enable_thinking` false)"),
     ] = None
     thinking_token_budget: Annotated[
@@ -327,9 +326,7 @@ class TokenizeRequest(Body, kw_only=True, frozen=True):
 
 class DetokenizeRequest(Body, kw_only=True, frozen=True):
     model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
-    tokens: Annotated[
-        Annotated[list[TokenId], msgspec.Meta(max_length=limits.MAX_DETOKENIZED)], About("token ids")
-    ]
+    tokens: Annotated[TokenIds, About("token ids")]
     skip_special_tokens: Annotated[bool | None, About("leave special tokens out; default false")] = None
 
 

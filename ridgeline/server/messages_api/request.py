@@ -13,7 +13,9 @@ import msgspec
 
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.protocol import About, Body, Int, ignored, refused
+from ridgeline.server.field_types import Int, Name, Salt, Seed, Temperature, TopK, TopP
+from ridgeline.server.limits import MAX_TOOLS
+from ridgeline.server.protocol import About, Body, ignored, refused
 
 MAX_MESSAGES = 100_000
 MAX_BLOCKS = 10_000  # of one message
@@ -46,7 +48,7 @@ class GivenRedactedThinking(Body, kw_only=True, frozen=True, tag_field="type", t
 
 class GivenToolUse(Body, kw_only=True, frozen=True, tag_field="type", tag="tool_use"):
     id: Annotated[Id, About("what the result names in `tool_use_id`; up to 200 characters")]
-    name: Annotated[str, About("the tool's name")]
+    name: Annotated[Name, About("the tool's name")]
     input: Annotated[dict[str, Any], About("the arguments")]
     cache_control: Annotated[Any, CACHE] = None
     caller: Annotated[Any, refused("only the model itself calls tools here", {"type": "direct"})] = None
@@ -83,7 +85,7 @@ class GivenMessage(Body, kw_only=True, frozen=True):
 
 
 class GivenTool(Body, kw_only=True, frozen=True):
-    name: Annotated[str, About("1 to 64 of a-z, A-Z, 0-9, _ and -")]
+    name: Annotated[Name, About("1 to 64 of a-z, A-Z, 0-9, _ and -")]
     input_schema: Annotated[dict[str, Any], About("JSON schema of the input, an object's")]
     description: Annotated[str | None, About("what it is for; the model reads it")] = None
     type: Annotated[Literal["custom"] | None, About("`custom`; server tools are refused")] = None
@@ -97,7 +99,7 @@ class GivenTool(Body, kw_only=True, frozen=True):
 
 class ToolChoice(Body, kw_only=True, frozen=True):
     type: Annotated[Literal["auto", "any", "tool", "none"], About("`tool`: the one that is named")]
-    name: Annotated[str | None, About("with `tool`")] = None
+    name: Annotated[Name | None, About("with `tool`")] = None
     disable_parallel_tool_use: Annotated[bool | None, About("true: at most one call")] = None
 
 
@@ -134,7 +136,7 @@ class Metadata(Body, kw_only=True, frozen=True):
 class CountTokensRequest(Body, kw_only=True, frozen=True):
     """All that decides what the model reads."""
 
-    model: Annotated[str | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
     messages: Annotated[
         Annotated[list[GivenMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)],
         About("the conversation; a last message of the assistant's is continued"),
@@ -143,7 +145,10 @@ class CountTokensRequest(Body, kw_only=True, frozen=True):
         str | Annotated[list[ResultText], msgspec.Meta(max_length=MAX_BLOCKS)] | None,
         About("text, or text blocks, which are joined with a newline"),
     ] = None
-    tools: Annotated[list[GivenTool] | None, About("tools the model may use; up to 128")] = None
+    tools: Annotated[
+        Annotated[list[GivenTool], msgspec.Meta(max_length=MAX_TOOLS)] | None,
+        About("tools the model may use; up to 128"),
+    ] = None
     tool_choice: Annotated[ToolChoice | None, About("`auto` is the default with tools")] = None
     thinking: Annotated[Thinking | None, About("absent: no thinking is asked for, and none shown")] = None
     output_config: Annotated[OutputConfig | None, About("effort, and the shape of the answer's text")] = None
@@ -169,14 +174,16 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
         Annotated[list[StopSequence], msgspec.Meta(max_length=16)] | None,
         About("up to 16 strings, of up to 1024 characters; the text ends before one"),
     ] = None
-    temperature: Annotated[float | None, About("0 is greedy; default 1")] = None
-    top_p: Annotated[float | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
-    top_k: Annotated[Int | None, About("most likely tokens kept; 0 or -1: all")] = None
-    seed: Annotated[int | None, About("ours: same seed, same text, whatever else the server computes")] = None
+    temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
+    top_p: Annotated[TopP | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
+    top_k: Annotated[TopK | None, About("most likely tokens kept; 0 or -1: all")] = None
+    seed: Annotated[Seed | None, About("ours: same seed, same text, whatever else the server computes")] = (
+        None
+    )
     ignore_eos: Annotated[bool | None, About("ours: do not stop at the end-of-sequence token")] = None
     priority: Annotated[Int | None, About("ours: lower is served first; default 0")] = None
     cache_salt: Annotated[
-        str | None, About("ours: requests share cached prefixes only with the same salt")
+        Salt | None, About("ours: requests share cached prefixes only with the same salt")
     ] = None
     metadata: Annotated[Metadata | None, ignored("nothing is stored")] = None
     service_tier: Annotated[Any, ignored("there is one tier")] = None

@@ -10,17 +10,27 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ridgeline.server.limits import (
-    MAX_MESSAGES,
-    MAX_NAME_CHARACTERS,
-    MAX_PARTS,
-    MAX_SALT_CHARACTERS,
-    MAX_TEMPLATE_VARIABLES,
+from ridgeline.server.field_types import (
+    Alternatives,
+    Int,
+    LogitBias,
+    MinP,
+    Name,
+    Penalty,
+    RepetitionPenalty,
+    Salt,
+    Seed,
+    Stop,
+    Stops,
+    Temperature,
+    TopK,
+    TopP,
+    Variables,
 )
-from ridgeline.server.protocol import About, Body, Int, ignored, refused
+from ridgeline.server.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from ridgeline.server.protocol import About, Body, ignored, refused
 
 MAX_ITEMS = MAX_MESSAGES  # of one conversation, earlier turns included
-MAX_TOOLS = 128
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -33,7 +43,6 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]  # ids, kinds and names
 Label = Annotated[str, msgspec.Meta(max_length=1024)]
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
@@ -176,7 +185,7 @@ class InputTokensRequest(Body, kw_only=True, frozen=True):
         Any, refused("nothing is left out of a conversation unasked; shorten it", "disabled")
     ] = None
     chat_template_kwargs: Annotated[
-        Annotated[dict[str, Any], msgspec.Meta(max_length=MAX_TEMPLATE_VARIABLES)] | None,
+        Variables | None,
         About("variables for the chat template"),
     ] = None
     conversation: Annotated[Any, refused("conversations are not kept; use previous_response_id")] = None
@@ -194,10 +203,10 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
         Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | None,
         About("most tokens to make, reasoning included; default: what the context leaves"),
     ] = None
-    temperature: Annotated[float | None, About("0 is greedy; default 1")] = None
-    top_p: Annotated[float | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
+    temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
+    top_p: Annotated[TopP | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
     top_logprobs: Annotated[
-        Int | None, About(f"0 to 20 alternatives per token; needs `{LOGPROBS}` in `include`")
+        Alternatives | None, About(f"0 to 20 alternatives per token; needs `{LOGPROBS}` in `include`")
     ] = None
     include: Annotated[
         Annotated[list[Include], msgspec.Meta(max_length=16)] | None,
@@ -213,21 +222,21 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
     service_tier: Annotated[Label | None, ignored("there is one tier, `default`")] = None
     max_tool_calls: Annotated[Int | None, ignored("of tools a server runs itself; there are none")] = None
-    top_k: Annotated[Int | None, About("as in chat, as are all that follow")] = None
-    min_p: Annotated[float | None, About("least probability kept, relative to the best token's")] = None
-    presence_penalty: Annotated[float | None, About("-2 to 2")] = None
-    frequency_penalty: Annotated[float | None, About("-2 to 2")] = None
-    repetition_penalty: Annotated[float | None, About("0.01 to 10; 1 is off")] = None
-    logit_bias: Annotated[dict[str, float] | None, About("token id to -100 … 100; up to 1024")] = None
-    seed: Annotated[int | None, About("same seed, same text, whatever else the server computes")] = None
-    stop: Annotated[str | list[str] | None, About("the text ends before any of these")] = None
+    top_k: Annotated[TopK | None, About("as in chat, as are all that follow")] = None
+    min_p: Annotated[MinP | None, About("least probability kept, relative to the best token's")] = None
+    presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
+    frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, About("0.01 to 10; 1 is off")] = None
+    logit_bias: Annotated[LogitBias | None, About("token id to -100 … 100; up to 1024")] = None
+    seed: Annotated[Seed | None, About("same seed, same text, whatever else the server computes")] = None
+    stop: Annotated[Stop | Stops | None, About("the text ends before any of these")] = None
     ignore_eos: Annotated[bool | None, About("do not stop at the end-of-sequence token")] = None
     thinking_token_budget: Annotated[
         Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
     ] = None
     priority: Annotated[Int | None, About("lower is served first; default 0")] = None
     cache_salt: Annotated[
-        Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] | None,
+        Salt | None,
         About("requests share cached prefixes only with the same salt"),
     ] = None
     prompt: Annotated[Any, refused("prompt templates are not kept here; send their text")] = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ridgeline.server.protocol import About, Body, Int, ignored, refused
+from ridgeline.server.field_types import Int, Name
+from ridgeline.server.protocol import About, Body, ignored, refused
 
 MAX_TEXTS = 2048  # of one request, as OpenAI has it
 
@@ -16,7 +17,7 @@ _PRIORITY = About("lower is served first; default 0")
 class VectorRequest(Body, kw_only=True, frozen=True):
     """What the three have in common."""
 
-    model: Annotated[str | None, _MODEL] = None
+    model: Annotated[Name | None, _MODEL] = None
     truncate_prompt_tokens: Annotated[Int | None, _TRUNCATE_TO] = None
     priority: Annotated[Int | None, _PRIORITY] = None
     user: Annotated[Any, ignored("an end user's name")] = None
@@ -30,9 +31,9 @@ class EmbeddingRequest(VectorRequest, kw_only=True, frozen=True):
             "included"
         ),
     ]
-    encoding_format: Annotated[str | None, About("`float` (default), or `base64`: little-endian float32")] = (
-        None
-    )
+    encoding_format: Annotated[
+        Name | None, About("`float` (default), or `base64`: little-endian float32")
+    ] = None
     dimensions: Annotated[
         Int | None,
         About("keep so many of a vector's first numbers, and normalize; for models trained for it"),
