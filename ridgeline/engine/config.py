@@ -79,7 +79,8 @@ class EngineConfig:
     max_waiting: int = option(512, "most requests queued; one more is answered 429")
     background_tokens: int | None = option(
         None,
-        "most tokens of a step that has batch work beside interactive traffic; default: 8, on a GPU 32",
+        "most tokens of a step with batch work while there is interactive traffic, half as many beside its "
+        "decodes; default: 8, on a GPU 32",
     )
     prefix_cache: bool = option(True, "reuse the KV of shared prompt beginnings")
     threads: int | None = option(None, "compute threads; default: the CPUs this process may use")

@@ -32,8 +32,8 @@ class SchedulerLimits:
     max_context: int
     prefix_cache: bool = True
     awaited_tokens: int = 512  # least of a prefix that is being computed for another to be waited for
-    # While interactive requests run, or ran a moment ago, a step with background rows has at most so many
-    # tokens: about as many as cost little more than one, so that who arrives or decodes hardly notices.
+    # While there is interactive traffic, a step with background rows has at most so many tokens, so that it
+    # is soon over for whoever arrives; half as many where interactive sequences decode, who wait every step.
     background_tokens: int = 8
     background_quiet_s: float = 10.0  # so long without interactive requests, background has whole steps
     eos_ids: tuple[int, ...] = ()
@@ -51,6 +51,10 @@ class SchedulerLimits:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def background_tokens_beside(self) -> int:
+        return max(1, self.background_tokens // 2)
 
     @property
     def context(self) -> int:

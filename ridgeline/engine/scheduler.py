@@ -216,7 +216,7 @@ class Scheduler:
         """What a step has left for those nobody waits for: as much as nobody else will notice.
 
         Nothing while an interactive prompt is computed or waits. While there is interactive traffic, so much
-        that the step stays a short one, for whoever arrives next as for those who decode in it. Else all.
+        that the step stays a short one for whoever arrives next, and shorter for those who decode. Else all.
         """
         if self.running.num_interactive or self.waiting.num_interactive:
             self._interactive_seen = now
@@ -225,7 +225,9 @@ class Scheduler:
         if any(row.count > 1 or row.start < row.seq.prompt_len for row in plan.rows):
             return 0
         if now - self._interactive_seen <= self.limits.background_quiet_s:
-            return min(room, self.limits.background_tokens - plan.num_tokens)
+            limits, decoding = self.limits, self.running.num_interactive
+            most = limits.background_tokens_beside if decoding else limits.background_tokens
+            return min(room, most - plan.num_tokens)
         return room
 
     def _make_way(self, seq: Sequence, hits: list[int], admission: Admission, plan: StepPlan) -> bool:

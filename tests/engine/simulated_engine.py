@@ -216,7 +216,7 @@ class SimulatedEngine:
             assert not prompts, "a background row beside an interactive prompt"
             assert not scheduler.waiting.interactive, "a background row while an interactive request waits"
             if scheduler.running.interactive:
-                assert plan.num_tokens <= self.limits.background_tokens
+                assert plan.num_tokens <= self.limits.background_tokens_beside
         if any(not victim.background for victim in plan.preempted):
             assert not scheduler.running.background, "an interactive sequence gave way to a background one"
 

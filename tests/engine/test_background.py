@@ -32,7 +32,7 @@ class TestGaps:
 
     def test_beside_interactive_decodes_a_step_stays_a_short_one(self) -> None:
         engine = engine_with(
-            request("a", 4, max_tokens=40), *(background(f"b{i}", 6) for i in range(3)), background_tokens=5
+            request("a", 4, max_tokens=40), *(background(f"b{i}", 6) for i in range(3)), background_tokens=10
         )
         engine.step()
         assert shape(engine.step()) == [("a/0", 4, 1), ("b0/0", 0, 4)]
