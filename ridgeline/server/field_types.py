@@ -1,5 +1,5 @@
 """The kinds of value that bodies are made of, each with its bounds: decoding refuses what is beyond them, and
-the OpenAPI document shows them. Used by the structs of every endpoint: a field has the same bounds everywhere.
+the OpenAPI document shows them. Used by the structs of every endpoint: a field is bounded alike everywhere.
 """
 
 from __future__ import annotations
