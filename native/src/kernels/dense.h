@@ -1,9 +1,11 @@
-// Dense layers in float32: many rows times a matrix, with what follows a row's sum done while it is in registers.
+// Dense layers in float32: many rows times a matrix, with what follows a row's sum done while it is at hand.
 //
 // Inputs are rows of floats as they lie, not interleaved: an encoder's rows pass through a dense layer four times per
 // layer, and most of that arithmetic binds. The matrix lies in panels of 16 outputs (formats.h, F32), or in place as rows
 // of a buffer, which is how attention multiplies by values. A row's sums run over k in order, whatever its neighbours are.
 #pragma once
+#include <algorithm>
+
 #include "simd.h"
 #include "../kernels.h"
 
@@ -30,17 +32,8 @@ inline F gelu_tanh(F x) {
   return mul(x, sigmoid(add(inner, inner)));
 }
 
-template <Follow kFollow>
-RL_INLINE inline F followed(F sum, [[maybe_unused]] const float* residual) {
-  if constexpr (kFollow == Follow::Add) return add(sum, load(residual));
-  if constexpr (kFollow == Follow::GeluErf) return gelu_erf(sum);
-  if constexpr (kFollow == Follow::GeluTanh) return gelu_tanh(sum);
-  if constexpr (kFollow == Follow::Relu) return max(sum, zero());
-  return sum;
-}
-
 // R rows times V vectors of outputs.
-template <int R, int V, Follow kFollow>
+template <int R, int V>
 void dense_tile(const DenseTask& task, int row, int column) {
   const float* w = task.weights + size_t(column / kPanel) * task.panel_floats + column % kPanel;
   const size_t next = kLanes == kPanel ? task.panel_floats : size_t(kLanes), step = task.weight_step, stride = task.x_stride;
@@ -65,40 +58,45 @@ void dense_tile(const DenseTask& task, int row, int column) {
       const size_t at = (size_t(row) + r) * task.out_stride + size_t(column) + v * kLanes;
       F sum = mul(acc[r][v], scale);
       if (task.bias) sum = add(sum, load(task.bias + column + v * kLanes));
-      store(task.out + at, followed<kFollow>(sum, task.residual + at));
+      store(task.out + at, task.follow == Follow::Add ? add(sum, load(task.residual + at)) : sum);
     });
   });
 }
 
-template <int R, Follow kFollow>
+template <int R = kDenseRows>
 void dense_rows(const DenseTask& task, int row, int column, int vectors) {
-  if (vectors == 2) return dense_tile<R, 2, kFollow>(task, row, column);
-  dense_tile<R, 1, kFollow>(task, row, column);
-}
-
-template <Follow kFollow, int R = kDenseRows>
-void dense_rows_of(const DenseTask& task, int row, int column, int vectors) {
   if constexpr (R > 1)
-    if (task.rows - row < R) return dense_rows_of<kFollow, R - 1>(task, row, column, vectors);
-  dense_rows<R, kFollow>(task, row, column, vectors);
+    if (task.rows - row < R) return dense_rows<R - 1>(task, row, column, vectors);
+  if (vectors == 2) return dense_tile<R, 2>(task, row, column);
+  dense_tile<R, 1>(task, row, column);
 }
 
-// A pair of vectors' weights stays in cache while all rows pass over it.
-template <Follow kFollow>
-void dense_as(const DenseTask& task) {
-  for (int column = 0; column < task.columns; column += 2 * kLanes) {
-    const int vectors = column + kLanes < task.columns ? 2 : 1;
-    for (int row = 0; row < task.rows; row += kDenseRows) dense_rows_of<kFollow>(task, row, column, vectors);
+// On sums that were stored a moment ago, and are in the nearest cache: in the tiles it would be written out 24 times.
+template <typename Activation>
+inline void activate_tile(const DenseTask& task, int row, int column, int vectors, const Activation& activation) {
+  for (int r = row; r < std::min(task.rows, row + kDenseRows); r++) {
+    float* at = task.out + size_t(r) * task.out_stride + size_t(column);
+    for (int v = 0; v < vectors; v++) store(at + v * kLanes, activation(load(at + v * kLanes)));
   }
 }
 
-inline void dense(const DenseTask& task) {
+inline void follow_tile(const DenseTask& task, int row, int column, int vectors) {
   switch (task.follow) {
-    case Follow::Nothing: return dense_as<Follow::Nothing>(task);
-    case Follow::Add: return dense_as<Follow::Add>(task);
-    case Follow::GeluErf: return dense_as<Follow::GeluErf>(task);
-    case Follow::GeluTanh: return dense_as<Follow::GeluTanh>(task);
-    case Follow::Relu: return dense_as<Follow::Relu>(task);
+    case Follow::GeluErf: return activate_tile(task, row, column, vectors, gelu_erf);
+    case Follow::GeluTanh: return activate_tile(task, row, column, vectors, gelu_tanh);
+    case Follow::Relu: return activate_tile(task, row, column, vectors, [](F x) { return max(x, zero()); });
+    default: return;
+  }
+}
+
+// A pair of vectors' weights stays in cache while all rows pass over it.
+inline void dense(const DenseTask& task) {
+  for (int column = 0; column < task.columns; column += 2 * kLanes) {
+    const int vectors = column + kLanes < task.columns ? 2 : 1;
+    for (int row = 0; row < task.rows; row += kDenseRows) {
+      dense_rows(task, row, column, vectors);
+      follow_tile(task, row, column, vectors);
+    }
   }
 }
 
