@@ -1,0 +1,105 @@
+"""Forms of answers over HTTP, from the real server: followed, streamed as whole, and hostile ones refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.server.events import chunks, joined_chat, whole_chat
+
+CAT = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ASK = {
+    "model": "smollm2-135m",
+    "messages": [{"role": "user", "content": "Describe a cat."}],
+    "max_tokens": 60,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "cat", "schema": CAT}}
+DOUBLING = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        **{
+            f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
+            for i in range(30)
+        },
+        "d30": {"not": {}},
+    },
+}
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"guided_json": {"type": "string", "allOf": [{"pattern": f"a.*{i}.*b"} for i in range(30)]}},
+        "guided_json",
+    ),
+    ({"guided_json": {"type": "integer", "multipleOf": 999983}}, "guided_json"),
+    (
+        {"guided_json": {"allOf": [{"anyOf": [{"minimum": i * j} for i in range(9)]} for j in range(9)]}},
+        "guided_json",
+    ),
+    ({"guided_json": DOUBLING}, "guided_json.$defs.d30.not"),
+    ({"guided_json": {"type": "array", "minItems": 10**9}}, "guided_json.minItems"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json"),
+    ({"guided_regex": "(((" * 4000}, "guided_regex"),
+    ({"guided_regex": "(a)\\1"}, "guided_regex"),
+    ({"guided_grammar": "start: " + "(" * 20_000}, "guided_grammar"),
+    ({"guided_grammar": "start: a\na: a"}, "guided_grammar"),
+    ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs.grammar"),
+]
+
+
+def post(base_url: str, fields: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{base_url}/v1/chat/completions", json={**ASK, **fields}, timeout=60)
+
+
+def test_streamed_is_whole_and_follows_the_schema(live_server):
+    fields = {"response_format": FORMAT, "seed": 4}
+    whole = post(live_server.base_url, fields).json()
+    jsonschema.validate(json.loads(whole["choices"][0]["message"]["content"]), CAT)
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    streamed = post(live_server.base_url, {**fields, "stream": True})
+    assert joined_chat(chunks(streamed.text)) == whole_chat(whole)
+
+
+def test_completions_have_forms_too(live_server):
+    body = {"model": "smollm2-135m", "prompt": "Call me at", "guided_regex": "[0-9]{3}-[0-9]{4}"}
+    answer = httpx.post(f"{live_server.base_url}/v1/completions", json=body, timeout=60).json()
+    area, _, number = answer["choices"][0]["text"].partition("-")
+    assert (len(area), len(number)) == (3, 4)
+
+
+def test_hostile_forms_are_refused_by_their_field_while_others_are_served(live_server):
+    texts: list[str] = []
+    over = threading.Event()
+
+    def be_served() -> None:
+        while not over.is_set():
+            answer = post(live_server.base_url, {"max_tokens": 8, "temperature": 0})
+            texts.append(answer.json()["choices"][0]["message"]["content"])
+
+    other = threading.Thread(target=be_served)
+    other.start()
+    try:
+        for fields, param in HOSTILE:
+            answer = post(live_server.base_url, fields)
+            assert answer.status_code == 400, (fields, answer.text[:300])
+            assert answer.json()["error"]["param"] == param, answer.text[:300]
+    finally:
+        over.set()
+        other.join()
+    assert len(texts) >= 3
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_by_the_engine_comes_before_any_event(live_server, stream):
+    answer = post(live_server.base_url, {"guided_regex": "a(?!b)", "stream": stream})
+    assert answer.status_code == 400
+    assert "look-around" in answer.json()["error"]["message"]
