@@ -3,7 +3,7 @@
 Rounds of both kinds alternate within one run, and the ratio is that of neighbours, so that the machine's
 noise is in the spread and not in the ratio. Prints a table and writes JSON.
 
-    python benchmarks/structured_output.py [--model smollm2-135m] [--repeats 9] [--json FILE] [--no-compile]
+    python benchmarks/structured_output.py [--model smollm2-135m] [--repeats 15] [--json FILE] [--no-compile]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ridgeline.engine.inbox import Inbox
 from ridgeline.models.pull import ensure
 
 BATCH = 16
-TOKENS = 64
+TOKENS = 40
 WARM_STEPS = 4  # of a round: the prompts, and the first tokens
 PROMPT = "Write a long list of people with their names, ages, cities and what they like, as JSON:\n"
 SAMPLING = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}, "top-p 0.9": {"top_p": 0.9}}
@@ -172,7 +172,7 @@ def _spread(gaps_ms: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-compile", action="store_true", help="leave out the steps while schemas compile")
     args = parser.parse_args()
