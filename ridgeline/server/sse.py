@@ -7,6 +7,7 @@ and a broken body, never with [DONE] or a clean end; a reader that stalls is cut
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -147,7 +148,7 @@ class EventStream:
         pieces = await self._course.next_pieces(self._config.stream_headers_s)
         await self._start(send, first_token=bool(pieces))
         limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
-        opening = self._shape.opening()
+        opening, told_at = self._shape.opening(), -math.inf
         async with ReaderWatch(self._course.inbox, *limits) as watch:
             while pieces is not None:
                 if self._may_be_large:
@@ -158,11 +159,15 @@ class EventStream:
                     events = self._events(pieces)
                 if opening:
                     events, opening = opening + events, b""
-                watch.write_begins()
-                await send(
-                    {"type": "http.response.body", "body": events or self._keepalive, "more_body": True}
-                )
-                watch.write_ends()
+                # What a parser holds back is no news; only a long silence is broken for its own sake.
+                silence_s = time.monotonic() - told_at
+                if events or not pieces or silence_s >= self._config.stream_keepalive_s:
+                    watch.write_begins()
+                    await send(
+                        {"type": "http.response.body", "body": events or self._keepalive, "more_body": True}
+                    )
+                    watch.write_ends()
+                    told_at = time.monotonic()
                 pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
         usage = self._course.choices.usage(self._course.job.include_timing)
         closing = await off_loop(self._told_bytes, partial(self._shape.closing, usage))

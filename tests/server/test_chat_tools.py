@@ -141,3 +141,8 @@ async def test_tools_of_a_model_without_a_known_format_are_refused() -> None:
     response = await stage.post(CHAT, {**HELLO, "tools": [WEATHER]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
     assert "--tool-parser" in response.json()["error"]["message"]
+
+
+async def test_what_a_parser_holds_back_sends_nothing() -> None:
+    response = await stage_that_says(CALL).post(CHAT, {**HELLO, "tools": [WEATHER], "stream": True})
+    assert "waiting" not in response.text
