@@ -155,7 +155,7 @@ _TABLE: dict[type[BaseException], Callable[[Any], ErrorReply]] = {
     HTTPException: _http,
     InvalidRequest: lambda e: ErrorReply(400, str(e), param=e.field),
     TemplateError: lambda e: ErrorReply(400, str(e), param="messages", code="template_error"),
-    # Nothing of ours recurses without end: a value that decoding let through was too deep for what came after.
+    # Nothing of ours recurses without end: what decoding let through was too deep for what came after it.
     RecursionError: lambda e: ErrorReply(400, "a value is nested too deeply", code="invalid_json"),
     QueueFull: _queue_full,
     EngineDied: lambda e: ErrorReply(

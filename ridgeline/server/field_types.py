@@ -40,3 +40,8 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=limits.MAX_DETOKENIZED)]
 GrammarText = Annotated[str, Meta(max_length=limits.MAX_GRAMMAR_CHARACTERS)]
 Choices = Annotated[list[GrammarText], Meta(max_length=limits.MAX_CHOICE_TEXTS)]
 Variables = Annotated[dict[str, Any], Meta(max_length=limits.MAX_TEMPLATE_VARIABLES)]
+
+
+def one_of(*values: str) -> Meta:
+    """For the document: these are served, and any other is refused with a sentence of its own."""
+    return Meta(max_length=limits.MAX_NAME_CHARACTERS, extra_json_schema={"enum": list(values)})

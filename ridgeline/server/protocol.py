@@ -38,6 +38,7 @@ from ridgeline.server.field_types import (
     TopK,
     TopP,
     Variables,
+    one_of,
 )
 
 
@@ -78,7 +79,7 @@ class StreamOptions(Body, kw_only=True, frozen=True):
 
 
 class ContentPart(Body, kw_only=True, frozen=True):
-    type: Annotated[Name, About("`text`; every other kind is refused")]
+    type: Annotated[Annotated[str, one_of("text")], About("`text`; every other kind is refused")]
     text: Annotated[str | None, About("the text of a `text` part")] = None
     image_url: Annotated[Any, refused("images are not supported yet")] = None
     video_url: Annotated[Any, refused("video is not supported yet")] = None
@@ -95,7 +96,7 @@ class CalledFunction(Body, kw_only=True, frozen=True):
 
 class MessageToolCall(Body, kw_only=True, frozen=True):
     id: Annotated[Id, About("what the tool's message names in `tool_call_id`")]
-    type: Annotated[Name | None, About("`function`")] = None
+    type: Annotated[Annotated[str, one_of("function")] | None, About("`function`")] = None
     function: Annotated[CalledFunction | None, About("which function, with which arguments")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
     index: Annotated[Any, ignored("of a streamed answer that is sent back")] = None
@@ -103,7 +104,8 @@ class MessageToolCall(Body, kw_only=True, frozen=True):
 
 class Message(Body, kw_only=True, frozen=True):
     role: Annotated[
-        Name, About("`system`, `developer` (rendered as `system`), `user`, `assistant` or `tool`")
+        Annotated[str, one_of("system", "developer", "user", "assistant", "tool")],
+        About("`system`, `developer` (rendered as `system`), `user`, `assistant` or `tool`"),
     ]
     content: Annotated[
         str | Annotated[list[ContentPart], msgspec.Meta(max_length=limits.MAX_PARTS)] | None,
@@ -135,7 +137,7 @@ class Function(Body, kw_only=True, frozen=True):
 
 
 class ToolDefinition(Body, kw_only=True, frozen=True):
-    type: Annotated[Name, About("`function`")]
+    type: Annotated[Annotated[str, one_of("function")], About("`function`")]
     function: Annotated[Function | None, About("what may be called")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
 
@@ -148,7 +150,7 @@ class FunctionName(Body, kw_only=True, frozen=True):
 
 
 class NamedToolChoice(Body, kw_only=True, frozen=True):
-    type: Annotated[Name, About("`function`")]
+    type: Annotated[Annotated[str, one_of("function")], About("`function`")]
     function: Annotated[FunctionName | None, About("which one")] = None
     allowed_tools: Annotated[Any, refused("allowed_tools are not supported; send only those tools")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
@@ -162,7 +164,10 @@ class JsonSchemaFormat(Body, kw_only=True, frozen=True):
 
 
 class ResponseFormat(Body, kw_only=True, frozen=True):
-    type: Annotated[Name, About("`text`, `json_object` or `json_schema`")]
+    type: Annotated[
+        Annotated[str, one_of("text", "json_object", "json_schema")],
+        About("`text`, `json_object` or `json_schema`"),
+    ]
     json_schema: Annotated[JsonSchemaFormat | None, About("for `json_schema`")] = None
 
 
@@ -264,7 +269,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     ] = None
     tools: Annotated[Tools | None, About("functions the model may call; up to 128")] = None
     tool_choice: Annotated[
-        Name | NamedToolChoice | None,
+        Annotated[str, one_of("none", "auto", "required")] | NamedToolChoice | None,
         About("`none`, `auto` (the default with tools), `required`, or the function that must be called"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None

@@ -60,8 +60,8 @@ def generated() -> str:
             "",
             "## Fields",
             "",
-            "Beyond these: 400 with the field's path. A field without a number of its own holds text or a schema,",
-            "and is bounded by what is said of it.",
+            "Beyond these: 400 with the field's path. A field without a number of its own holds text or a",
+            "schema, and is bounded by what is said of it.",
             "",
             _table(("body", "field", "bounds"), list(field_rows())),
         ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,17 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The scripted stage behind a real socket, on a loop of its own: schemathesis is no coroutine."""
     with _stage_in_a_thread(tmp_path_factory.mktemp("state")) as base_url:
-        schema = schemathesis.openapi.from_dict(document(ENDPOINTS))
+        schema = schemathesis.openapi.from_dict(_with_our_model(document(ENDPOINTS)))
         schema.config.update(base_url=base_url)
         yield Served(base_url, schema)
+
+
+def _with_our_model(described: dict[str, Any]) -> dict[str, Any]:
+    """Any other model's name is a 404, and nothing behind that would be reached."""
+    for schema in described["components"]["schemas"].values():
+        if "additionalProperties" in schema and "model" in schema["properties"]:
+            schema["properties"]["model"] = {"enum": ["m", None]}
+    return described
 
 
 @contextlib.contextmanager
@@ -84,6 +93,7 @@ def _stage_in_a_thread(folder: Path) -> Iterator[str]:
 
 def _ask_many(served: Served, endpoint: Endpoint, examples: int) -> None:
     operation = served.schema[endpoint.public_path][endpoint.method]
+    statuses: Counter[int] = Counter()
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
         if mode == GenerationMode.NEGATIVE and not (endpoint.request or endpoint.form or endpoint.query):
             continue
@@ -98,9 +108,11 @@ def _ask_many(served: Served, endpoint: Endpoint, examples: int) -> None:
         @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
             response = case.call(base_url=served.base_url, timeout=HANGS_S)
+            statuses[response.status_code] += 1
             case.validate_response(response, checks=CHECKS)
 
         ask()
+    print(f"\n{_name(endpoint)}: {dict(statuses)}")
 
 
 def _name(endpoint: Endpoint) -> str:
