@@ -143,6 +143,17 @@ async def test_what_a_restart_interrupts_is_marked_as_failed(tmp_path: Path) -> 
     assert "restarted" in failed["error"]["message"]
 
 
+async def test_it_is_marked_also_where_the_first_request_after_the_restart_is_refused(tmp_path: Path) -> None:
+    stage = keeping(tmp_path, hang(after="so far"))
+    body = await begin(stage)
+    assert stage.state is not None
+    stage.state.close()
+    restarted = keeping(tmp_path)
+    refused = await restarted.post(RESPONSES, {"input": "go on", "previous_response_id": body["id"]})
+    assert refused.status_code == 400
+    assert (await now(restarted, body["id"]))["status"] == "failed"
+
+
 async def test_its_stream_may_be_left_and_taken_up_where_it_was(tmp_path: Path) -> None:
     signal = asyncio.Event()
     stage = keeping(tmp_path, upon(signal, "so", " far"))

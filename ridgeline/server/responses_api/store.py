@@ -211,26 +211,24 @@ class ResponseStore:
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            return await self._state.run(lambda connection: work(self._opened(connection)))
+            if not self._is_open:  # by itself: what a request that is refused undoes is only its own
+                await self._state.run(self._open)
+            return await self._state.run(work)
         except sqlite3.Error as error:
             message = f"the server's store of responses cannot be used now: {error}"
             raise ApiError(500, message, type=SERVER, code="internal_error") from error
 
-    def _opened(self, connection: sqlite3.Connection) -> sqlite3.Connection:
-        """In the state's one thread, so that nobody comes before the first."""
-        if not self._is_open:
-            for statement in TABLES.split(";"):
-                connection.execute(statement)
-            unfinished = connection.execute(
-                f"SELECT body FROM responses WHERE status IN {UNFINISHED}"
-            ).fetchall()
-            for (raw,) in unfinished:
-                _write(
-                    connection, msgspec.structs.replace(_body.decode(raw), status="failed", error=RESTARTED)
-                )
-            self._bound(connection, time.time(), "")
-            self._is_open = True
-        return connection
+    def _open(self, connection: sqlite3.Connection) -> None:
+        """In the state's one thread: whoever comes meanwhile waits, and finds it done."""
+        if self._is_open:
+            return
+        for statement in TABLES.split(";"):
+            connection.execute(statement)
+        unfinished = connection.execute(f"SELECT body FROM responses WHERE status IN {UNFINISHED}").fetchall()
+        for (raw,) in unfinished:
+            _write(connection, msgspec.structs.replace(_body.decode(raw), status="failed", error=RESTARTED))
+        self._bound(connection, time.time(), "")
+        self._is_open = True
 
     def _oldest(self) -> float:
         return time.time() - self._limits.age_s
