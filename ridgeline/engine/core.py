@@ -119,10 +119,12 @@ class EngineCore:
         Unknown ids are ignored: it may just have finished.
         """
         waited = self._anteroom.leave(request_id) if index is None else None
-        if waited is not None:
+        if waited is not None and self.grammars is not None:
+            request, compilation = waited
+            self.grammars.give_up(compilation)
             return [
                 SeqDelta(request_id, sample, finish_reason=FinishReason.ABORT)
-                for sample in range(waited.params.n)
+                for sample in range(request.params.n)
             ]
         return self.scheduler.abort(request_id, self._clock(), index)
 

@@ -96,6 +96,19 @@ def test_a_long_chain_of_rules_harms_nobody(tried):
     tried.compile(Grammar("lark", DEEP_RULES))
 
 
+def test_what_nobody_waits_for_any_more_is_not_begun(tried):
+    """Or whoever asks and leaves, again and again, would hold up all others."""
+    endless = [{**ENDLESS[0], "minLength": length} for length in range(1, 200)]
+    asked = [tried.begin(Grammar("json_schema", json.dumps(schema))) for schema in endless]
+    for compilation in asked:
+        tried.give_up(compilation)
+    tried.compile(Grammar("regex", "next"))  # or this would take two minutes
+    assert sum(compilation.done.is_set() for compilation in asked) <= 1
+    assert not [
+        grammar for grammar in tried._kept if "minLength" in grammar.source and grammar != asked[0].grammar
+    ]
+
+
 def test_the_trial_is_begun_anew_when_its_process_is_gone(tried):
     tried.compile(Grammar("regex", "before"))
     tried._trial._process.kill()

@@ -23,10 +23,9 @@ class Anteroom:
     def enter(self, request: Request, compilation: Compilation) -> None:
         self._waiting[request.request_id] = request, compilation
 
-    def leave(self, request_id: str) -> Request | None:
+    def leave(self, request_id: str) -> tuple[Request, Compilation] | None:
         """Nobody waits for it any more. None: it is not here."""
-        found = self._waiting.pop(request_id, None)
-        return None if found is None else found[0]
+        return self._waiting.pop(request_id, None)
 
     def ready(self) -> list[tuple[Request, Compilation]]:
         """Those whose compilation is done, in the order in which they came; they are here no longer."""

@@ -32,10 +32,14 @@ _NICENESS = 10  # the steps of those who already have an answer under way come f
 
 
 class Compilation:
-    """What will become of a grammar. `outcome` is there when it is done."""
+    """What will become of a grammar. `outcome` is there when it is done.
+
+    waiters: requests that asked for it and have not given up; without any it is not begun.
+    """
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
+        self.waiters = 0
         self.outcome: Compiled | InvalidRequest | None = None
         self.done = threading.Event()
 
@@ -71,19 +75,26 @@ class GrammarCompiler:
         self._asked.put(None)
 
     def begin(self, grammar: Grammar) -> Compilation:
-        """Have it compiled; what is known already is done at once."""
+        """Have it compiled; what is known already is done at once. Whoever stops waiting gives it up."""
         with self._lock:
             known = self._kept.get(grammar)
             if known is not None and not known.spent:
                 self._kept.move_to_end(grammar)
+                known.waiters += 1
                 return known
             self._kept_bytes += _bytes_of(grammar) if known is None else 0
             compilation = self._kept[grammar] = Compilation(grammar)
+            compilation.waiters = 1
             self._kept.move_to_end(grammar)
             self._evict()
         self._start_worker()
         self._asked.put(compilation)
         return compilation
+
+    def give_up(self, compilation: Compilation) -> None:
+        """One of those who asked for it does not wait any more."""
+        with self._lock:
+            compilation.waiters -= 1
 
     def compile(self, grammar: Grammar) -> Compiled:
         """Wait for it. Raises InvalidRequest where it cannot be served."""
@@ -117,9 +128,21 @@ class GrammarCompiler:
                 with contextlib.suppress(Exception):  # who asks for a grammar is told
                     self._known_vocabulary()
                 continue
+            if self._is_unwanted(compilation):
+                continue
             compilation.outcome = self._outcome(compilation.grammar)
             compilation.done.set()
             self.on_done()
+
+    def _is_unwanted(self, compilation: Compilation) -> bool:
+        """Everybody gave up before it was begun: then it is forgotten."""
+        with self._lock:
+            if compilation.waiters > 0:
+                return False
+            if self._kept.get(compilation.grammar) is compilation:
+                del self._kept[compilation.grammar]
+                self._kept_bytes -= _bytes_of(compilation.grammar)
+            return True
 
     def _outcome(self, grammar: Grammar) -> Compiled | InvalidRequest:
         try:
