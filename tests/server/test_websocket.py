@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.state import StateStore
 from tests.server.events import chunks
 from tests.server.scripted_client import fail, flood, hang, say
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
@@ -63,6 +66,71 @@ async def test_the_frames_are_the_events_of_the_stream(what: str) -> None:
     same = ("id", "created")
     assert [_without(one, same) for one in frames] == [_without(one, same) for one in streamed]
     assert len({one["id"] for one in frames}) == 1
+
+
+NAMED_EVENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/responses": ({"input": "hello"}, "response.completed"),
+    "/v1/messages": ({"messages": HELLO["messages"], "max_tokens": 9}, "message_stop"),
+}
+
+
+@pytest.mark.parametrize("path", NAMED_EVENTS)
+async def test_endpoints_with_named_events_send_the_same_ones(path: str, tmp_path: Path) -> None:
+    body, last = NAMED_EVENTS[path]
+    with contextlib.closing(StateStore(tmp_path)) as state:
+        stage = Stage(state=state)
+        streamed = await stage.post(path, {**body, "stream": True})
+        async with connected(stage, path) as socket:
+            await ask(socket, **body)
+            frames = await frames_until(socket, last)
+    lines = [line.removeprefix("data: ") for line in streamed.text.split("\n") if line.startswith("data: ")]
+    told = [json.loads(line) for line in lines]
+    assert len(told) > 3
+    said = ("type", "delta", "sequence_number")
+    assert [[one.get(key) for key in said] for one in frames] == [
+        [one.get(key) for key in said] for one in told
+    ]
+
+
+async def test_openais_sdk_speaks_its_websocket_mode_with_us(tmp_path: Path) -> None:
+    with contextlib.closing(StateStore(tmp_path)) as state:
+        stage = Stage(state=state)
+        async with stage.served() as http:
+            client = AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="unused")
+            async with client.responses.connect() as connection:
+                previous: str | None = None
+                for text in ("hello", "and again"):
+                    turn = {"input": text, "previous_response_id": previous}
+                    await connection.send({"type": "response.create", "model": "m", **turn})  # type: ignore[misc]
+                    async for event in connection:
+                        if event.type == "response.completed":
+                            previous = event.response.id
+                            assert event.response.output_text == "hé!"
+                            break
+                await connection.send({"type": "response.create", "input": 5})  # type: ignore[typeddict-item]
+                async for event in connection:
+                    assert event.type == "error"
+                    assert (event.status, event.error.param) == (400, "input")
+                    break
+        assert "and again" in stage.client.tokenizer.decode(stage.client.asked[1]["prompt"])
+        assert "hello" in stage.client.tokenizer.decode(stage.client.asked[1]["prompt"])
+
+
+async def test_a_client_that_does_not_answer_pings_is_given_up() -> None:
+    stage = Stage(hang("begun"), ServerConfig(websocket_ping_s=0.1))
+    async with stage.served() as http:
+        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        writer.write(
+            f"GET {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 101")
+        frame = json.dumps(HELLO).encode()
+        assert len(frame) < 126
+        writer.write(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)  # masked with zeros
+        await asyncio.wait_for(reader.read(), 10)  # to the end of the connection
+        await until(lambda: stage.client.aborted)
+        writer.close()
 
 
 async def test_a_whole_answer_is_one_frame_if_asked_for() -> None:
