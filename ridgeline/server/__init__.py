@@ -15,8 +15,8 @@ A chat request's way, from the socket and back to it:
       choices      chunks → pieces of numbered choices; usage
     chat         pieces → the structs of `bodies`, with `logprobs`; sse writes them to the socket
 
-`errors` maps every exception to its answer; `openapi` describes the endpoints from their structs, whose fields
-have the kinds and bounds of `field_types` and `limits`. `health` and `tokenize` are the other endpoints; `main` and
-`supervisor` start, watch and stop the engine. What is large (a body, log-probabilities) is read and written
-off the event loop (`exchange.off_loop`), which carries everybody's streams.
+`errors` maps every exception to its answer; `openapi` describes the endpoints from their structs, whose
+fields have the kinds and bounds of `field_types` and `limits`. `health` and `tokenize` are other endpoints;
+`main` and `supervisor` start, watch and stop the engine. What is large (a body, log-probabilities) is read and
+written off the event loop (`exchange.off_loop`), which carries everybody's streams.
 """
