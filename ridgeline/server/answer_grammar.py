@@ -7,16 +7,20 @@ reasoning; here the two are put together.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 from ridgeline.engine.grammar import Grammar
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.parsing.grammars import Choice, UnsupportedBudget, UnsupportedSchema, reasoning_grammar
+from ridgeline.server.parsing.lark import quoted
 from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.speech import Speech, marker_tokens
 from ridgeline.server.structured import asked_grammar, embedded, json_schema_grammar
 from ridgeline.server.tools import ToolUse
+
+_ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,16 @@ def _fragment(grammar: Grammar, field: str) -> str:
         case "json_object" | "json_schema":
             return f"rest: %json {embedded(grammar)}"
         case "regex":
-            return "rest: /" + grammar.source.replace("/", r"\/") + "/"
+            return f"rest: /{_between_slashes(grammar.source)}/"
         case "choice":
-            return "rest: " + " | ".join(json.dumps(text) for text in json.loads(grammar.source))
+            return "rest: " + " | ".join(quoted(text) for text in json.loads(grammar.source))
         case _:
             raise BadRequest(field, "a grammar of one's own cannot be combined with tools or reasoning")
+
+
+def _between_slashes(expression: str) -> str:
+    """As Lark writes expressions: with the slashes escaped that are not yet, and without the sign by which
+    the engine knows another notation.
+    """
+    escaped = _ESCAPED_OR_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], expression)
+    return escaped.replace("::=", r":\x3a=")

@@ -97,13 +97,15 @@ def embedded_json(schema: Any, field: str) -> str:
 
 
 def embedded(grammar: Grammar) -> str:
-    """A grammar of JSON, as it stands behind %json in a Lark grammar."""
+    """A grammar of JSON, as it stands behind %json in a Lark grammar: without the sign by which the engine
+    knows another notation.
+    """
     schema = json.loads(grammar.source) if grammar.kind == "json_schema" else {"type": "object"}
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}  # as in a schema alone
-    return json.dumps(schema, ensure_ascii=False)
+    return json.dumps(schema, ensure_ascii=False).replace("::=", r":\u003a=")
 
 
 def guided_grammar(field: str, kind: str, value: Any) -> Asked | None:
