@@ -1,4 +1,4 @@
-"""One server for all clients: chat and embeddings side by side, with a key, deterministic."""
+"""One server for all clients: chat, embeddings and a model that thinks side by side, with a key."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import STOP_TIMEOUT_S, LiveServer, await_ready, start_server
+from tests.tiny_thinker import save_thinker
 
 # Clients that report home, or look there for prices, would wait for a network that tests do without.
 os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LANGSMITH_TRACING="false", ANTHROPIC_LOG="")
@@ -21,6 +22,7 @@ os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LANGSMITH_TRACING="false"
 KEY = "sk-of-the-tests"
 MODEL = "smollm2-135m"
 EMBEDDER = "all-minilm-l6-v2"
+THINKER = "thinker"  # tiny and random, but it thinks before it answers
 TIMEOUT_S = 120.0
 
 
@@ -45,7 +47,10 @@ def target(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The server of this folder; it must drain and exit 0 at the end."""
     directory = tmp_path_factory.mktemp("clients")
     flags = ["--api-keys", KEY, "--deterministic", "--state-dir", str(directory / "state")]
-    server = start_server(directory / "server.log", *flags, models=(MODEL, EMBEDDER))
+    thinker = directory / THINKER
+    thinker.mkdir()
+    save_thinker(thinker)
+    server = start_server(directory / "server.log", *flags, models=(MODEL, EMBEDDER, str(thinker)))
     try:
         await_ready(server)
         yield Target(server.base_url, server)

@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from tests.clients.cases import case
-from tests.clients.conftest import KEY, MODEL, TIMEOUT_S, Target
+from tests.clients.conftest import KEY, MODEL, THINKER, TIMEOUT_S, Target
 from tests.clients.either import each, entered, parts_of, settled
 from tests.clients.questions import CITY_SCHEMA, QUESTION, STOP, SYSTEM, TOOL_NAMES, TURNS, WHO, Report
 from tests.clients.test_openai_errors import assert_idle
@@ -144,6 +144,21 @@ async def test_a_model_may_answer_although_there_are_tools(client: Any) -> None:
     assert whole.content
     assert [block.type for block in final.content] == [block.type for block in whole.content]
     assert final.stop_reason == whole.stop_reason
+
+
+@case("reasoning", "whole", "streamed")
+async def test_what_a_model_thinks_is_a_block_before_its_answer(client: Any) -> None:
+    options: dict[str, Any] = {**GREEDY, "model": THINKER, "max_tokens": 64, "messages": QUESTION}
+    options["thinking"] = {"type": "enabled", "budget_tokens": 8}
+    whole = await settled(client.messages.create(**options))
+    assert whole.content[0].type == "thinking"
+    assert whole.content[0].thinking
+    async with entered(client.messages.stream(**options)) as stream:
+        final = await settled(stream.get_final_message())
+    shown = {"type", "thinking", "signature", "text"}
+    assert [block.model_dump(include=shown) for block in final.content] == [
+        block.model_dump(include=shown) for block in whole.content
+    ]
 
 
 @case("count tokens")

@@ -9,7 +9,7 @@ import litellm
 import pytest
 
 from tests.clients.cases import case
-from tests.clients.conftest import EMBEDDER, KEY, MODEL, TIMEOUT_S, Target
+from tests.clients.conftest import EMBEDDER, KEY, MODEL, THINKER, TIMEOUT_S, Target
 from tests.clients.questions import (
     ASK_WEATHER,
     JSON_QUESTION,
@@ -149,6 +149,19 @@ def test_a_model_may_answer_although_there_are_tools(client: Lite) -> None:
     whole, streamed = client.ask(**options), client.streamed(**options)
     assert whole.choices[0].message.content or whole.choices[0].message.tool_calls
     assert (streamed.choices[0].message.content or "") == (whole.choices[0].message.content or "")
+
+
+@case("reasoning", "whole", "streamed", only=OPENAI)
+def test_what_a_model_thinks_comes_beside_what_it_answers(client: Lite) -> None:
+    options = {
+        "model": f"openai/{THINKER}",
+        "extra_body": {"thinking_token_budget": 8, "guided_choice": ["yes", "no"]},
+        "max_tokens": 64,
+    }
+    whole, streamed = client.ask(**options), client.streamed(**options)
+    assert whole.choices[0].message.content in ("yes", "no")
+    assert whole.choices[0].message.reasoning_content
+    assert streamed.choices[0].message.reasoning_content == whole.choices[0].message.reasoning_content
 
 
 @case("embeddings: float", "whole", only=OPENAI)

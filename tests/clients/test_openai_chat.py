@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.clients.cases import case
-from tests.clients.conftest import MODEL
+from tests.clients.conftest import MODEL, THINKER
 from tests.clients.either import parts_of, settled
 from tests.clients.openai_clients import CLIENTS, client_of, joined
 from tests.clients.questions import QUESTION, STOP, SYSTEM, TURNS, WHO
@@ -104,6 +104,20 @@ async def test_a_model_that_does_not_reason_has_no_reasoning_content(client: Any
     parts = await parts_of(client.chat.completions.create(**GREEDY, messages=QUESTION, stream=True))
     deltas = [choice.delta.model_dump(exclude_none=True) for part in parts for choice in part.choices]
     assert all("reasoning_content" not in delta for delta in deltas)
+
+
+@case("reasoning", "whole", "streamed")
+async def test_what_a_model_thinks_comes_beside_what_it_answers(client: Any) -> None:
+    budget = {"thinking_token_budget": 8, "guided_choice": ["yes", "no"]}
+    options: dict[str, Any] = {"model": THINKER, "messages": QUESTION, "temperature": 0, "extra_body": budget}
+    whole = await settled(client.chat.completions.create(**options))
+    message = whole.choices[0].message
+    assert message.content in ("yes", "no")
+    assert message.reasoning_content
+    parts = await parts_of(client.chat.completions.create(**options, stream=True))
+    deltas = [choice.delta.model_dump() for part in parts for choice in part.choices]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == message.reasoning_content
+    assert joined(parts)[0].content == message.content
 
 
 @case("completions", "whole", "streamed")
