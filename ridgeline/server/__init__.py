@@ -17,6 +17,6 @@ A chat request's way, from the socket and back to it:
 
 `errors` maps every exception to its answer; `openapi` describes the endpoints from their structs, whose
 fields have the kinds and bounds of `field_types` and `limits`. `health` and `tokenize` are other endpoints;
-`main` and `supervisor` start, watch and stop the engine. What is large (a body, log-probabilities) is read and
-written off the event loop (`exchange.off_loop`), which carries everybody's streams.
+`main` and `supervisor` start, watch and stop the engine. What is large (a body, log-probabilities) is read
+and written off the event loop (`exchange.off_loop`), which carries everybody's streams.
 """

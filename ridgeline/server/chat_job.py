@@ -15,7 +15,7 @@ from ridgeline.server.choices import Prompt
 from ridgeline.server.course import Job
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.front import Front
-from ridgeline.server.prompts import check_prompts, rendered_chat
+from ridgeline.server.prompts import check_prompts, rendered_chat, text_ids
 from ridgeline.server.protocol import ChatRequest, TokenizeRequest
 from ridgeline.server.speech import PROMPT_TAIL, Speech, needs_special, speech_of
 from ridgeline.server.tools import ToolUse, tool_use
@@ -35,7 +35,7 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
     new_parser = speech.new_parser(use.callable, inside_reasoning)
     show_special = new_parser is not None and needs_special(client.tokenizer, speech)
     params = _params(body, client.hello.vocab_size, grammar, show_special)
-    prompts = [Prompt(client.tokenizer.encode(prompt, add_special=False))]
+    prompts = [Prompt(text_ids(client, prompt, "messages", add_special=False))]
     check_prompts(client, prompts, params, "messages")
     return Job.of(body, client, served, prompts, params, new_parser, grammar.field)
 

@@ -14,6 +14,7 @@ from ridgeline.server.protocol import ChatRequest, CompletionRequest, TokenizeRe
 from ridgeline.server.validation import check_context, check_token_ids
 
 MAX_CHOICES = 1024
+CHARACTERS_PER_TOKEN = 256  # the longest tokens there are, runs of spaces, have half as many
 RESERVED_VARIABLES = ("self", "messages", "tools", "documents", "add_generation_prompt")
 
 
@@ -68,7 +69,7 @@ def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Pro
     """One Prompt for a text or a list of ids, several for a list of either."""
     given = body.prompt
     if isinstance(given, str):
-        return [_text_prompt(client.tokenizer, given, body)]
+        return [_text_prompt(client, given, "prompt", body)]
     if not given:
         raise BadRequest("prompt", "the list is empty")
     if len(given) * (body.n or 1) > MAX_CHOICES and not isinstance(given[0], int):
@@ -76,10 +77,19 @@ def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Pro
     if all(isinstance(item, int) for item in given):
         return [_id_prompt(client, given, "prompt", body)]
     if all(isinstance(item, str) for item in given):
-        return [_text_prompt(client.tokenizer, str(item), body) for item in given]
+        return [_text_prompt(client, str(item), f"prompt[{i}]", body) for i, item in enumerate(given)]
     if all(isinstance(item, list) for item in given):
         return [_id_prompt(client, item, f"prompt[{i}]", body) for i, item in enumerate(given)]
     raise BadRequest("prompt", "a list must hold only texts, only token ids, or only lists of token ids")
+
+
+def text_ids(client: AsyncClient, text: str, field: str, add_special: bool) -> list[int]:
+    """The ids of a text that may fit: megabytes that cannot are not encoded to find that out."""
+    context = client.hello.max_context
+    if len(text) > context * CHARACTERS_PER_TOKEN:
+        message = f"the prompt has {len(text)} characters, more than {context} tokens can hold; shorten it"
+        raise BadRequest(field, message, "context_length_exceeded")
+    return client.tokenizer.encode(text, add_special=add_special)
 
 
 def check_prompts(client: AsyncClient, prompts: list[Prompt], params: SamplingParams, field: str) -> None:
@@ -92,8 +102,8 @@ def check_prompts(client: AsyncClient, prompts: list[Prompt], params: SamplingPa
         )
 
 
-def _text_prompt(tokenizer: Tokenizer, text: str, body: CompletionRequest) -> Prompt:
-    return Prompt(tokenizer.encode(text, add_special=body.add_special_tokens is not False), text)
+def _text_prompt(client: AsyncClient, text: str, field: str, body: CompletionRequest) -> Prompt:
+    return Prompt(text_ids(client, text, field, body.add_special_tokens is not False), text)
 
 
 def _id_prompt(client: AsyncClient, ids: Any, field: str, body: CompletionRequest) -> Prompt:

@@ -108,3 +108,21 @@ async def test_template_variables_nested_too_deeply_are_refused(stage: Stage) ->
     response = await stage.post(CHAT, {**HELLO, "chat_template_kwargs": {"x": deep}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
     assert stage.client.asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
+        (COMPLETIONS, {"prompt": "x" * 1_000_000}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x", "x" * 1_000_000]}, "prompt[1]"),
+    ],
+)
+async def test_text_that_no_context_could_hold_is_not_encoded(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    stage, tokenizer = watched(max_context=1000)
+    response = await stage.post(path, body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert len(tokenizer.threads) <= (param == "prompt[1]")
