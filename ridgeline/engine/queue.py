@@ -49,6 +49,10 @@ class ServiceOrder:
         return self._sequences[: self.num_interactive]
 
     @property
+    def has_background(self) -> bool:
+        return bool(self._sequences) and self._sequences[-1].background
+
+    @property
     def background(self) -> list[Sequence]:
         return self._sequences[self.num_interactive :]
 

@@ -102,11 +102,10 @@ class Scheduler:
         room = self._plan_running(self.running.interactive, plan.budget, plan, now)
         if room and self.waiting.num_interactive:
             room = self._plan_waiting(False, room, plan, now)
-        room = self._room_for_background(room, plan, now)
-        if room > 0:
-            room = self._plan_running(self.running.background, room, plan, now)
-        if room > 0 and self.waiting and not self.waiting.num_interactive:
-            self._plan_waiting(True, room, plan, now)
+        if self.running.num_interactive or self.waiting.num_interactive:
+            self._interactive_seen = now
+        if self.running.has_background or self.waiting.has_background:
+            self._plan_background(room, plan, now)
         if plan:
             self._num_scheduled += 1
             self._in_flight.append(plan)
@@ -212,14 +211,19 @@ class Scheduler:
             room -= self._compute(seq, room, plan, now)
         return room
 
+    def _plan_background(self, room: int, plan: StepPlan, now: float) -> None:
+        room = self._room_for_background(room, plan, now)
+        if room > 0:
+            room = self._plan_running(self.running.background, room, plan, now)
+        if room > 0 and self.waiting and not self.waiting.num_interactive:
+            self._plan_waiting(True, room, plan, now)
+
     def _room_for_background(self, room: int, plan: StepPlan, now: float) -> int:
         """What a step has left for those nobody waits for: as much as nobody else will notice.
 
         Nothing while an interactive prompt is computed or waits. While there is interactive traffic, so much
         that the step stays a short one for whoever arrives next, and shorter for those who decode. Else all.
         """
-        if self.running.num_interactive or self.waiting.num_interactive:
-            self._interactive_seen = now
         if self.waiting.num_interactive and not self._shedding:
             return 0
         if any(row.count > 1 or row.start < row.seq.prompt_len for row in plan.rows):
