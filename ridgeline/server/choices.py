@@ -6,6 +6,7 @@ shape they give them. Counts tokens and keeps the timing records while it goes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +17,14 @@ from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.engine.step import TokenLogprob
 from ridgeline.server.bodies import CompletionTokensDetails, PromptTokensDetails, Timing, Usage
-from ridgeline.server.parsing.events import CallStart, Content, OutputParser, ParsedEvent, Reasoning
+from ridgeline.server.parsing.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    OutputParser,
+    ParsedEvent,
+    Reasoning,
+)
 from ridgeline.telemetry.timing import TimingRecord
 
 
@@ -58,7 +66,17 @@ class Parsed:
         self._answering = False
         self._has_reasoning = False
         self._tokens_before_answer = 0
+        self._arguments: list[str] = []  # of the last call
         self.has_calls = False
+
+    @property
+    def ends_in_a_call(self) -> bool:
+        """Its last call has begun, and its arguments are not complete."""
+        try:
+            json.loads("".join(self._arguments))
+        except (ValueError, RecursionError):
+            return self.has_calls
+        return False
 
     @property
     def reasoning_tokens(self) -> int:
@@ -69,11 +87,16 @@ class Parsed:
         if chunk.finish_reason is not None:
             events = events + self._parser.finish()
         for event in events:
-            if isinstance(event, Reasoning):
-                self._has_reasoning = True
-            else:
-                self._answering = True
-                self.has_calls = self.has_calls or isinstance(event, CallStart)
+            match event:
+                case Reasoning():
+                    self._has_reasoning = True
+                    continue
+                case CallStart():
+                    self.has_calls = True
+                    self._arguments = []
+                case CallArguments(text=text):
+                    self._arguments.append(text)
+            self._answering = True
         if not self._answering:
             self._tokens_before_answer += len(chunk.tokens)
         return events
@@ -147,8 +170,9 @@ class Choices:
         self._completion_tokens += len(chunk.tokens)
         if index in self._begun and chunk.finish_reason is None and chunk.timing is None:
             # Nearly every chunk. One that is half a character is counted, with nothing to show yet.
+            events = self._events(index, chunk)
             if chunk.text or chunk.logprobs:
-                pieces.append(Piece(index, chunk.text, chunk.logprobs, events=self._events(index, chunk)))
+                pieces.append(Piece(index, chunk.text, chunk.logprobs, events=events))
             return
         source = self._sources[source_number]
         if chunk.timing is not None:
@@ -181,11 +205,14 @@ class Choices:
         return self._parsed[index].events(chunk)
 
     def _shown_reason(self, index: int, chunk: OutputChunk) -> str | None:
-        """An answer that ended by itself, with calls to be made, waits for their results."""
+        """An answer that ended by itself, with calls to be made, waits for their results. A call that one of
+        the client's stops cut off is not to be made.
+        """
         if chunk.finish_reason is None:
             return None
         if chunk.finish_reason is FinishReason.STOP and self._parsed and self._parsed[index].has_calls:
-            return "tool_calls"
+            stopped = isinstance(chunk.stop_reason, str) or chunk.stop_reason in self._params.stop_token_ids
+            return "stop" if stopped and self._parsed[index].ends_in_a_call else "tool_calls"
         return chunk.finish_reason.value
 
     def _finish(self, index: int, chunk: OutputChunk) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from ridgeline.engine.output import OutputChunk
+from ridgeline.engine.request import FinishReason, SamplingParams
 from tests.server.events import chunks
-from tests.server.scripted_client import say
+from tests.server.responses import RESPONSES
+from tests.server.scripted_client import Script, say, timing
 from tests.server.stage import CHAT, HELLO, Stage
 
 HERMES = '{{ tools }}<tool_call>{"name": ...}</tool_call> <think> {{ messages }}'
@@ -18,6 +22,23 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool
 
 def stage_that_says(text: str) -> Stage:
     return Stage(say(text), template=HERMES)
+
+
+def stopped(text: str, by: str | int) -> Script:
+    """Says `text` and ends there, at a stop."""
+
+    async def script(prompt: list[int], params: SamplingParams) -> AsyncIterator[OutputChunk]:
+        tokens = list(text.encode())
+        yield OutputChunk(
+            0,
+            text,
+            tokens,
+            finish_reason=FinishReason.STOP,
+            stop_reason=by,
+            timing=timing(prompt, len(tokens)),
+        )
+
+    return script
 
 
 async def whole(stage: Stage, **fields: Any) -> dict[str, Any]:
@@ -101,6 +122,13 @@ async def test_reasoning_is_told_apart_and_counted() -> None:
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
 
 
+async def test_reasoning_is_counted_by_its_tokens_also_where_one_shows_nothing() -> None:
+    text = "<think>é</think>x"  # one letter of two tokens
+    answer = await whole(stage_that_says(text))
+    thought = len("<think>é</think>".encode())
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
+
+
 async def test_without_reasoning_nothing_is_counted_as_such() -> None:
     answer = await whole(stage_that_says("Four."))
     assert "reasoning_content" not in answer["choices"][0]["message"]
@@ -146,3 +174,29 @@ async def test_tools_of_a_model_without_a_known_format_are_refused() -> None:
 async def test_what_a_parser_holds_back_sends_nothing() -> None:
     response = await stage_that_says(CALL).post(CHAT, {**HELLO, "tools": [WEATHER], "stream": True})
     assert "waiting" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("text", "by", "reason"),
+    [
+        (CALL.partition("Köln")[0], "Köln", "stop"),
+        (CALL.partition("Köln")[0], 7, "stop"),
+        (CALL + CALL.partition("Köln")[0], "Köln", "stop"),
+        (CALL, "\n", "tool_calls"),
+        (CALL.partition("Köln")[0], 257, "tool_calls"),  # the model's own end: so it wanted the call
+    ],
+)
+async def test_a_call_that_a_stop_of_the_clients_cuts_off_is_not_to_be_made(
+    text: str, by: str | int, reason: str
+) -> None:
+    stage = Stage(stopped(text, by), template=HERMES)
+    fields: dict[str, Any] = {"tools": [WEATHER], "stop": ["Köln", "\n"], "stop_token_ids": [7]}
+    assert (await whole(stage, **fields))["choices"][0]["finish_reason"] == reason
+    assert joined(await streamed(stage, **fields))[1] == reason
+
+
+async def test_a_response_says_which_call_was_cut_off() -> None:
+    stage = Stage(stopped(CALL + CALL.partition("Köln")[0], "Köln"), template=HERMES)
+    tool = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+    answer = await stage.post(RESPONSES, {"input": "a", "tools": [tool], "stop": "Köln", "store": False})
+    assert [item["status"] for item in answer.json()["output"]] == ["completed", "incomplete"]

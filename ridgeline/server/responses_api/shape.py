@@ -97,7 +97,9 @@ class ResponseShape:
         cut = self._finish_reason == "length"
         if not self._output and self._growing is None:
             self._begin(GrowingText)  # it had nothing to say, and says that
-        self._end_item("incomplete" if cut else "completed")
+        # A call that is to be made ends with a reason of its own.
+        call_is_cut = isinstance(self._growing, GrowingCall) and self._finish_reason != "tool_calls"
+        self._end_item("incomplete" if cut or call_is_cut else "completed")
         self._end(
             "incomplete" if cut else "completed",
             usage=response_usage(usage),
