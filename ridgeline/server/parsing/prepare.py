@@ -110,6 +110,8 @@ def as_object(arguments: Any) -> Any:
     if isinstance(arguments, str):
         try:
             decoded = json.loads(arguments)
+            if "\\u" in arguments:  # it may be half of a character, which no tokenizer takes
+                json.dumps(decoded, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             return arguments
         return decoded if isinstance(decoded, dict) else arguments

@@ -229,6 +229,14 @@ def test_marks_that_a_tokenizer_calls_special_must_be_shown() -> None:
     assert TOOL_FORMATS["mistral"].needs_special(())
 
 
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+def test_half_a_character_that_a_model_wrote_does_not_reach_the_tokenizer(name: str) -> None:
+    function = {"name": "weather", "arguments": '{"city": "\\ud800"}'}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
+    messages, _ = TOOL_FORMATS[name].prepare([{"role": "user", "content": "?"}, called], (WEATHER,))
+    json.dumps(messages, ensure_ascii=False).encode()
+
+
 def test_messages_are_not_changed_in_place() -> None:
     for spoken in TOOL_FORMATS.values():
         messages = conversation()
