@@ -8,6 +8,7 @@ Log-probabilities are those of the model itself (before bias, penalties and temp
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -63,26 +64,29 @@ class Sampler:
 
     def _choose(self, row: FloatRow, seq: Sequence) -> Sampled:
         params = seq.params
-        if not np.isfinite(row.max()):
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):
             raise FloatingPointError("the model's logits are not finite")
         logits = self._processed(row, seq)
-        if seq.matcher is None:
-            token = _pick(logits, seq)
+        if seq.matcher is not None:
+            token = self._pick_allowed(logits, seq, best if logits is row else int(logits.argmax()))
+        elif params.greedy and logits is row:
+            token = best
         else:
-            token = self._pick_allowed(logits, seq)
+            token = _pick(logits, seq)
         if params.logprobs is None:
             return Sampled(token)
         return Sampled(token, logprob_of(row, token, params.logprobs))
 
-    def _pick_allowed(self, logits: FloatRow, seq: Sequence) -> int:
-        """The pick among what the grammar lets come next."""
+    def _pick_allowed(self, logits: FloatRow, seq: Sequence, best: int) -> int:
+        """The pick among what the grammar lets come next. best: the best token of these logits."""
         params = seq.params
         if self._mask.size != mask_words(logits.size):
             self._mask = np.zeros(mask_words(logits.size), np.int32)
         fill_mask(seq, self._mask)
         # Whoever is best of all, or wins the race of all, is that among the allowed too.
-        if params.greedy and allows(self._mask, token := int(logits.argmax())):
-            return token
+        if params.greedy and allows(self._mask, best):
+            return best
         tokens = few_allowed(self._mask)
         if tokens is not None:
             return _pick_among(tokens, logits, seq)
