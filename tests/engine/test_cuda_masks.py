@@ -12,9 +12,11 @@ import torch
 pytest.importorskip("triton")
 
 from ridgeline.engine.cuda_sampling import NOT_FINITE, DeviceSampler, Pick
+from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.masks import Mask, clear_bits
 from ridgeline.engine.intake import SchedulerLimits, sequences_of
 from ridgeline.engine.request import Request, SamplingParams, Sequence
+from ridgeline.engine.scheduler import Scheduler
 
 VOCAB, EOS = 300, 2
 LIMITS = SchedulerLimits(64, 64, 8, 8, 16, 64, 512, eos_ids=(EOS,))
@@ -95,3 +97,12 @@ def test_broken_logits_of_a_constrained_row_are_told_as_such(sampler):
     seq = sequence([3])
     sampler.set_row(0, seq)
     assert drawn(sampler, [seq], logits)[0].error == NOT_FINITE
+
+
+def test_a_constrained_sequence_is_not_planned_ahead_of_a_token_it_has_not_seen():
+    for grammar, ahead in ((None, 1), (Grammar("regex", "a"), 0)):
+        scheduler = Scheduler(LIMITS, lookahead=1)
+        compiled = None if grammar is None else TokenSet([7])
+        scheduler.add(Request("r", [5, 6], SamplingParams(grammar=grammar), compiled=compiled))
+        assert len(scheduler.schedule(0.0).rows) == 1  # the prompt, and a sample that is in flight now
+        assert len(scheduler.schedule(0.0).rows) == ahead
