@@ -96,8 +96,12 @@ def _on_json(endpoint: Endpoint) -> Iterator[Attack]:
     if "temperature" in served:
         yield attack("a temperature of no degree", with_field("temperature", "NaN"), "temperature")
         yield attack("a temperature of 1e308", with_field("temperature", "1e308"), "temperature")
+    for name in {"prompt", "input"} & served & good.keys():
+        text = json.dumps("word " * 1_500_000)
+        names = None if endpoint.path == "/v1/embeddings" else name  # there is no model for it
+        yield attack("megabytes of text", with_field(name, text), names)
     if "messages" in served:
-        yield from _on_messages(attack, with_field)
+        yield from _on_messages(attack, with_field, endpoint.path == "/apply_template")
     if "tools" in served:
         yield from _on_tools(attack, with_field, _tool_fields(known["tools"].type))
     for name, wrap in _SCHEMAS.items():
@@ -123,7 +127,7 @@ def _on_json(endpoint: Endpoint) -> Iterator[Attack]:
         yield attack("deep variables", with_field("chat_template_kwargs", deep), "chat_template_kwargs")
 
 
-def _on_messages(attack: Any, with_field: Any) -> Iterator[Attack]:
+def _on_messages(attack: Any, with_field: Any, is_template: bool) -> Iterator[Attack]:
     def messages(raw: str) -> bytes:
         body: bytes = with_field("messages", raw)
         return body
@@ -133,6 +137,8 @@ def _on_messages(attack: Any, with_field: Any) -> Iterator[Attack]:
     )
     parts = [{"type": "text", "text": "x"}] * MANY
     yield attack("100,000 parts", messages(json.dumps([{"role": "user", "content": parts}])), "messages")
+    text = json.dumps([{"role": "user", "content": "word " * 1_500_000}])
+    yield attack("megabytes of text", messages(text), "messages", may_pass=is_template)
     yield attack(
         "a role of a megabyte", messages(json.dumps([{"role": MEGABYTE, "content": "x"}])), "messages"
     )

@@ -20,6 +20,7 @@ from ridgeline.server.messages_api.bodies import TokenCount
 from ridgeline.server.messages_api.conversion import Conversion, converted
 from ridgeline.server.messages_api.request import CountTokensRequest, MessagesRequest, decoded
 from ridgeline.server.messages_api.shape import PING, MessagesShape
+from ridgeline.server.prompts import text_ids
 from ridgeline.server.speech import speech_of
 from ridgeline.server.sse import answer
 from ridgeline.server.tools import tool_use
@@ -64,7 +65,7 @@ def _count(front: Front, raw: bytes) -> TokenCount:
     conversion = converted(body, _thinks(front, client))
     chat, speech = conversion.chat, speech_of(client.tokenizer, front.config)
     prompt = _blamed(conversion, lambda: chat_prompt(client.tokenizer, speech, tool_use(chat), chat))
-    return TokenCount(len(client.tokenizer.encode(prompt, add_special=False)))
+    return TokenCount(len(text_ids(client, prompt, "messages", add_special=False)))
 
 
 def _client(front: Front, body: CountTokensRequest) -> AsyncClient:
