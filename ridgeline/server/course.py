@@ -18,7 +18,7 @@ from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.request import BACKGROUND_PRIORITY, SamplingParams
 from ridgeline.server.choices import Choices, Piece, Prompt
-from ridgeline.server.errors import ClientGone, DeadlineExceeded, SlowReader, reply_to
+from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import Front, Served, fingerprint
 from ridgeline.server.parsing.events import OutputParser
@@ -135,6 +135,11 @@ class Course:
                 self.choices.add(number, chunk, pieces)
             if pieces:
                 return pieces
+
+    def book_refusal(self, reply: ErrorReply) -> None:
+        """Where no gate stands behind this: what the engine did not accept is booked as a refusal."""
+        if not self.exchange.booked:
+            self._front.book_refusal(self.exchange, reply)
 
     def _wait_s(self, patience_s: float | None) -> float | None:
         if self._deadline is None:

@@ -15,7 +15,9 @@ from starlette.requests import HTTPConnection
 import ridgeline
 from ridgeline.engine.client import AsyncClient
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.errors import ApiError, NotReady
+from ridgeline.server.errors import ApiError, ErrorReply, NotReady
+from ridgeline.server.exchange import Exchange
+from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.metrics import ServerMetrics
 
 if TYPE_CHECKING:
@@ -100,6 +102,13 @@ class Front:
     def metrics(self) -> ServerMetrics:
         """Where that is counted which belongs to no model: what was refused before one was found."""
         return self.models[0].metrics
+
+    def book_refusal(self, exchange: Exchange, reply: ErrorReply) -> None:
+        """Tell metrics and log of a request that no engine began."""
+        exchange.booked = True
+        reason = reply.code or reply.type
+        self.metrics.request_refused(reason, reply.status)
+        log_request(exchange.request_id, exchange.path, reply.status, error=reason)
 
     def served(self, asked: str | None, task: Task | None = None) -> Served:
         """The model of that name; the first that does `task`, if none was asked for.

@@ -25,7 +25,6 @@ from ridgeline.server.errors import (
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import Front
 from ridgeline.server.messages_api.errors import error_body, is_messages_path
-from ridgeline.telemetry.logs import log_request
 
 log = logging.getLogger("ridgeline.server")
 
@@ -65,7 +64,7 @@ class Gate:
         except Exception as error:
             reply = self._reply(error, exchange)
             if not exchange.booked:
-                self._refuse(reply, exchange)
+                self._front.book_refusal(exchange, reply)
             if not started:
                 await _response(reply, exchange)(scope, receive, send_with_id)
             # A body that has begun stays unfinished: the server closes the connection, and the client sees
@@ -83,11 +82,6 @@ class Gate:
             )
             return unexpected(exchange.request_id)
         return reply
-
-    def _refuse(self, reply: ErrorReply, exchange: Exchange) -> None:
-        reason = reply.code or reply.type
-        self._front.metrics.request_refused(reason, reply.status)
-        log_request(exchange.request_id, exchange.path, reply.status, error=reason)
 
 
 def _response(reply: ErrorReply, exchange: Exchange) -> Response:

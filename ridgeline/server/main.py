@@ -42,6 +42,7 @@ log = logging.getLogger("ridgeline.server")
 
 GIB = 1 << 30
 SEND_BUFFER_BYTES = 128 << 10
+LAST_WRITE_S = 5.0  # for what has ended in the background to be on the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,10 @@ class Supervised:
         return Model(self.setup.names, supervisor, metrics)
 
     def startup_lines(self) -> str:
-        assert self.supervisor.client is not None
-        return startup_lines(self.supervisor.client, self.setup.names[0])
+        client, name = self.supervisor.client, self.setup.names[0]
+        if client is None:  # it was ready, and died while others were still starting
+            return f"ridgeline {__version__} · {name} · its engine died and is being started again"
+        return startup_lines(client, name)
 
 
 def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
@@ -98,6 +101,7 @@ async def _serve(
     _on_signals(stop, supervisors)
     http: HttpServer | None = None
     serving: asyncio.Task[None] | None = None
+    front: Front | None = None
     try:
         with garbage_not_looked_for():
             await asyncio.gather(*(supervisor.begin() for supervisor in supervisors))
@@ -126,25 +130,20 @@ async def _serve(
         if http is not None and serving is not None:
             http.should_exit = True
             await serving
+        if front is not None:
+            await _ended_responses(front)
     return 0
 
 
 async def _start_all(supervisors: Sequence[Supervisor]) -> None:
     """The first that cannot start ends the service: half of what was asked for is not what was asked for."""
-    async with asyncio.TaskGroup() as starts:
-        tasks = [starts.create_task(_start(supervisor)) for supervisor in supervisors]
-    for task in tasks:
-        error = task.result()
-        if error is not None:
-            raise error
-
-
-async def _start(supervisor: Supervisor) -> EngineError | None:
+    starts = [asyncio.create_task(supervisor.start()) for supervisor in supervisors]
     try:
-        await supervisor.start()
-    except EngineError as error:
-        return error
-    return None
+        await asyncio.gather(*starts)
+    finally:
+        for start in starts:
+            start.cancel()
+        await asyncio.wait(starts)
 
 
 @contextlib.contextmanager
@@ -187,6 +186,13 @@ async def _begun_batches(front: Front, app: ASGIApp) -> BatchRunner:
     runner = front.part(Batches).runner
     await runner.start(app, keys[0] if keys else None, max(in_flight, 1))
     return runner
+
+
+async def _ended_responses(front: Front) -> None:
+    """What ran in the background has ended, with its answer or without its engine: let it be written down."""
+    from ridgeline.server.responses_api.handlers import Responses
+
+    await front.part(Responses).background.ended(LAST_WRITE_S)
 
 
 async def _drain(supervisors: Sequence[Supervisor], drain_s: float) -> None:

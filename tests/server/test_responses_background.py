@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from ridgeline.engine.errors import EngineDied
+from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.config import ServerConfig
@@ -217,6 +218,27 @@ async def test_each_is_counted_once(tmp_path: Path) -> None:
     await reached(stage, body["id"], "completed")
     counted = [line for line in stage.metrics_text().splitlines() if "request_success_total{" in line]
     assert [line.rpartition(" ")[2] for line in counted] == ["1.0"]
+
+
+async def test_one_that_the_engine_does_not_take_is_counted_once_too(tmp_path: Path) -> None:
+    stage = keeping(tmp_path, fail(QueueFull(3, 1.0)))
+    failed = await reached(stage, (await begin(stage))["id"], "failed")
+    assert failed["error"]["code"] == "rate_limit_exceeded"
+    counted = [line for line in stage.metrics_text().splitlines() if "request_refused_total{" in line]
+    assert [line.rpartition(" ")[2] for line in counted] == ["1.0"]
+
+
+async def test_a_server_that_ends_waits_until_what_has_ended_is_stored(tmp_path: Path) -> None:
+    signal = asyncio.Event()
+    stage = keeping(tmp_path, upon(signal, "so", " far"))
+    body = await begin(stage)
+    assert stage.state is not None
+    busy = asyncio.create_task(stage.state.run(lambda connection: time.sleep(0.1)))
+    signal.set()
+    await stage.front.part(Responses).background.ended(5.0)
+    assert busy.done()
+    stage.state.close()
+    assert (await now(keeping(tmp_path), body["id"]))["status"] == "completed"
 
 
 async def test_logs_of_ended_streams_are_bounded(tmp_path: Path, monkeypatch: Any) -> None:

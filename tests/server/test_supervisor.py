@@ -19,6 +19,8 @@ from ridgeline.models.errors import BrokenModel
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server import supervisor as module
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.main import Supervised, _start_all
+from ridgeline.server.setup import ModelSetup
 from ridgeline.server.supervisor import Supervisor
 
 STUB = Path(__file__).with_name("stub_engine.py")
@@ -177,3 +179,19 @@ async def test_the_death_of_an_engine_leaves_no_task_with_an_unread_error():
     await asyncio.sleep(0.05)
     gc.collect()
     assert unread == []
+
+
+async def test_the_first_of_several_that_cannot_start_is_said_at_once():
+    broken, slow = supervisor_of("exit:1"), supervisor_of("never ready")
+    async with asyncio.timeout(20):  # the slow one alone would take minutes
+        with pytest.raises(EngineDied, match="while starting"):
+            await _start_all([slow, broken])
+    for supervisor in (broken, slow):
+        await supervisor.stop()
+    assert children() == []
+
+
+async def test_an_engine_that_died_while_others_started_is_named_as_such():
+    supervisor = supervisor_of("ok")
+    setup = ModelSetup(EngineConfig(), ("small",))
+    assert "small · its engine died" in Supervised(setup, supervisor).startup_lines()

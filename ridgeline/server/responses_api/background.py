@@ -96,6 +96,7 @@ class Run:
                 request_id = course.exchange.request_id
                 log.exception("unexpected error", extra={"request_id": request_id})
                 reply = unexpected(request_id)
+            course.book_refusal(reply)
             last = self.shape.failure_events(reply)
         await self._finish(last)
 
@@ -144,6 +145,11 @@ class Background:
         """A run whose events can still be told from the first."""
         run = self._running.get(id) or self._ended.get(id)
         return run if run is not None and run.streams else None
+
+    async def ended(self, patience_s: float) -> None:
+        """Until every run has ended and is stored, if that does not take too long."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=patience_s)
 
     def forget(self, id: str) -> None:
         self._ended.pop(id, None)
