@@ -14,6 +14,7 @@ from ridgeline.engine.grammar import compiler as compiling
 from ridgeline.engine.grammar.compiler import GrammarCompiler
 from ridgeline.engine.grammar.library import Compiled
 from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
+from ridgeline.engine.grammar.trial import NO_TIME
 from ridgeline.models.read_spec import read_spec
 
 # Each compiles for ever, or for minutes.
@@ -113,6 +114,15 @@ def test_the_trial_is_begun_anew_when_its_process_is_gone(tried):
     tried.compile(Grammar("regex", "before"))
     tried._trial._process.kill()
     tried.compile(Grammar("regex", "after"))
+
+
+def test_what_there_was_no_time_to_try_may_be_asked_for_again(tried, monkeypatch):
+    late = Grammar("regex", "late")
+    monkeypatch.setattr(tried._trial, "_ask", lambda question: {"refusal": NO_TIME, "source": ""})
+    with pytest.raises(InvalidRequest, match="ask again later"):
+        tried.compile(late)
+    monkeypatch.undo()
+    tried.compile(late)
 
 
 def test_a_converted_grammar_is_served_as_converted(tried):

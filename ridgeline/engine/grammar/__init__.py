@@ -36,3 +36,10 @@ class Grammar:
             raise InvalidRequest("grammar", "contains half of a character (a lone surrogate)") from None
         if size > MAX_SOURCE_BYTES:
             raise InvalidRequest("grammar", f"has {size} bytes; at most {MAX_SOURCE_BYTES} can be served")
+
+
+class Untried(InvalidRequest):
+    """The trial of a grammar failed, or the machine had no time for it: the next time may be another."""
+
+    def __init__(self) -> None:
+        super().__init__("grammar", "could not be tried out now, so it is not served; ask again later")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar import Grammar, Untried
 
 if TYPE_CHECKING:
     from ridgeline.engine.grammar.library import Compiled, Vocabulary
@@ -131,6 +131,9 @@ class GrammarCompiler:
             if self._is_unwanted(compilation):
                 continue
             compilation.outcome = self._outcome(compilation.grammar)
+            if isinstance(compilation.outcome, Untried):
+                with self._lock:
+                    self._forget(compilation)
             compilation.done.set()
             self.on_done()
 
@@ -139,10 +142,14 @@ class GrammarCompiler:
         with self._lock:
             if compilation.waiters > 0:
                 return False
-            if self._kept.get(compilation.grammar) is compilation:
-                del self._kept[compilation.grammar]
-                self._kept_bytes -= _bytes_of(compilation.grammar)
+            self._forget(compilation)
             return True
+
+    def _forget(self, compilation: Compilation) -> None:
+        """Under the lock: nobody may find it in the same moment."""
+        if self._kept.get(compilation.grammar) is compilation:
+            del self._kept[compilation.grammar]
+            self._kept_bytes -= _bytes_of(compilation.grammar)
 
     def _outcome(self, grammar: Grammar) -> Compiled | InvalidRequest:
         try:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn, TypedDict
 import numpy as np
 
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar import Grammar, Untried
 from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ WALKS, WALK_TOKENS = 2, 24
 START_LIMIT_S = 60.0
 _NICENESS = 10
 TOO_LONG = f"cannot be served: it takes more than {CPU_LIMIT_S:g} s to compile"
+NO_TIME = "no time"
 TOO_LARGE = "cannot be served: it is too deep or too large to compile"
 TOO_SLOW = f"cannot be served: finding its next token takes more than {1000 * MASK_LIMIT_S:g} ms"
 
@@ -68,11 +69,13 @@ class Trial:
             answer = self._ask(question)
             if answer is None:
                 self.close()  # and once more, in a new one
+            elif answer["refusal"] == NO_TIME:
+                raise Untried
             elif answer["refusal"]:
                 raise InvalidRequest("grammar", answer["refusal"])
             else:
                 return replace(grammar, source=answer["source"])
-        raise InvalidRequest("grammar", "could not be tried out, so it is not served")
+        raise Untried
 
     def close(self) -> None:
         if self._process is not None:
@@ -156,7 +159,9 @@ def _answer_of_child(vocabulary: Vocabulary, grammar: Grammar) -> Answer:
         answer: Answer = json.loads(said)
         return answer
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    return Answer(refusal=TOO_LONG if ended_by in (signal.SIGPROF, signal.SIGKILL) else TOO_LARGE, source="")
+    reasons = {int(signal.SIGPROF): TOO_LONG, int(signal.SIGKILL): NO_TIME}
+    reason = reasons.get(ended_by, TOO_LARGE)
+    return Answer(refusal=reason, source="")
 
 
 def _be_the_child(vocabulary: Vocabulary, grammar: Grammar, writing: int) -> NoReturn:
