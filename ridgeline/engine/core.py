@@ -104,15 +104,6 @@ class EngineCore:
                 refused.append((request.request_id, error))
         return refused
 
-    @property
-    def num_compiling(self) -> int:
-        """Requests that wait for their grammar: nothing can be computed for them yet."""
-        return len(self._anteroom)
-
-    def wait_for_grammar(self, patience_s: float) -> None:
-        """For callers with nothing else to do, until `admit_compiled` may have something to admit."""
-        self._anteroom.wait(patience_s)
-
     def abort(self, request_id: str, index: int | None = None) -> list[SeqDelta]:
         """Nobody waits for this request (or this one sample of it) any more.
 

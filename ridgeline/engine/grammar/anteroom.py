@@ -35,9 +35,3 @@ class Anteroom:
         for request, _ in done:
             del self._waiting[request.request_id]
         return done
-
-    def wait(self, patience_s: float) -> None:
-        """Until the first of them may be ready, for callers with nothing else to do."""
-        for _, compilation in self._waiting.values():
-            compilation.done.wait(patience_s)
-            return
