@@ -9,7 +9,11 @@ import httpx
 import numpy as np
 import pytest
 
+from ridgeline.server.app import ENDPOINTS
+from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.vectors.protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from tests.server.conftest import VectorServer
+from tests.server.documented import assert_answer
 
 TEXTS = ["a cat sat on the mat", "stock markets fell sharply", "x", "The kitten slept. " * 20]
 
@@ -35,6 +39,18 @@ def refusal(http: httpx.Client, **body: Any) -> tuple[int, str | None, str]:
     answer = http.post("/v1/embeddings", json=body)
     error = answer.json()["error"]
     return answer.status_code, error["param"], error["code"]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [one for one in ENDPOINTS if one.request in (EmbeddingRequest, RerankRequest, ScoreRequest)],
+    ids=lambda one: one.path,
+)
+def test_answers_are_what_the_openapi_document_says(http: httpx.Client, endpoint: Endpoint) -> None:
+    for body in endpoint.examples:
+        answer = http.post(endpoint.path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert_answer(endpoint, answer)
 
 
 def test_vectors_are_those_of_sentence_transformers(http: httpx.Client) -> None:
