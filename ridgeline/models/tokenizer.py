@@ -26,6 +26,13 @@ MAX_ID = 2**32 - 1
 SHORT_CHARACTERS = 4096  # about a millisecond of encoding
 
 
+class CutText(NamedTuple):
+    """A text's token ids as far as they were wanted, and how many there are in all."""
+
+    ids: list[int]
+    tokens: int
+
+
 class TextPair(NamedTuple):
     """Two texts as one: token ids, which text each is of, and whether something was cut."""
 
@@ -88,17 +95,25 @@ class Tokenizer:
         return ids
 
     def encode_all(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """Texts with their special tokens, all at once and in several threads; with `longest` the text is
-        cut, never a special token. For encoders."""
-        if self._add_bos is not None:
-            return [self.encode(text)[:longest] for text in texts]
-        room = None if longest is None else max(longest - self._backend.num_special_tokens_to_add(False), 0)
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=room is None)
-        if room is None:
-            return [each.ids for each in found]
-        for each in found:
-            each.truncate(room)
-        return [self._backend.post_process(each).ids for each in found]
+        """Texts with their special tokens, all at once; cut to `longest`. For encoders."""
+        return [each.ids for each in self.encode_cut(texts, MAX_ID if longest is None else longest)]
+
+    def encode_cut(self, texts: Sequence[str], longest: int) -> list[CutText]:
+        """The same, each with its length before the cut. The text is cut, never a special token.
+
+        Not one text's ids are made that were cut off: of a text of megabytes that alone would take long.
+        """
+        if self._add_bos is not None:  # a GGUF's tokenizer, whose special tokens are added here
+            whole = [self.encode(text) for text in texts]
+            return [CutText(ids[:longest], len(ids)) for ids in whole]
+        added = self._backend.num_special_tokens_to_add(False)
+        cut = []
+        for each in self._backend.encode_batch_fast(list(texts), add_special_tokens=False):
+            tokens = len(each) + added
+            if tokens > longest:
+                each.truncate(max(longest - added, 0))
+            cut.append(CutText(self._backend.post_process(each).ids, tokens))
+        return cut
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], longest: int) -> list[TextPair]:
         """Two texts as a cross-encoder reads them together; of too long a pair the longer text is cut."""
