@@ -6,15 +6,13 @@ Made by `AsyncClient.embed`. Holds no socket; numpy is imported by whoever embed
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections.abc import Sequence
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
 from ridgeline.engine.errors import EngineError
 from ridgeline.engine.messages import Embed
+from ridgeline.engine.packed_texts import PackedTexts
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -23,8 +21,7 @@ class OpenEmbedding:
     def __init__(
         self,
         request_id: str,
-        texts: Sequence[Sequence[int]],
-        types: Sequence[Sequence[int]] | None,
+        texts: PackedTexts,
         want: Literal["vector", "tokens", "score"],
         priority: int,
         width: int,
@@ -32,21 +29,14 @@ class OpenEmbedding:
         self.request_id = request_id
         self.done: asyncio.Future[Floats] = asyncio.get_running_loop().create_future()
         self._texts = texts
-        self._types = types
         self._want = want
         self._priority = priority
-        self.rows_left = sum(map(len, texts)) if want == "tokens" else len(texts)
+        self.rows_left = texts.num_tokens if want == "tokens" else len(texts.lengths)
         self.values: Floats = np.empty((self.rows_left, width), np.float32)
 
     def message(self) -> Embed:
-        return Embed(
-            self.request_id,
-            array("i", chain.from_iterable(self._texts)).tobytes(),
-            list(map(len, self._texts)),
-            b"" if self._types is None else bytes(chain.from_iterable(self._types)),
-            self._want,
-            self._priority,
-        )
+        texts = self._texts
+        return Embed(self.request_id, texts.tokens, texts.lengths, texts.types, self._want, self._priority)
 
     def push(self, row: int, values: bytes) -> None:
         rows = np.frombuffer(values, np.float32).reshape(-1, self.values.shape[1])

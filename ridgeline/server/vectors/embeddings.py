@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.bodies import encode
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import ApiError, BadRequest
@@ -31,19 +33,18 @@ async def embeddings(request: Request) -> Response:
     raw = await read_body(request, front.config)
     served, body, texts = await off_loop(len(raw), lambda: _read(front, raw))
     vectors = await compute(request, served, body, texts)
-    tokens = sum(map(len, texts))
     answer = await off_loop(
-        vectors.size * BYTES_PER_NUMBER, lambda: encode(_answer(body, served.name, vectors, tokens))
+        vectors.size * BYTES_PER_NUMBER, lambda: encode(_answer(body, served.name, vectors, texts.num_tokens))
     )
     return Response(answer, media_type="application/json")
 
 
-def _read(front: Front, raw: bytes) -> tuple[Served, EmbeddingRequest, list[list[int]]]:
+def _read(front: Front, raw: bytes) -> tuple[Served, EmbeddingRequest, PackedTexts]:
     body = decode(raw, EmbeddingRequest)
     served = front.served(body.model, "embed")
     client = served.ready_client()
     _check(body, client)
-    return served, body, embedding_texts(client, body)
+    return served, body, pack_texts(embedding_texts(client, body))
 
 
 def _check(body: EmbeddingRequest, client: AsyncClient) -> None:
@@ -60,11 +61,15 @@ def _check(body: EmbeddingRequest, client: AsyncClient) -> None:
 def _answer(body: EmbeddingRequest, name: str, vectors: Floats, tokens: int) -> EmbeddingList:
     if body.dimensions is not None:
         vectors = shortened(vectors, body.dimensions)
-    if body.encoding_format == "base64":
-        data = [Embedding(i, base64.b64encode(row.tobytes()).decode()) for i, row in enumerate(vectors)]
-    else:
-        data = [Embedding(i, row) for i, row in enumerate(vectors.tolist())]
+    # Row by row: a million floats in one call would keep the interpreter, and so every stream, for 100 ms.
+    data = [msgspec.Raw(encode(_embedding(i, row, body))) for i, row in enumerate(vectors)]
     return EmbeddingList(data, name, VectorUsage(tokens, tokens))
+
+
+def _embedding(index: int, row: Floats, body: EmbeddingRequest) -> Embedding:
+    if body.encoding_format == "base64":
+        return Embedding(index, base64.b64encode(row.tobytes()).decode())
+    return Embedding(index, row.tolist())
 
 
 def shortened(vectors: Floats, dimensions: int) -> Floats:

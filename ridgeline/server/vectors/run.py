@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import Request
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
+from ridgeline.engine.packed_texts import PackedTexts
 from ridgeline.server.course import outcome
 from ridgeline.server.errors import DeadlineExceeded
 from ridgeline.server.exchange import Exchange, while_connected
@@ -26,20 +26,18 @@ async def compute(
     request: Request,
     served: Served,
     body: VectorRequest,
-    texts: Sequence[Sequence[int]],
-    types: Sequence[Sequence[int]] | None = None,
+    texts: PackedTexts,
     want: Literal["vector", "score"] = "vector",
 ) -> Floats:
     """The encoder's answer. What it does not accept (429, 400) the gate books."""
     front, exchange = Front.of(request), Exchange.of(request)
     limit_s = front.config.request_timeout_s
-    timing = TimingRecord(exchange.arrival, prompt_tokens=sum(map(len, texts)))
+    timing = TimingRecord(exchange.arrival, prompt_tokens=texts.num_tokens)
     error: BaseException | None = None
     try:
         async with asyncio.timeout_at(None if limit_s is None else _loop_time(exchange.arrival + limit_s)):
             working = served.ready_client().embed(
                 texts,
-                types=types,
                 want=want,
                 request_id=exchange.request_id,
                 priority=max(body.priority or 0, exchange.least_priority),

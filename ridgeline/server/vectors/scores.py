@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.bodies import encode
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
@@ -29,7 +30,7 @@ from ridgeline.server.vectors.bodies import (
 )
 from ridgeline.server.vectors.protocol import MAX_TEXTS, RerankRequest, ScoreRequest, VectorRequest
 from ridgeline.server.vectors.run import compute
-from ridgeline.server.vectors.texts import Lengths, encoded
+from ridgeline.server.vectors.texts import Lengths, cut_texts, encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +38,12 @@ class Pairs:
     """Pairs of texts to score, as the encoder takes them: each pair as one text, or every text once."""
 
     pairs: list[tuple[int, int]]  # into `texts`; a cross-encoder's are (i, i)
-    texts: list[list[int]]
-    types: list[list[int]] | None = None
-
-    @property
-    def method(self) -> Method:
-        return "cosine" if self.types is None else "cross_encoder"
+    texts: PackedTexts
+    method: Method = "cosine"
 
     @property
     def usage(self) -> VectorUsage:
-        tokens = sum(map(len, self.texts))
-        return VectorUsage(tokens, tokens)
+        return VectorUsage(self.texts.num_tokens, self.texts.num_tokens)
 
 
 async def rerank(request: Request) -> Response:
@@ -93,11 +89,8 @@ def _read_rerank(front: Front, raw: bytes) -> tuple[Served, RerankRequest, Pairs
         pairs, cut = _joint(client, [body.query] * len(documents), documents, lengths)
         return served, body, pairs, cut
     query = encoded(client.tokenizer, [body.query], "query", Lengths.of(body, client), single=True)
-    whole = client.tokenizer.encode_all(documents, None)
-    cut = {i for i, ids in enumerate(whole) if len(ids) > lengths.most}
-    texts = encoded(client.tokenizer, documents, "documents", lengths) if cut else whole
-    _refuse_empty(texts, "documents")
-    return served, body, Pairs([(0, i + 1) for i in range(len(texts))], query + texts), cut
+    texts, cut = cut_texts(client.tokenizer, documents, "documents", lengths)
+    return served, body, Pairs([(0, i + 1) for i in range(len(texts))], pack_texts(query + texts)), cut
 
 
 def _document_lengths(body: RerankRequest, client: AsyncClient) -> Lengths:
@@ -133,7 +126,7 @@ def _read_score(front: Front, raw: bytes) -> tuple[Served, ScoreRequest, Pairs]:
     left = encoded(client.tokenizer, first, "text_1", lengths, single=isinstance(body.text_1, str))
     right = encoded(client.tokenizer, second, "text_2", lengths, single=isinstance(body.text_2, str))
     places = [(0 if len(left) == 1 else i, len(left) + i) for i in range(len(right))]
-    return served, body, Pairs(places, left + right)
+    return served, body, Pairs(places, pack_texts(left + right))
 
 
 def _joint(
@@ -143,16 +136,10 @@ def _joint(
     joined = client.tokenizer.encode_pairs(list(zip(first, second, strict=True)), lengths.most)
     pairs = Pairs(
         [(i, i) for i in range(len(joined))],
-        [pair.ids for pair in joined],
-        [pair.types for pair in joined],
+        pack_texts([pair.ids for pair in joined], [pair.types for pair in joined]),
+        "cross_encoder",
     )
     return pairs, {i for i, pair in enumerate(joined) if pair.is_cut}
-
-
-def _refuse_empty(texts: list[list[int]], field: str) -> None:
-    for i, text in enumerate(texts):
-        if not text:
-            raise BadRequest(f"{field}[{i}]", "the text has no tokens")
 
 
 # ---- pairs to scores ----
@@ -161,8 +148,8 @@ def _refuse_empty(texts: list[list[int]], field: str) -> None:
 async def _scores(request: Request, served: Served, body: VectorRequest, pairs: Pairs) -> list[float]:
     import numpy as np
 
-    if pairs.types is not None:
-        logits = await compute(request, served, body, pairs.texts, pairs.types, "score")
+    if pairs.method == "cross_encoder":
+        logits = await compute(request, served, body, pairs.texts, "score")
         return (1.0 / (1.0 + np.exp(-logits[:, 0].astype(np.float64)))).tolist()  # type: ignore[no-any-return]
     vectors = await compute(request, served, body, pairs.texts)
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.client import AsyncClient
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.tokenizer import CutText, Tokenizer
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.validation import check_token_ids
 from ridgeline.server.vectors.protocol import MAX_TEXTS, EmbeddingRequest, VectorRequest
@@ -56,13 +56,28 @@ def encoded(
     tokenizer: Tokenizer, texts: Sequence[str], field: str, lengths: Lengths, *, single: bool = False
 ) -> list[list[int]]:
     """Texts with their special tokens, in the order given."""
-    ids = tokenizer.encode_all(texts, lengths.most if lengths.cuts else None)
-    for i, text in enumerate(ids):
-        if not text:
-            raise BadRequest(field if single else f"{field}[{i}]", "the text has no tokens")
-        if len(text) > lengths.most:
-            _refuse(field if single else f"{field}[{i}]", len(text), lengths.most)
-    return ids
+    return [each.ids for each in _cut(tokenizer, texts, field, lengths, single)]
+
+
+def cut_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], field: str, lengths: Lengths
+) -> tuple[list[list[int]], set[int]]:
+    """The same, and the places of those that were cut."""
+    found = _cut(tokenizer, texts, field, lengths, False)
+    return [each.ids for each in found], {i for i, each in enumerate(found) if each.tokens > lengths.most}
+
+
+def _cut(
+    tokenizer: Tokenizer, texts: Sequence[str], field: str, lengths: Lengths, single: bool
+) -> list[CutText]:
+    found = tokenizer.encode_cut(texts, lengths.most)
+    for i, each in enumerate(found):
+        place = field if single else f"{field}[{i}]"
+        if not each.ids:
+            raise BadRequest(place, "the text has no tokens")
+        if each.tokens > lengths.most and not lengths.cuts:
+            _refuse(place, each.tokens, lengths.most)
+    return found
 
 
 def _ids(client: AsyncClient, ids: Any, field: str, lengths: Lengths) -> list[int]:
