@@ -34,6 +34,7 @@ from ridgeline.engine.messages import (
     frame,
 )
 from ridgeline.engine.output import OutputChunk
+from ridgeline.engine.packed_texts import PackedTexts, pack_texts
 from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.step import SeqDelta
 from ridgeline.engine.text import TextStream
@@ -218,7 +219,7 @@ class AsyncClient:
 
     async def embed(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]] | PackedTexts,
         *,
         want: Literal["vector", "tokens", "score"] = "vector",
         types: Sequence[Sequence[int]] | None = None,
@@ -236,7 +237,8 @@ class AsyncClient:
         if self.closed.is_set():
             raise EngineDied("the engine is not running")
         width = 1 if want == "score" else self.hello.vector_size
-        opened = OpenEmbedding(f"{request_id}.{next(self._serials)}", texts, types, want, priority, width)
+        packed = texts if isinstance(texts, PackedTexts) else pack_texts(texts, types)
+        opened = OpenEmbedding(f"{request_id}.{next(self._serials)}", packed, want, priority, width)
         if not opened.rows_left:
             return opened.values
         self._embeddings[opened.request_id] = opened
