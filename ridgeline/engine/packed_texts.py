@@ -1,5 +1,6 @@
-"""PackedTexts: token ids of many texts as they go to an encoder's engine. Made beside the event loop, not on it:
-half a million ids take some 20 ms to pack.
+"""PackedTexts: token ids of many texts as they go to an encoder's engine.
+
+Made beside the event loop, not on it: half a million ids take some 20 ms to pack.
 """
 
 from __future__ import annotations

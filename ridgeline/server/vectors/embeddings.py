@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from starlette.requests import Request
@@ -63,7 +63,7 @@ def _answer(body: EmbeddingRequest, name: str, vectors: Floats, tokens: int) -> 
         vectors = shortened(vectors, body.dimensions)
     # Row by row: a million floats in one call would keep the interpreter, and so every stream, for 100 ms.
     data = [msgspec.Raw(encode(_embedding(i, row, body))) for i, row in enumerate(vectors)]
-    return EmbeddingList(data, name, VectorUsage(tokens, tokens))
+    return EmbeddingList(cast(list[Embedding], data), name, VectorUsage(tokens, tokens))
 
 
 def _embedding(index: int, row: Floats, body: EmbeddingRequest) -> Embedding:
