@@ -116,6 +116,22 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("unknown field", {"max_token": 5}, "max_token"),
     ("OpenAI's stop", {"stop": "a"}, "stop"),
     ("stream of text", {"stream": "yes"}, "stream"),
+    (
+        "2,000 calls",
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": f"{i}", "name": "f", "input": {}} for i in range(2000)
+                    ],
+                },
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "0"}]},
+            ]
+        },
+        "messages[1].content",
+    ),
     ("long prompt", {"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
     ("empty salt", {"cache_salt": ""}, "cache_salt"),
 ]

@@ -92,6 +92,8 @@ class Conversion:
         """What the client calls that which a chat request calls `param`."""
         if message := _MESSAGE.fullmatch(param):
             path, rest = self.paths[int(message[1])], message[2]
+            if rest.startswith(".tool_calls"):  # they are blocks like any other
+                rest = ".content"
             return path if path == "system" else path + rest.replace(".tool_call_id", ".tool_use_id")
         if tool := _TOOL.fullmatch(param):
             return tool[1] + tool[2].replace(".parameters", ".input_schema", 1)

@@ -14,10 +14,9 @@ import msgspec
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.field_types import Int, Name, Salt, Seed, Temperature, TopK, TopP
-from ridgeline.server.limits import MAX_TOOLS
+from ridgeline.server.limits import MAX_MESSAGES, MAX_TOOLS
 from ridgeline.server.protocol import About, Body, ignored, refused
 
-MAX_MESSAGES = 100_000
 MAX_BLOCKS = 10_000  # of one message
 MAX_ID_CHARACTERS = 200
 
