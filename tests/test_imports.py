@@ -23,7 +23,16 @@ TORCH_PACKAGES = ("torch", "transformers")
 # With FRONT_PACKAGES, what the in-process engine must do without.
 MESSAGE_PACKAGES = ("msgspec", "pydantic", "jinja2", "llguidance")
 NEED_MESSAGES = {
-    f"ridgeline.engine.{name}" for name in ("messages", "process", "transport", "client", "grammar.library")
+    f"ridgeline.engine.{name}"
+    for name in (
+        "messages",
+        "process",
+        "transport",
+        "client",
+        "encoder_core",
+        "encoder_build",
+        "grammar.library",  # the grammars' own library, and that alone
+    )
 }
 NEED_JINJA = {
     f"ridgeline.models.{name}"
@@ -48,6 +57,7 @@ NEED_TORCH = {
     "ridgeline.engine.torch_runner",
     "ridgeline.engine.torch_limits",
     "ridgeline.models.decoder",
+    "ridgeline.models.encoder",
     "ridgeline.models.weights",
     "ridgeline.models.weights_stream",
     "ridgeline.ops.backend",
@@ -148,7 +158,7 @@ def test_only_what_runs_on_a_gpu_needs_triton():
 
 @pytest.mark.parametrize("module", sorted(NEED_MESSAGES))
 def test_only_the_message_layer_needs_the_message_library(module):
-    with pytest.raises(AssertionError, match="msgspec is taken away"):
+    with pytest.raises(AssertionError, match="(msgspec|llguidance) is taken away"):
         run(without(MESSAGE_PACKAGES) + f"import {module}")
 
 

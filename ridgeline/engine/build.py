@@ -85,8 +85,7 @@ def build_engine(
 ) -> BuiltEngine:
     """Everything from files on disk to a warm engine. The memory plan is made before weights are read.
 
-    for_strangers: their grammars are tried out before they are trusted, and may come at any moment, so that
-    what they need is read beside the weights.
+    for_strangers: their grammars are tried out before they are trusted.
     """
     budget = budget or StartupBudget()
     with budget.stage("plan"):
@@ -96,8 +95,6 @@ def build_engine(
         backend = _backend_build(choice, config, path, spec, budget)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
     grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, tries=for_strangers)
-    if for_strangers:
-        grammars.prepare()
     with budget.stage("import"):
         backend.prepare()
     with budget.stage("plan"):

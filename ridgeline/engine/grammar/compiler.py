@@ -66,13 +66,8 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # of what is kept
         self._kept: OrderedDict[Grammar, Compilation] = OrderedDict()
         self._kept_bytes = 0
-        self._asked: queue.SimpleQueue[Compilation | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Compilation] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
-
-    def prepare(self) -> None:
-        """Read the model's vocabulary now, beside whatever else is starting."""
-        self._start_worker()
-        self._asked.put(None)
 
     def begin(self, grammar: Grammar) -> Compilation:
         """Have it compiled; what is known already is done at once. Whoever stops waiting gives it up."""
@@ -124,10 +119,6 @@ class GrammarCompiler:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
             compilation = self._asked.get()
-            if compilation is None:
-                with contextlib.suppress(Exception):  # who asks for a grammar is told
-                    self._known_vocabulary()
-                continue
             if self._is_unwanted(compilation):
                 continue
             compilation.outcome = self._outcome(compilation.grammar)
