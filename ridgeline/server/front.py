@@ -45,11 +45,6 @@ class Model:
     engine: Engine
     metrics: ServerMetrics
 
-    @property
-    def task(self) -> Task | None:
-        """What it is for; None until its engine has said so."""
-        return None if self.engine.client is None else self.engine.client.hello.task
-
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -83,6 +78,9 @@ class Front:
         self.models = tuple(models)
         self.state = state
         self._parts: dict[Any, Any] = {}
+        self._tasks: dict[
+            str, Task
+        ] = {}  # by a model's first name: as its engine said, also while it restarts
 
     @classmethod
     def of(cls, connection: HTTPConnection) -> Front:
@@ -103,6 +101,13 @@ class Front:
         """Where that is counted which belongs to no model: what was refused before one was found."""
         return self.models[0].metrics
 
+    def task_of(self, model: Model) -> Task | None:
+        """What it is for; None until its engine has said so."""
+        client = model.engine.client
+        if client is not None:
+            self._tasks[model.names[0]] = client.hello.task
+        return self._tasks.get(model.names[0])
+
     def book_refusal(self, exchange: Exchange, reply: ErrorReply) -> None:
         """Tell metrics and log of a request that no engine began."""
         exchange.booked = True
@@ -116,16 +121,16 @@ class Front:
         Raises 404 for a name that nobody has, 400 for a model that does something else.
         """
         if asked is None:
-            fitting = [model for model in self.models if task is None or model.task in (None, task)]
+            fitting = [model for model in self.models if task is None or self.task_of(model) in (None, task)]
             if not fitting:
                 message = f"model: none of the models served here {_DOES[task or 'generate']}"
                 raise ApiError(404, message, param="model", code="model_not_found")
             return Served(fitting[0].names[0], fitting[0])
         for model in self.models:
             if asked in model.names:
-                if task is not None and model.task not in (None, task):
-                    does = _DOES[model.task or "generate"]
-                    message = f"model: {asked!r} {does}; this endpoint needs one that {_DOES[task]}"
+                known = self.task_of(model)
+                if task is not None and known is not None and known != task:
+                    message = f"model: {asked!r} {_DOES[known]}; this endpoint needs one that {_DOES[task]}"
                     raise ApiError(400, message, param="model", code="model_not_suitable")
                 return Served(asked, model)
         names = ", ".join(name for model in self.models for name in model.names)

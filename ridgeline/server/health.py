@@ -46,13 +46,15 @@ async def metrics(request: Request) -> Response:
 
 async def list_models(request: Request) -> Response:
     front = Front.of(request)
-    return _json(ModelList(data=[_card(model, name) for model in front.models for name in model.names]))
+    return _json(
+        ModelList(data=[_card(front, model, name) for model in front.models for name in model.names])
+    )
 
 
 async def show_model(request: Request) -> Response:
     front = Front.of(request)
     served = front.served(request.path_params["model"])
-    return _json(_card(served.model, served.name))
+    return _json(_card(front, served.model, served.name))
 
 
 async def steps(request: Request) -> Response:
@@ -64,11 +66,12 @@ async def steps(request: Request) -> Response:
     return Response(b"".join(line + b"\n" for line in lines), media_type="application/x-ndjson")
 
 
-def _card(model: Model, name: str) -> ModelCard:
+def _card(front: Front, model: Model, name: str) -> ModelCard:
     client = model.engine.client
     max_context = client.hello.max_context if client else None
     root = UNSET if name == model.names[0] else model.names[0]
-    return ModelCard(id=name, created=_STARTED, max_model_len=max_context, task=model.task, root=root)
+    task = front.task_of(model)
+    return ModelCard(id=name, created=_STARTED, max_model_len=max_context, task=task, root=root)
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response:

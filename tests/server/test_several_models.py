@@ -84,6 +84,19 @@ async def test_one_model_that_is_not_ready_makes_the_server_not_ready_and_is_nam
     assert (await pair.ask("POST", CHAT, json=HELLO | {"model": "chat"})).status_code == 200
 
 
+async def test_while_one_restarts_what_it_is_for_is_not_asked_of_it() -> None:
+    pair = Pair()
+    await pair.ask("GET", "/v1/models")
+    restarting = pair.supervisors[0]
+    restarting.client, restarting.reason = None, "the engine is being started"
+    answer = await pair.ask("POST", "/v1/embeddings", json={"input": [99_999]})  # by the one that embeds
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+    answer = await pair.ask("POST", CHAT, json={"messages": HELLO["messages"]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    cards = (await pair.ask("GET", "/v1/models")).json()["data"]
+    assert [card["task"] for card in cards] == ["generate", "generate", "embed"]
+
+
 async def test_the_figures_of_all_models_stand_in_one_family_each() -> None:
     pair = Pair()
     await pair.ask("POST", CHAT, json={**HELLO, "model": "chat"})
