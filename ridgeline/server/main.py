@@ -78,12 +78,12 @@ def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
     logs.setup(server.log_level, server.log_format)
     listener = _bind(server)
     state = open_state(server.state_dir, server.port)
-    paths = [ensure(setup.engine.model).path for setup in models]
-    supervised = [
-        Supervised(setup, Supervisor(setup.engine, path, server))
-        for setup, path in zip(sharing_memory(models, paths), paths, strict=True)
-    ]
     try:
+        paths = [ensure(setup.engine.model).path for setup in models]
+        supervised = [
+            Supervised(setup, Supervisor(setup.engine, path, server))
+            for setup, path in zip(sharing_memory(models, paths), paths, strict=True)
+        ]
         if sys.platform != "win32":
             import uvloop
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -64,3 +68,10 @@ def test_a_question_the_server_refuses_is_exit_code_1_with_its_reason(
 ) -> None:
     assert main(["run", "--url", live_server.base_url, "--model", "nope", "hello"]) == 1
     assert "answered 404" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_leaves_no_state_behind(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ridgeline.cli.main", "serve", str(tmp_path / "none.gguf"), "--port", "0"]
+    ended = subprocess.run(words, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, timeout=60)
+    assert (ended.returncode, b"none.gguf" in ended.stderr) == (1, True)
+    assert list(tmp_path.iterdir()) == []
