@@ -31,6 +31,9 @@ NEED_MESSAGES = {
         "client",
         "encoder_core",
         "encoder_build",
+        "encoder_process",
+        "encoder_runners",
+        "open_embedding",
         "grammar.library",  # the grammars' own library, and that alone
     )
 }
