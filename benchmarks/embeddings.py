@@ -23,6 +23,7 @@ from typing import Any
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 MODEL = "all-minilm-l6-v2"
+PEAK_TRIALS = 20
 WIKITEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext-2"
 
 
@@ -48,6 +49,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     from ridgeline.engine.client import AsyncClient
     from ridgeline.models.encoder_config import read_encoder_spec
     from ridgeline.models.pull import ensure
+    from ridgeline.ops.cpu import library
+    from ridgeline.ops.cpu.library import Peak
 
     threads = args.threads or usable_cpus()
     torch.set_num_threads(threads)
@@ -89,7 +92,9 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                     theirs_once()
                 rates[name].append(len(texts) / (time.perf_counter() - started))
                 per_cpu_s[name].append(len(texts) / (cpu_s(client.hello.pid) - spent))
-        peak = client.hello.limits["flops_per_s"]
+        # Best of some: what else runs only ever makes the ceiling look lower.
+        peaks = [library.measure_peak(Peak.F32, threads) for _ in range(PEAK_TRIALS)]
+        peak = max(client.hello.limits["flops_per_s"], *peaks)
         backend = client.hello.backend
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates["theirs"], strict=True)]
