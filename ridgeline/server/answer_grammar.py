@@ -60,7 +60,9 @@ def _combined(
     content = None if asked is None else _fragment(*asked)
     if use.shown:
         source = _call_grammar(speech, use, inside_reasoning, budget, special, content)
-        return AnswerGrammar(None if source is None else Grammar("lark", source), "tools")
+        is_its_own = len(use.tools) == 1 and asked is None
+        field = "tools[0].function.parameters" if is_its_own else "tools"
+        return AnswerGrammar(None if source is None else Grammar("lark", source), field)
     assert speech.reasoning is not None  # or there would be neither a budget nor anything to combine
     source = reasoning_grammar(speech.reasoning, inside_reasoning, budget, content, special)
     return AnswerGrammar(Grammar("lark", source), asked[1] if asked else "thinking_token_budget")

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
+from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar.library import as_lark
 from ridgeline.server.config import ServerConfig
 from tests.server.parsing.vocabulary import Vocabulary
+from tests.server.scripted_client import fail
 from tests.server.stage import CHAT, HELLO, Stage
 
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+OF_WEATHER: dict[str, Any] = {"name": "weather", "parameters": {"type": "object"}}
+WEATHER = {"type": "function", "function": OF_WEATHER}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+PARAMETERS = "tools[0].parameters"  # as /v1/responses calls them
 SCHEMA = {"enum": ["a ::= b"]}
 
 
@@ -43,3 +48,29 @@ async def test_a_form_that_may_stand_beside_calls_is_kept_to(
     vocabulary = Vocabulary()
     assert vocabulary.accepts(source, text)
     assert not vocabulary.accepts(source, other)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {**HELLO, "tools": [WEATHER]}, "tools[0].function.parameters"),
+        (CHAT, {**HELLO, "tools": [WEATHER, CLOCK]}, "tools"),
+        (
+            "/v1/responses",
+            {"input": "a", "store": False, "tools": [{"type": "function", **OF_WEATHER}]},
+            PARAMETERS,
+        ),
+        (
+            "/v1/messages",
+            {**HELLO, "max_tokens": 9, "tools": [{"name": "weather", "input_schema": {"type": "object"}}]},
+            "tools[0].input_schema",
+        ),
+    ],
+)
+async def test_what_the_engine_finds_wrong_with_a_tool_is_said_of_it(
+    path: str, body: dict[str, Any], field: str
+) -> None:
+    stage = Stage(fail(InvalidRequest("grammar", "no")), config=ServerConfig(tool_parser="hermes"))
+    choice: Any = {"type": "any"} if path == "/v1/messages" else "required"
+    answer = await stage.post(path, {**body, "tool_choice": choice})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"{field}: no")
