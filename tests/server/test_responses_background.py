@@ -16,6 +16,7 @@ from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.responses_api.bodies import ResponseBody
 from ridgeline.server.responses_api.handlers import Responses
 from tests.server.responses import RESPONSES, keeping, sdk, told
 from tests.server.scripted_client import Script, fail, hang, last_chunk, say
@@ -106,6 +107,27 @@ async def test_one_that_has_ended_is_not_cancelled_any_more(tmp_path: Path) -> N
     await reached(stage, body["id"], "completed")
     async with sdk(stage) as client:
         assert (await client.responses.cancel(body["id"])).status == "completed"
+
+
+async def test_one_that_ends_while_it_is_cancelled_is_told_as_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal = asyncio.Event()
+    stage = keeping(tmp_path, upon(signal, "so", " far"))
+    body = await begin(stage)
+    store = stage.front.part(Responses).store
+    assert store is not None
+    read = store.get
+
+    async def read_before_it_ended(id: str) -> ResponseBody | None:
+        found = await read(id)
+        signal.set()
+        await stage.front.part(Responses).background.ended(5.0)
+        return found
+
+    monkeypatch.setattr(store, "get", read_before_it_ended)
+    answer = await stage.post(f"{RESPONSES}/{body['id']}/cancel")
+    assert answer.json()["status"] in ("completed", "cancelled")
 
 
 async def test_only_background_responses_can_be_cancelled(tmp_path: Path) -> None:

@@ -125,14 +125,14 @@ async def retrieve(request: Request) -> ASGIApp:
 
 async def cancel(request: Request) -> Response:
     responses, id = Responses.of(request), request.path_params["response_id"]
+    run = responses.background.running(id)  # first: what is read from the store may have ended meanwhile
+    if run is not None:
+        return await _json(await run.cancel())
     body = await responses.stored(id).get(id)
     if body is None:
         raise not_found(id, None)
     if not body.background:
         raise ApiError(400, f"{id} is no background response; only those can be cancelled")
-    run = responses.background.running(id)
-    if run is not None:
-        body = await run.cancel()
     return await _json(body)
 
 
