@@ -32,7 +32,7 @@ class Lite:
     """litellm has functions and no client: this holds what every call is given."""
 
     def __init__(self, name: str, target: Target) -> None:
-        self.root, self.route = target, "openai" if name == OPENAI else "anthropic"
+        self.route = "openai" if name == OPENAI else "anthropic"
         base = target.v1 if name == OPENAI else target.root
         self.options: dict[str, Any] = {
             "api_base": base,
