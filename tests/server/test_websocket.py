@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
@@ -17,6 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.state import StateStore
+from tests.conftest import LiveServer
 from tests.server.events import chunks
 from tests.server.scripted_client import fail, flood, hang, say
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
@@ -325,6 +327,17 @@ async def test_a_page_of_another_origin_may_not_connect_unless_it_is_allowed() -
     async with connected(allowed, origin="https://good.example") as socket:
         await ask(socket, **HELLO)
         await frames_until(socket, "done")
+
+
+async def test_a_real_server_says_the_same_both_ways(live_server: LiveServer) -> None:
+    body = {"messages": HELLO["messages"], "max_tokens": 12, "temperature": 0}
+    whole = httpx.post(f"{live_server.base_url}{CHAT}", json=body, timeout=60).json()
+    async with connect(f"{live_server.base_url.replace('http', 'ws')}{CHAT}") as socket:
+        await ask(socket, **body)
+        *frames, done = await frames_until(socket, "done")
+    assert done == {"type": "done"}
+    texts = [choice["delta"].get("content", "") for one in frames for choice in one["choices"]]
+    assert "".join(texts) == whole["choices"][0]["message"]["content"]
 
 
 def _without(frame: Frame, names: tuple[str, ...]) -> Frame:
