@@ -161,7 +161,7 @@ def test_only_what_runs_on_a_gpu_needs_triton():
 
 @pytest.mark.parametrize("module", sorted(NEED_MESSAGES))
 def test_only_the_message_layer_needs_the_message_library(module):
-    with pytest.raises(AssertionError, match="(msgspec|llguidance) is taken away"):
+    with pytest.raises(AssertionError, match=r"(msgspec|llguidance) is taken away"):
         run(without(MESSAGE_PACKAGES) + f"import {module}")
 
 
