@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ridgeline.server")
 
 GIB = 1 << 30
+OTHER_FILES = 256  # than connections
 SEND_BUFFER_BYTES = 128 << 10
 LAST_WRITE_S = 5.0  # for what has ended in the background to be on the disk
 
@@ -76,6 +77,7 @@ class Supervised:
 def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
     """Serve until told to stop. Returns the exit code."""
     logs.setup(server.log_level, server.log_format)
+    _allow_open_files(server.max_connections + OTHER_FILES)
     listener = _bind(server)
     state = open_state(server.state_dir, server.port)
     try:
@@ -227,6 +229,18 @@ def _on_signals(stop: asyncio.Event, supervisors: Sequence[Supervisor]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)
+
+
+def _allow_open_files(count: int) -> None:
+    """As many as there may be connections: many systems allow 1024 unless asked, and refuse to accept more."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count and soft != resource.RLIM_INFINITY:
+        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _bind(server: ServerConfig) -> socket.socket:
