@@ -232,7 +232,7 @@ def _on_signals(stop: asyncio.Event, supervisors: Sequence[Supervisor]) -> None:
 
 
 def _allow_open_files(count: int) -> None:
-    """As many as there may be connections: many systems allow 1024 unless asked, and refuse to accept more."""
+    """As many as there may be connections: many systems allow 1024 unless asked, and accept no more."""
     try:
         import resource
     except ImportError:  # not on Windows
