@@ -40,6 +40,13 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
     return Job.of(body, client, served, prompts, params, new_parser, grammar.field)
 
 
+def prompt_tokens(front: Front, body: ChatRequest) -> int:
+    """As `chat_job` counts, but for the context: whoever asks wants to know whether it fits."""
+    client = front.served(body.model, "generate").ready_client()
+    prompt = chat_prompt(client.tokenizer, speech_of(client.tokenizer, front.config), tool_use(body), body)
+    return len(text_ids(client, prompt, "messages", add_special=False))
+
+
 def chat_prompt(
     tokenizer: Tokenizer, speech: Speech, use: ToolUse, body: ChatRequest | TokenizeRequest
 ) -> str:

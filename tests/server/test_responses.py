@@ -20,7 +20,7 @@ from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.server.protocol import Body, fields_of
 from ridgeline.server.responses_api import protocol
 from tests.server.responses import CALL, RESPONSES, THINKING, WEATHER, prompt_of, sdk, told, without_ids
-from tests.server.scripted_client import fail, say, timing
+from tests.server.scripted_client import MAX_CONTEXT, fail, say, timing
 from tests.server.stage import Stage
 
 HELLO: dict[str, Any] = {"input": "hello", "store": False}
@@ -253,6 +253,14 @@ async def test_tokens_of_an_input_are_counted_as_a_response_counts_them(stage: S
     async with sdk(stage) as client:
         counted = await client.responses.input_tokens.count(model="m", input="hello", instructions="be")
     assert counted.input_tokens == (await whole(stage, instructions="be"))["usage"]["input_tokens"]
+
+
+async def test_tokens_are_counted_also_where_the_context_cannot_hold_them(stage: Stage) -> None:
+    short, long = [
+        (await stage.post(f"{RESPONSES}/input_tokens", {"input": text})).json()["input_tokens"]
+        for text in ("x", "x" * MAX_CONTEXT)
+    ]
+    assert long - short == MAX_CONTEXT - 1
 
 
 @pytest.mark.parametrize(

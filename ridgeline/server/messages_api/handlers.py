@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from ridgeline.engine.client import AsyncClient
 from ridgeline.server.bodies import encode
-from ridgeline.server.chat_job import chat_job, chat_prompt
+from ridgeline.server.chat_job import chat_job, prompt_tokens
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front
@@ -20,10 +20,8 @@ from ridgeline.server.messages_api.bodies import TokenCount
 from ridgeline.server.messages_api.conversion import Conversion, converted
 from ridgeline.server.messages_api.request import CountTokensRequest, MessagesRequest, decoded
 from ridgeline.server.messages_api.shape import PING, MessagesShape
-from ridgeline.server.prompts import text_ids
 from ridgeline.server.speech import speech_of
 from ridgeline.server.sse import answer
-from ridgeline.server.tools import tool_use
 
 T = TypeVar("T")
 
@@ -59,13 +57,9 @@ def _answer(front: Front, exchange: Exchange, raw: bytes) -> ASGIApp:
 
 
 def _count(front: Front, raw: bytes) -> TokenCount:
-    """As `_answer` counts, but for the context: whoever asks wants to know whether it fits."""
     body: CountTokensRequest = decoded(raw, CountTokensRequest)
-    client = _client(front, body)
-    conversion = converted(body, _thinks(front, client))
-    chat, speech = conversion.chat, speech_of(client.tokenizer, front.config)
-    prompt = _blamed(conversion, lambda: chat_prompt(client.tokenizer, speech, tool_use(chat), chat))
-    return TokenCount(len(text_ids(client, prompt, "messages", add_special=False)))
+    conversion = converted(body, _thinks(front, _client(front, body)))
+    return TokenCount(_blamed(conversion, lambda: prompt_tokens(front, conversion.chat)))
 
 
 def _client(front: Front, body: CountTokensRequest) -> AsyncClient:

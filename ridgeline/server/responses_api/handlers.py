@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ridgeline.server.bodies import encode
-from ridgeline.server.chat_job import chat_job
+from ridgeline.server.chat_job import chat_job, prompt_tokens
 from ridgeline.server.course import Course, Job
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import ApiError, BadRequest
@@ -171,8 +171,8 @@ async def input_tokens(request: Request) -> Response:
     raw = await read_body(request, front.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, InputTokensRequest))
     items, history_bytes = await _conversation(responses, body, len(raw))
-    job, _ = await off_loop(len(raw) + history_bytes, lambda: _job(front, body, items))
-    return await _json(InputTokens(input_tokens=len(job.prompts[0].ids)))
+    count = await off_loop(len(raw) + history_bytes, lambda: _count(front, body, items))
+    return await _json(InputTokens(input_tokens=count))
 
 
 def _decoded(raw: bytes, kind: type[B]) -> B:
@@ -237,6 +237,11 @@ async def _conversation(
 def _job(front: Front, body: InputTokensRequest, items: list[Placed]) -> tuple[Job, Names]:
     chat, names = converted(body, items)
     return names.during(lambda: chat_job(front, chat)), names
+
+
+def _count(front: Front, body: InputTokensRequest, items: list[Placed]) -> int:
+    chat, names = converted(body, items)
+    return names.during(lambda: prompt_tokens(front, chat))
 
 
 def _query(request: Request, kind: type[Q]) -> Q:
