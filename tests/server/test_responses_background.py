@@ -11,11 +11,13 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.types import Message
 
 from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.responses_api.background import Replay
 from ridgeline.server.responses_api.bodies import ResponseBody
 from ridgeline.server.responses_api.handlers import Responses
 from tests.server.responses import RESPONSES, keeping, sdk, told
@@ -200,6 +202,24 @@ async def test_its_stream_may_be_left_and_taken_up_where_it_was(tmp_path: Path) 
         all_of_it = (await http.get(f"{RESPONSES}/{id}", params={"stream": "true"})).text
     assert seen + rest == all_of_it
     assert told(all_of_it)[-1]["response"] == await now(stage, id)
+
+
+async def test_a_long_log_is_replayed_in_parts(tmp_path: Path) -> None:
+    stage = keeping(tmp_path, say("x" * 1000))
+    first = await stage.post(RESPONSES, {**ASKED, "stream": True})
+    (run,) = stage.front.part(Responses).background._ended.values()
+    sent: list[bytes] = []
+
+    async def connected() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing comes")
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    await Replay(run, 0, stage.config)({}, connected, send)
+    assert b"".join(sent).decode() == first.text
+    assert max(map(len, sent)) < len(first.content) / 2
 
 
 async def test_the_sdk_takes_a_stream_up_again(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ log = logging.getLogger("ridgeline.server")
 
 MAX_KEPT_BYTES = 64 << 20  # of the logs of runs that have ended, for streams that are yet to catch up
 MAX_KEPT_RUNS = 256
+EVENTS_AT_ONCE = 256  # of a log that is replayed: a reader has to take so many, not all, in a stall's time
 PATIENCE_S = 60.0  # how often a run that waits for its turn looks whether its time is up
 
 
@@ -187,9 +188,9 @@ class Replay:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.stream_keepalive_s):
                     await self._run.wait_for(self._next)
-            events = self._run.events[self._next :]
+            events = self._run.events[self._next : self._next + EVENTS_AT_ONCE]
             self._next += len(events)
-            is_last = self._run.has_ended
+            is_last = self._run.has_ended and self._next >= len(self._run.events)
             try:
                 async with asyncio.timeout(self._config.stream_stall_s):
                     body = b"".join(events) or (b"" if is_last else KEEPALIVE)
