@@ -63,18 +63,25 @@ class Pass {
     });
   }
 
-  // Pieces are blocks of rows times runs of panels, one run's after the other: its weights are then in cache.
+  // Pieces are blocks of rows times runs of panels. Of the two the larger stays in the second-level cache from piece to
+  // piece: a run's weights, with one block after the other; or a block of long rows, all panels passing over it.
   void dense(const rl_matrix& w, const float* x, size_t x_stride, Follow follow, float* out, size_t out_stride, size_t& phase) {
-    const int rows = texts_.num_tokens, tile = k_.dense_rows, tiles = (rows + tile - 1) / tile;
-    const int row_blocks = (tiles * tile + kRowBlock - 1) / kRowBlock;
+    const int rows = texts_.num_tokens, tile = k_.dense_rows, tiles = (rows + tile - 1) / tile, threads = m_.pool->size();
     const size_t panel_floats = size_t(padded_k(w.k)) * kPanel;
     const int pairs = (num_panels(w.n) + 1) / 2;
-    const int fitting = std::max(1, int(kColumnBytes / (2 * panel_floats * sizeof(float))));
-    const int wanted = (kPiecesPerThread * m_.pool->size() + row_blocks - 1) / row_blocks;
-    const int runs = std::min(pairs, std::max((pairs + fitting - 1) / fitting, wanted));
-    each(row_blocks * runs, phase, [&](int piece) {
-      const int run = piece / row_blocks, block = piece % row_blocks;
-      const int row = tiles * block / row_blocks * tile, end = std::min(rows, tiles * (block + 1) / row_blocks * tile);
+    const bool rows_stay = size_t(w.k) * kRowBlock * sizeof(float) > kColumnBytes;
+    int blocks = (tiles * tile + kRowBlock - 1) / kRowBlock, runs;
+    if (rows_stay) {
+      blocks = std::min(tiles, round_up(blocks, threads));  // pieces are few: as many for each thread
+      runs = (2 * threads + blocks - 1) / blocks;
+    } else {
+      const int fitting = std::max(1, int(kColumnBytes / (2 * panel_floats * sizeof(float))));
+      runs = std::max((pairs + fitting - 1) / fitting, (kPiecesPerThread * threads + blocks - 1) / blocks);
+    }
+    runs = std::min(pairs, runs);
+    each(blocks * runs, phase, [&](int piece) {
+      const int run = rows_stay ? piece % runs : piece / blocks, block = rows_stay ? piece / runs : piece % blocks;
+      const int row = tiles * block / blocks * tile, end = std::min(rows, tiles * (block + 1) / blocks * tile);
       const int panel = 2 * (pairs * run / runs), panel_end = std::min(num_panels(w.n), 2 * (pairs * (run + 1) / runs));
       const size_t column = size_t(panel) * kPanel;
       float* at = out + size_t(row) * out_stride + column;
