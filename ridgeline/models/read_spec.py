@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.models.config_values import read_json_object
+from ridgeline.models.encoder_config import is_encoder
 from ridgeline.models.end_tokens import hf_end_id
 from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound, UnsupportedModel, pickle_refusal
 from ridgeline.models.gguf import GgufFile
@@ -54,6 +55,10 @@ def _from_config(config: Path) -> ModelSpec:
     """A config.json with what lies beside it."""
     if config.name == "hf_quant_config.json":
         raise UnsupportedModel(f"{config}: describes a quantization; give the config.json beside it")
+    if is_encoder(config):
+        raise UnsupportedModel(
+            f"{config}: describes an encoder, which makes vectors, no text: serve it and ask /v1/embeddings"
+        )
     generation, quantization = (
         config.with_name("generation_config.json"),
         config.with_name("hf_quant_config.json"),

@@ -14,6 +14,7 @@ from ridgeline.models.encoder_config import is_encoder, read_encoder_spec
 from ridgeline.models.encoder_weights import load_encoder_weights
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.pull import ensure
+from ridgeline.models.read_spec import read_spec
 
 CONFIG = {
     "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 48, "num_attention_heads": 4,
@@ -133,3 +134,8 @@ def test_modules_that_are_not_computed_are_refused(
 def test_a_decoder_is_no_encoder(tmp_path: Path, smollm2_path: Path) -> None:
     assert not is_encoder(written(tmp_path, model_type="llama"))
     assert not is_encoder(smollm2_path)
+
+
+def test_who_wants_text_of_an_encoder_is_told_what_it_is_for(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="an encoder, which makes vectors"):
+        read_spec(written(tmp_path))
