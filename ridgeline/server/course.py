@@ -137,9 +137,9 @@ class Course:
                 return pieces
 
     def book_refusal(self, reply: ErrorReply) -> None:
-        """Where no gate stands behind this: what the engine did not accept is booked as a refusal."""
+        """Tell metrics and log that the engine did not accept it, unless they know."""
         if not self.exchange.booked:
-            self._front.book_refusal(self.exchange, reply)
+            self._front.book_refusal(self.exchange, reply, self._metrics)
 
     def _wait_s(self, patience_s: float | None) -> float | None:
         if self._deadline is None:
@@ -153,8 +153,11 @@ class Course:
             raise DeadlineExceeded(limit_s)
 
     def _book(self, error: BaseException | None) -> None:
-        """Tell metrics and log how every choice ended. What the engine did not accept the gate books."""
+        """Tell metrics and log how every choice ended, or that the engine did not accept it."""
         if isinstance(error, InvalidRequest | QueueFull):
+            reply = reply_to(error)
+            assert reply is not None  # both are in the table
+            self.book_refusal(reply)
             return
         self.exchange.booked = True
         status, failure = outcome(error)

@@ -108,11 +108,13 @@ class Front:
             self._tasks[model.names[0]] = client.hello.task
         return self._tasks.get(model.names[0])
 
-    def book_refusal(self, exchange: Exchange, reply: ErrorReply) -> None:
-        """Tell metrics and log of a request that no engine began."""
+    def book_refusal(
+        self, exchange: Exchange, reply: ErrorReply, metrics: ServerMetrics | None = None
+    ) -> None:
+        """Tell metrics and log of a request that no engine began. metrics: of the model, if one was found."""
         exchange.booked = True
         reason = reply.code or reply.type
-        self.metrics.request_refused(reason, reply.status)
+        (metrics or self.metrics).request_refused(reason, reply.status)
         log_request(exchange.request_id, exchange.path, reply.status, error=reason)
 
     def served(self, asked: str | None, task: Task | None = None) -> Served:

@@ -13,13 +13,14 @@ import pytest
 from ridgeline.cli.main import build_parser
 from ridgeline.cli.serve import model_setups, read_models_file
 from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import QueueFull
 from ridgeline.options import OptionError, build, given_flags
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.front import Model
 from ridgeline.server.setup import ModelSetup, named, sharing_memory
 from ridgeline.telemetry.metrics import ServerMetrics
-from tests.server.scripted_client import ScriptedClient, ScriptedSupervisor, say
+from tests.server.scripted_client import ScriptedClient, ScriptedSupervisor, fail, say
 from tests.server.stage import CHAT, HELLO
 
 
@@ -108,6 +109,18 @@ async def test_the_figures_of_all_models_stand_in_one_family_each() -> None:
         'request_success_total{endpoint="/v1/chat/completions",finished_reason="stop",model_name="chat"}'
         in text
     )
+
+
+async def test_a_queue_that_is_full_is_counted_for_the_model_whose_it_is() -> None:
+    pair = Pair()
+    pair.embed.hello, pair.embed.script = pair.chat.hello, fail(QueueFull(3, 1.0))
+    answer = await pair.ask("POST", CHAT, json={**HELLO, "model": "embed"})
+    assert answer.status_code == 429
+    text = (await pair.ask("GET", "/metrics")).text
+    counted = [line for line in text.splitlines() if line.startswith("ridgeline:request_refused_total{")]
+    assert counted == [
+        'ridgeline:request_refused_total{model_name="embed",reason="queue_full",status="429"} 1.0'
+    ]
 
 
 def setups(arguments: list[str], file: Path | None = None) -> list[ModelSetup]:
