@@ -249,6 +249,12 @@ async def test_more_than_the_limit_at_once_are_answered_429(tmp_path: Path) -> N
     assert answer.headers["retry-after"]
 
 
+async def test_the_limit_holds_for_those_that_come_at_once(tmp_path: Path) -> None:
+    stage = keeping(tmp_path, hang(), config=ServerConfig(background_responses=2))
+    answers = await asyncio.gather(*(stage.post(RESPONSES, ASKED) for _ in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
+
+
 async def test_background_without_store_is_refused(tmp_path: Path) -> None:
     answer = await keeping(tmp_path).post(RESPONSES, {**ASKED, "store": False})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "background")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterator
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -133,8 +134,19 @@ class Background:
             headers = {"retry-after": "5"}
             raise ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
 
-    def start(self, run: Run, course: Course) -> None:
+    @contextlib.contextmanager
+    def room_for(self, run: Run) -> Iterator[None]:
+        """Its place is taken from here on; given back if what it needs before it starts fails."""
+        self.check_room()
         self._running[run.id] = run
+        try:
+            yield
+        except BaseException:
+            del self._running[run.id]
+            raise
+
+    def start(self, run: Run, course: Course) -> None:
+        """One that has its place."""
         task = run.start(course)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(run, task))

@@ -98,7 +98,8 @@ async def _begin(
     """A background response: it is stored and under way when its first answer is sent."""
     run = Run(ready.shape, store, streams=ready.job.stream)
     first = encode(ready.shape.body)
-    await store.add(ready.shape.body, ready.items)
+    with responses.background.room_for(run):
+        await store.add(ready.shape.body, ready.items)
     own = dataclasses.replace(exchange)  # the request ends now, and the run is booked by itself
     course = Course(front, own, dataclasses.replace(ready.job, stream=True))
     responses.background.start(run, course)
