@@ -32,6 +32,8 @@ inline F gelu_tanh(F x) {
   return mul(x, sigmoid(add(inner, inner)));
 }
 
+inline F relu(F x) { return max(x, zero()); }
+
 // R rows times V vectors of outputs.
 template <int R, int V>
 void dense_tile(const DenseTask& task, int row, int column) {
@@ -84,7 +86,7 @@ inline void follow_tile(const DenseTask& task, int row, int column, int vectors)
   switch (task.follow) {
     case Follow::GeluErf: return activate_tile(task, row, column, vectors, gelu_erf);
     case Follow::GeluTanh: return activate_tile(task, row, column, vectors, gelu_tanh);
-    case Follow::Relu: return activate_tile(task, row, column, vectors, [](F x) { return max(x, zero()); });
+    case Follow::Relu: return activate_tile(task, row, column, vectors, relu);
     default: return;
   }
 }
