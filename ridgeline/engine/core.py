@@ -151,22 +151,26 @@ class EngineCore:
         return self._land(flight, result)
 
     def _overlapped_step(self, device: DeviceRunner) -> list[SeqDelta]:
-        """Plan, launch, and only then read the step before: the device is never without work."""
+        """Plan, launch, and only then read the step before: the device is never without work.
+
+        What a grammar allows next is known when its last token has been read: tokens are then chosen while
+        the forward pass is under way.
+        """
         flight = self._plan()
         if flight is not None:
             try:
                 flight.ticket = device.launch(flight.plan)
-            except DeviceOutOfMemory as error:
-                return self._collect_all(device) + self._shed(flight, error)
             except DeviceLost:
                 raise
-            except Exception:
-                deltas = self._collect_all(device)  # first: their rows may stand on what is in flight
-                return deltas + self._land(flight, self._execute_one_by_one(flight.plan))
+            except Exception as error:
+                return self._recover(flight, error, device)
             self._flights.append(flight)
+        deltas: list[SeqDelta] = []
         if self._flights and (flight is None or len(self._flights) > self.scheduler.lookahead):
-            return self._collect(device)
-        return []
+            deltas = self._collect(device)
+        if flight is not None:
+            deltas += self._complete(flight, device)
+        return deltas
 
     def drain(self) -> list[SeqDelta]:
         """Collect what is in flight and launch nothing more, for callers who leave the loop."""
@@ -211,6 +215,24 @@ class EngineCore:
             log.exception("step %d failed on the device; its sequences end", flight.plan.step_id)
             result = StepResult([RowResult(error=_failure(error))] * len(flight.plan.rows))
         return self._land(flight, result)
+
+    def _complete(self, flight: Flight, device: DeviceRunner) -> list[SeqDelta]:
+        """What of the newest step had to wait until the one before it was applied."""
+        try:
+            device.complete(flight.ticket)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._flights.pop()
+            return self._recover(flight, error, device)
+        return []
+
+    def _recover(self, flight: Flight, error: Exception, device: DeviceRunner) -> list[SeqDelta]:
+        """A step, the newest, could not be launched, or not all of it."""
+        deltas = self._collect_all(device)  # first: its rows may stand on what is in flight
+        if isinstance(error, DeviceOutOfMemory):
+            return deltas + self._shed(flight, error)
+        return deltas + self._land(flight, self._execute_one_by_one(flight.plan))
 
     def _collect_all(self, device: DeviceRunner) -> list[SeqDelta]:
         deltas: list[SeqDelta] = []

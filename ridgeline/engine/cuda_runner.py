@@ -3,6 +3,7 @@
 Sequences have permanent rows on the device; the host sends each step one block of integers (differences of
 block tables, positions, tokens it knows) and gets back token ids. The input of a decode whose token is still
 being sampled by the step before is taken on the device, so `launch` may be called again before `collect`.
+Where a grammar must see that token first, the forward pass is launched, and `complete` launches the rest.
 All work is on one stream: a step sees everything that earlier steps wrote. It never decides what runs.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,14 +35,22 @@ from ridgeline.ops.cuda.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.shared_prefix import rows_per_tile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flight:
-    """A launched step: the plan's rows in the order they were computed, and what comes back of them."""
+    """A launched step: the plan's rows in the order they were computed, and what comes back of them.
 
+    samples, scores: there when the step has been completed; of each row its own score
+    """
+
+    plan: StepPlan
     order: list[int]  # places in the plan
     rows: list[StepRow]
-    samples: SampleTicket | None
-    scores: list[PromptScores | None]  # of each row
+    logits: Tensor | None  # until they have been sampled
+    picks: list[Pick]
+    staged: tuple[Tensor, Tensor]  # the picks' rows and positions, on the device
+    scored: list[range | None]  # of each row, the tokens to score
+    samples: SampleTicket | None = None
+    scores: list[PromptScores | None] = field(default_factory=list)
 
 
 class CudaRunner:
@@ -93,17 +102,17 @@ class CudaRunner:
 
     def launch(self, plan: StepPlan) -> Flight:
         """Start the plan on the device and return at once. KV writes are idempotent."""
-        try:
-            with self._on_stream():
-                return self._launch(plan)
-        except BaseException as error:
-            self._forget(plan)
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.cuda.empty_cache()
-                raise DeviceOutOfMemory(str(error)) from error
-            if isinstance(error, Exception):
-                self._raise_if_lost(error)
-            raise
+        with self._launching(plan):
+            flight = self._launch(plan)
+            if not any(map(_awaits_its_grammar, flight.rows)):
+                self._choose(flight)
+            return flight
+
+    def complete(self, flight: Flight) -> None:
+        """Choose the tokens of a step in which a grammar had to see the one before."""
+        if flight.logits is not None:
+            with self._launching(flight.plan):
+                self._choose(flight)
 
     def collect(self, flight: Flight) -> StepResult:
         """Wait for the step and give its tokens, in the order of the plan's rows."""
@@ -151,6 +160,21 @@ class CudaRunner:
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
+    def _launching(self, plan: StepPlan) -> Iterator[None]:
+        """On the stream. What breaks off half-way is forgotten as a whole."""
+        try:
+            with self._on_stream():
+                yield
+        except BaseException as error:
+            self._forget(plan)
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+                raise DeviceOutOfMemory(str(error)) from error
+            if isinstance(error, Exception):
+                self._raise_if_lost(error)
+            raise
+
+    @contextmanager
     def _on_stream(self) -> Iterator[None]:
         with torch.inference_mode():
             if self._stream is None:
@@ -184,7 +208,7 @@ class CudaRunner:
         picks, staged = self._stage_picks(rows)
         self._send(plan, size)
         logits = self.graphs.step(GraphKey(size, tiles is not None))
-        return Flight(order, rows, self._sample(logits, picks, staged), [None] * len(rows))
+        return Flight(plan, order, rows, logits, picks, staged, [None] * len(rows))
 
     def _run_decodes(self, key: GraphKey) -> Tensor:
         """A padded decode batch from the permanent buffers: what graphs are made of."""
@@ -202,13 +226,7 @@ class CudaRunner:
         tokens = sum(row.count for row in rows)
         self._send(plan, tokens)
         step = self._inputs.step(tokens, num_decodes, len(picks), prefill, logit_rows)
-        logits = self.decoder.forward(step)
-        samples = self._sample(logits, picks, staged)
-        scores = [
-            None if where is None else self._score(row, where)
-            for row, where in zip(rows, scored, strict=True)
-        ]
-        return Flight(order, rows, samples, scores)
+        return Flight(plan, order, rows, self.decoder.forward(step), picks, staged, scored)
 
     def _send(self, plan: StepPlan, tokens: int) -> None:
         """Upload the step's integers, make its inputs of them, and copy blocks before they are written."""
@@ -226,12 +244,17 @@ class CudaRunner:
         device_rows = self._inputs.stage([pick.row for pick in picks])
         return picks, (device_rows, self._inputs.stage([pick.position for pick in picks]))
 
-    def _sample(
-        self, logits: Tensor, picks: list[Pick], staged: tuple[Tensor, Tensor]
-    ) -> SampleTicket | None:
-        if not picks:
-            return None
-        return self._sampler.sample(logits[: len(picks)], picks, *staged, self._inputs.last_tokens)
+    def _choose(self, flight: Flight) -> None:
+        """The step's tokens from its logits; then the scores of prompts, which overwrite them."""
+        picks, logits = flight.picks, flight.logits
+        if picks and logits is not None:
+            last_tokens = self._inputs.last_tokens
+            flight.samples = self._sampler.sample(logits[: len(picks)], picks, *flight.staged, last_tokens)
+        flight.scores = [
+            None if where is None else self._score(row, where)
+            for row, where in zip(flight.rows, flight.scored, strict=True)
+        ]
+        flight.logits = None
 
     def _score(self, row: StepRow, where: range) -> PromptScores:
         """How likely the row's prompt tokens were. Waited for: its sequence is never planned ahead."""
@@ -284,6 +307,11 @@ class CudaRunner:
 def _is_decode(row: StepRow) -> bool:
     """One token in, one sample out. (A prompt may end in a row of one token from which siblings sample.)"""
     return row.count == 1 and len(row.samplers) == 1 and not row.prompt_logprobs
+
+
+def _awaits_its_grammar(row: StepRow) -> bool:
+    """Its last token is still being sampled, and says what may come next."""
+    return row.seq.matcher is not None and row.start + row.count > len(row.seq.tokens)
 
 
 def _turn(row: StepRow) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.cuda_masks import DeviceMasks, SentMasks
-from ridgeline.engine.request import SamplingParams, Sequence
+from ridgeline.engine.request import SamplingParams, SeqState, Sequence
 from ridgeline.engine.step import Sampled, TokenLogprob
 from ridgeline.ops.cuda.sampling import SampleScratch, sample
 from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
@@ -109,8 +109,13 @@ class DeviceSampler:
         return SampleTicket(picks, fetched, logprobs, _record(logits.device), failures)
 
     def _send_masks(self, picks: list[Pick]) -> SentMasks | None:
-        """Found while the device is at the forward pass: its logits are only being launched."""
-        places = [place for place, pick in enumerate(picks) if pick.row in self._constrained]
+        """Found while the device is at the forward pass. Who has ended since that was launched has no mask:
+        the token is nobody's."""
+        places = [
+            place
+            for place, pick in enumerate(picks)
+            if pick.row in self._constrained and pick.seq.state is not SeqState.FINISHED
+        ]
         if not places:
             return None
         if self._masks is None:

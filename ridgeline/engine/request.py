@@ -85,7 +85,7 @@ class SamplingParams:
     @property
     def needs_host(self) -> bool:
         """Its next step cannot be planned before the host has read the last one."""
-        return self.prompt_logprobs is not None or self.grammar is not None
+        return self.prompt_logprobs is not None
 
     @property
     def wants_best_token_alone(self) -> bool:

@@ -32,7 +32,7 @@ class Runner(Protocol):
 class DeviceRunner(Runner, Protocol):
     """A backend whose device computes while the host plans the next step."""
 
-    lookahead: int  # steps that may be launched before the oldest in flight is collected
+    lookahead: int  # steps that may be launched before the oldest in flight is collected: 0 or 1
 
     def launch(self, plan: StepPlan) -> Any:
         """Hand the plan to the device and return a ticket for its result, without waiting.
@@ -40,6 +40,14 @@ class DeviceRunner(Runner, Protocol):
         Steps take effect in the order of their launches. No token or block table of its sequences is read
         after this returns. Raises DeviceOutOfMemory where there is no memory for it, and DeviceLost where
         the device is beyond help; after any other failure the plan may be launched again, whole or in parts.
+        """
+        ...
+
+    def complete(self, ticket: Any) -> None:
+        """All steps before this one have been applied: launch what had to wait for that, without waiting.
+
+        That is the choice of tokens where a grammar must have seen the last one. Called once for each ticket,
+        before the next launch. Who has ended meanwhile is under no grammar any more. Fails as `launch` does.
         """
         ...
 

@@ -2,7 +2,8 @@
 
 It keeps what a real one keeps: a KV cache by slots, and a row for each sequence with its newest token, from
 which a step takes its input when the host does not know it yet. Tokens are made from what is read back from
-the cache, so whatever is freed early, copied wrongly, lost or computed twice changes the answer.
+the cache, so whatever is freed early, copied wrongly, lost or computed twice changes the answer. Masks of
+grammars are taken over when a step is launched, or completed if one had to see the token before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ridgeline.engine.errors import DeviceOutOfMemory
+from ridgeline.engine.grammar.masks import Mask, fill_mask
 from ridgeline.engine.request import Request, SeqState, Sequence
 from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow
 from tests.engine.simulated_engine import next_token, prefixes
@@ -49,8 +53,13 @@ class LaunchedRow:
 
 @dataclass
 class Ticket:
+    """masks: of those who sample, taken from their grammars when `complete`; nobody's where there is none"""
+
     plan: StepPlan
     rows: list[LaunchedRow]
+    masks: dict[Sequence, Mask] = field(default_factory=dict)
+    complete: bool = False
+    written: bool = False
     result: StepResult | None = None
 
 
@@ -60,6 +69,7 @@ class FakeDevice:
     lookahead: int = 1
     timing: random.Random | None = None  # None: computes as late as it may
     fail_launch: Failure = never
+    fail_complete: Failure = never
     fail_collect: Failure = never
     fail_execute: Failure = never
     name: str = "fake"
@@ -82,15 +92,40 @@ class FakeDevice:
             raise error
         self.log.append(f"launch {plan.step_id}")
         self.plans.append(plan)
+        with promises():
+            assert all(before.complete for before in self.in_flight), (
+                "launched behind one that was not completed"
+            )
+            if not any(map(_awaits_its_grammar, ticket.rows)):
+                self._take_masks(ticket)
         self.queue.append(ticket)
         self.in_flight.append(ticket)
-        if self.timing is not None and self.timing.random() < 0.5:
-            self._compute_all()
+        self._perhaps_compute()
         return ticket
+
+    def complete(self, ticket: Ticket) -> None:
+        if ticket.complete:
+            return
+        with promises():
+            assert [ticket] == self.in_flight, "completed with the step before it in flight"
+        error = self.fail_complete(ticket.plan)
+        if error is not None:
+            self._compute_all()
+            self.queue.clear()
+            self.in_flight.clear()
+            for launched in ticket.rows[::2]:  # half of it is sampled, and nobody hears of it
+                for seq in launched.row.samplers:
+                    self.newest[seq] = -1
+            raise error
+        self.log.append(f"complete {ticket.plan.step_id}")
+        with promises():
+            self._take_masks(ticket)
+        self._perhaps_compute()
 
     def collect(self, ticket: Ticket) -> StepResult:
         with promises():
             assert ticket is self.in_flight.pop(0), "collected out of order"
+            assert ticket.complete, "collected before it was completed"
         error = self.fail_collect(ticket.plan)
         if error is not None:
             raise error
@@ -109,6 +144,7 @@ class FakeDevice:
             raise error
         with promises():
             self._compute_all()
+            self._take_masks(ticket)
             self._compute(ticket)
             assert ticket.result is not None
             return ticket.result
@@ -142,13 +178,32 @@ class FakeDevice:
         assert len(seq.block_table) * self.block_size >= row.start + row.count
         return LaunchedRow(row, list(seq.block_table), known, seq.request)
 
+    def _take_masks(self, ticket: Ticket) -> None:
+        ticket.complete = True
+        for seq in (seq for launched in ticket.rows for seq in launched.row.samplers):
+            if seq.matcher is not None and seq.state is not SeqState.FINISHED:
+                ticket.masks[seq] = np.zeros(1, np.int32)
+                fill_mask(seq, ticket.masks[seq])
+
+    def _perhaps_compute(self) -> None:
+        if self.timing is not None and self.timing.random() < 0.5:
+            self._compute_all()
+
     def _compute_all(self) -> None:
-        while self.queue:
+        """As far as it can: of a step that was not completed, the forward pass."""
+        while self.queue and self.queue[0].complete:
             self._compute(self.queue.popleft())
+        if self.queue:
+            self._forward(self.queue[0])
 
     def _compute(self, ticket: Ticket) -> None:
-        self._write(ticket.plan, ticket.rows)
-        ticket.result = StepResult([self._sample(launched) for launched in ticket.rows])
+        self._forward(ticket)
+        ticket.result = StepResult([self._sample(launched, ticket.masks) for launched in ticket.rows])
+
+    def _forward(self, ticket: Ticket) -> None:
+        if not ticket.written:
+            ticket.written = True
+            self._write(ticket.plan, ticket.rows)
 
     def _write(self, plan: StepPlan, rows: list[LaunchedRow]) -> None:
         size = self.block_size
@@ -166,11 +221,11 @@ class FakeDevice:
                 written.add(slot)
                 self.kv[slot] = token
 
-    def _sample(self, launched: LaunchedRow) -> RowResult:
+    def _sample(self, launched: LaunchedRow, masks: dict[Sequence, Mask]) -> RowResult:
         row = launched.row
         read = [self.kv[self._slot(launched, place)] for place in range(row.start + row.count)]
         digest = prefixes(launched.request, read)[-1]
-        samples = [Sampled(next_token(digest, seq.seed)) for seq in row.samplers]
+        samples = [Sampled(next_token(digest, seq.seed, masks.get(seq))) for seq in row.samplers]
         for seq, sampled in zip(row.samplers, samples, strict=True):
             if seq in self.newest:
                 self.newest[seq] = sampled.token
@@ -185,3 +240,7 @@ class FakeDevice:
             for launched in ticket.rows:
                 held = launched.row.seq.block_table[: len(launched.table)]
                 assert held == launched.table, f"{launched.row.seq.name} lost blocks in flight"
+
+
+def _awaits_its_grammar(launched: LaunchedRow) -> bool:
+    return launched.row.seq.matcher is not None and len(launched.tokens) < launched.row.count

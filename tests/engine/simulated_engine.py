@@ -11,7 +11,10 @@ import random
 import zlib
 from collections import defaultdict, deque
 
+import numpy as np
+
 from ridgeline.engine.forecast import OutputLengths
+from ridgeline.engine.grammar.masks import Mask, allows
 from ridgeline.engine.intake import sample_seed
 from ridgeline.engine.request import FinishReason, Request, SamplingParams, SeqState, Sequence
 from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
@@ -56,19 +59,31 @@ def prefixes(req: Request, tokens: list[int]) -> list[int]:
     return digests
 
 
-def next_token(digest: int, seed: int) -> int:
-    return (((digest ^ (seed & MASK)) * 0xD1342543DE82EF95 & MASK) >> 35) % VOCAB
+def next_token(digest: int, seed: int, mask: Mask | None = None) -> int:
+    """mask: the tokens to choose from, if not all."""
+    drawn = ((digest ^ (seed & MASK)) * 0xD1342543DE82EF95 & MASK) >> 35
+    if mask is None:
+        return drawn % VOCAB
+    allowed = [token for token in range(VOCAB) if allows(mask, token)]
+    return allowed[drawn % len(allowed)]
 
 
 def answer_alone(req: Request, index: int, context: int) -> tuple[list[int], FinishReason]:
     """What a sample says when nothing else exists: no scheduler, no blocks, no batch."""
     params, tokens = req.params, list(req.prompt_ids)
     most = context if params.max_tokens is None else len(tokens) + params.max_tokens
+    ends = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, EOS))
+    matcher = None if req.compiled is None else req.compiled.matcher()
     while True:
-        tokens.append(next_token(prefixes(req, tokens)[-1], sample_seed(params.seed or 0, index)))
+        output, mask = tokens[len(req.prompt_ids) :], None
+        if matcher is not None:
+            mask = np.zeros(1, np.int32)
+            matcher.fill(mask, ends if len(output) < params.min_tokens else frozenset(), params.ignore_eos)
+        digest, seed = prefixes(req, tokens)[-1], sample_seed(params.seed or 0, index)
+        tokens.append(next_token(digest, seed, mask))
         output = tokens[len(req.prompt_ids) :]
-        ends = (output[-1] == EOS and not params.ignore_eos) or output[-1] in params.stop_token_ids
-        if ends and len(output) > params.min_tokens:
+        complete = matcher is not None and matcher.advance(output[-1])
+        if complete or (output[-1] in ends and len(output) > params.min_tokens):
             return output, FinishReason.STOP
         if len(tokens) >= min(most, context):
             return output, FinishReason.LENGTH

@@ -12,11 +12,9 @@ import torch
 pytest.importorskip("triton")
 
 from ridgeline.engine.cuda_sampling import NOT_FINITE, DeviceSampler, Pick
-from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.masks import Mask, clear_bits
 from ridgeline.engine.intake import SchedulerLimits, sequences_of
-from ridgeline.engine.request import Request, SamplingParams, Sequence
-from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.request import Request, SamplingParams, SeqState, Sequence
 
 VOCAB, EOS = 300, 2
 LIMITS = SchedulerLimits(64, 64, 8, 8, 16, 64, 512, eos_ids=(EOS,))
@@ -99,10 +97,12 @@ def test_broken_logits_of_a_constrained_row_are_told_as_such(sampler):
     assert drawn(sampler, [seq], logits)[0].error == NOT_FINITE
 
 
-def test_a_constrained_sequence_is_not_planned_ahead_of_a_token_it_has_not_seen():
-    for grammar, ahead in ((None, 1), (Grammar("regex", "a"), 0)):
-        scheduler = Scheduler(LIMITS, lookahead=1)
-        compiled = None if grammar is None else TokenSet([7])
-        scheduler.add(Request("r", [5, 6], SamplingParams(grammar=grammar), compiled=compiled))
-        assert len(scheduler.schedule(0.0).rows) == 1  # the prompt, and a sample that is in flight now
-        assert len(scheduler.schedule(0.0).rows) == ahead
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
+def test_who_has_ended_meanwhile_is_asked_for_no_mask(sampler):
+    torch.manual_seed(0)
+    logits = torch.randn(2, VOCAB)
+    ended, bound = sequence([]), sequence([3])
+    for row, seq in enumerate((ended, bound)):
+        sampler.set_row(row, seq)
+    ended.state = SeqState.FINISHED
+    assert [sample.token for sample in drawn(sampler, [ended, bound], logits)] == [int(logits[0].argmax()), 3]

@@ -6,6 +6,7 @@ All memory that nobody has written to holds NaN here, so that what reads it is f
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -18,10 +19,12 @@ pytest.importorskip("triton", reason="triton is not installed; no test of the GP
 import tests.triton_interpreter  # noqa: F401
 from ridgeline.engine.core import EngineCore
 from ridgeline.engine.cuda_runner import CudaRunner
-from ridgeline.engine.request import SamplingParams
+from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.torch_runner import TorchRunner
 from ridgeline.ops.cuda import gemv
 from ridgeline.ops.cuda.launch import INTERPRETED
+from tests.engine.winding_grammar import constrained
 from tests.gpu.engines import (
     FAMILIES,
     Sizes,
@@ -188,6 +191,33 @@ def test_deterministic_answers_have_the_same_bits_in_any_company(dtype):
     whole = bits(replace(SIZES, step_tokens=64), needle)
     assert bits(replace(SIZES, step_tokens=9), needle) == whole
     assert bits(SIZES, needle, *company) == whole
+
+
+def test_under_grammars_the_same_is_chosen_as_the_reference_chooses():
+    """Beside one without, and one whose prompt is scored when the others' tokens have been chosen."""
+    requests = [
+        constrained(Request("greedy", prompt(6), greedy(4, logprobs=1))),
+        constrained(Request("two", prompt(3), drawn(9, n=2)), length=3),
+        Request("free", prompt(4), drawn(6)),
+        Request("scored", prompt(28), greedy(2, prompt_logprobs=1), arrival=1.0),
+    ]
+
+    def said(runner: CudaRunner | TorchRunner) -> dict[tuple[str, int], list[int]]:
+        core = EngineCore(Scheduler(SIZES.limits()), runner)
+        found: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for request in requests:
+            core.add(request)
+        while core.has_work:
+            for delta in core.step():
+                assert delta.error is None
+                found[delta.request_id, delta.index] += delta.tokens
+                found[delta.request_id, -1] += [each.rank for each in delta.prompt_logprobs]
+        return found
+
+    weights = weights_of(SPEC, F32)
+    found = said(cuda_runner(SPEC, weights, SIZES))
+    assert found == said(torch_runner(SPEC, weights, SIZES))
+    assert (len(found["two", 1]), len(found["greedy", 0])) == (3, 4)
 
 
 def test_an_exhausted_device_does_less_at_a_time_and_loses_no_token():

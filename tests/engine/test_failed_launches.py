@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from ridgeline.engine.errors import DeviceLost, InvalidRequest
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.ops.cuda.launch import INTERPRETED
+from tests.engine.winding_grammar import constrained
 from tests.gpu.engines import Sizes, cuda_runner, family, weights_of
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a CUDA device is here; tests/gpu checks on it")
@@ -30,6 +32,8 @@ PARAMS = {
     "penalties": SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, frequency_penalty=2.0),
     "seed": SamplingParams(temperature=5.0, max_tokens=3, ignore_eos=True, seed=3),
 }
+# Under a grammar, tokens after the first are chosen when the step is completed.
+GRAMMAR = Request("grammar", [5, 9], replace(PARAMS["seed"], frequency_penalty=1.0), arrival=9.0)
 
 
 def runner() -> CudaRunner:
@@ -40,6 +44,7 @@ def answers(runner: CudaRunner) -> dict[str, list[int]]:
     core = EngineCore(Scheduler(SIZES.limits()), runner)
     for number, (name, params) in enumerate(PARAMS.items()):
         core.add(Request(name, [5, 9, 11 + number], params, arrival=float(number)))
+    core.add(constrained(GRAMMAR))
     tokens: dict[str, list[int]] = {}
     while core.has_work:
         for delta in core.step():
@@ -53,6 +58,7 @@ def answers(runner: CudaRunner) -> dict[str, list[int]]:
 def expected() -> dict[str, list[int]]:
     found = answers(runner())
     assert found["bias"] == [7] * 3
+    assert len(found["grammar"]) == 3
     return found
 
 
@@ -75,7 +81,7 @@ def failing(function: Any, at: set[int], error: Exception, after: bool = False) 
 @pytest.mark.parametrize(
     ("call", "error"), [(0, OUT_OF_MEMORY), (2, RuntimeError("odd"))], ids=["memory", "other"]
 )
-@pytest.mark.parametrize("place", ["set_row", "flush", "send", "forward", "sampled"])
+@pytest.mark.parametrize("place", ["set_row", "flush", "send", "forward", "masks", "sampled"])
 def test_a_launch_that_breaks_off_is_made_again_with_the_same_result(
     place: str, call: int, error: Exception, expected: dict[str, list[int]]
 ) -> None:
@@ -85,6 +91,7 @@ def test_a_launch_that_breaks_off_is_made_again_with_the_same_result(
         "flush": (tested._sampler._state, "_send", False),
         "send": (tested._inputs.block, "upload", False),
         "forward": (tested.decoder, "forward", False),
+        "masks": (tested._sampler, "_send_masks", False),
         "sampled": (tested._sampler, "sample", True),  # tokens are drawn and counted, and nobody hears of it
     }
     owner, name, after = where[place]

@@ -20,6 +20,7 @@ from ridgeline.engine.step import SeqDelta, StepPlan
 from tests.engine.fake_device import Failure, FakeDevice, never
 from tests.engine.simulated_engine import answer_alone, engine_with, limits, request, shape
 from tests.engine.test_scheduler_properties import Arrival, arrivals, forecasts, scheduler_limits
+from tests.engine.winding_grammar import constrained
 
 FAILED = "the forward pass failed: RuntimeError: "
 
@@ -105,16 +106,17 @@ class Overlapped:
 
 # ── whatever arrives, ends, fails and is aborted ─────────────────────────────────────────────────────────
 
-traffic = st.lists(st.tuples(st.integers(0, 4), arrivals()), min_size=1, max_size=8)
+# How long nobody comes, who comes then, and how long a grammar lets it speak; None: it has none.
+Traffic = list[tuple[int, Arrival, int | None]]
+lengths = st.sampled_from([None, None, 1, 3, 30])
+traffic = st.lists(st.tuples(st.integers(0, 4), arrivals(), lengths), min_size=1, max_size=8)
 aborts = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=3)
 timings = st.one_of(st.none(), st.randoms(use_true_random=False))
 
 
-def play(
-    engine: Overlapped, arriving: list[tuple[int, Arrival]], aborted: list[tuple[int, int]] = ()
-) -> Overlapped:
+def play(engine: Overlapped, arriving: Traffic, aborted: list[tuple[int, int]] = ()) -> Overlapped:
     step = 0
-    for pause, arrival in arriving:
+    for pause, arrival, length in arriving:
         for _ in range(pause):
             engine.step()
             step += 1
@@ -123,8 +125,9 @@ def play(
                     engine.abort(list(engine.requests)[number % len(engine.requests)])
         name, now = f"r{len(engine.requests)}", float(step)
         options = {"priority": arrival.priority, "cache_namespace": arrival.namespace}
+        req = Request(name, arrival.prompt, arrival.params, arrival=now, **options)
         try:
-            engine.add(Request(name, arrival.prompt, arrival.params, arrival=now, **options))
+            engine.add(req if length is None else constrained(req, length))
         except (InvalidRequest, QueueFull):
             continue
     return engine.run()
@@ -136,7 +139,7 @@ def test_overlapped_everything_ends_and_says_what_it_would_say_alone(
     figures: SchedulerLimits,
     forecast: OutputLengths,
     timing: random.Random | None,
-    arriving: list[tuple[int, Arrival]],
+    arriving: Traffic,
     aborted: list[tuple[int, int]],
 ) -> None:
     play(Overlapped(figures, forecast=forecast, timing=timing), arriving, aborted).check_answers()
@@ -145,9 +148,9 @@ def test_overlapped_everything_ends_and_says_what_it_would_say_alone(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scheduler_limits(), timings, traffic)
 def test_overlap_on_and_off_say_the_same(
-    figures: SchedulerLimits, timing: random.Random | None, arriving: list[tuple[int, Arrival]]
+    figures: SchedulerLimits, timing: random.Random | None, arriving: Traffic
 ) -> None:
-    at_once = [(0, arrival) for _, arrival in arriving]
+    at_once = [(0, *what) for _, *what in arriving]
     ahead = play(Overlapped(figures, timing=timing), at_once)
     plain = play(Overlapped(figures, lookahead=0), at_once)
     assert ahead.output == plain.output
@@ -160,7 +163,7 @@ def test_whatever_the_device_refuses_or_breaks_the_rest_says_what_it_would_say_a
     figures: SchedulerLimits,
     forecast: OutputLengths,
     timing: random.Random | None,
-    arriving: list[tuple[int, Arrival]],
+    arriving: Traffic,
     aborted: list[tuple[int, int]],
     chance: random.Random,
 ) -> None:
@@ -175,6 +178,7 @@ def test_whatever_the_device_refuses_or_breaks_the_rest_says_what_it_would_say_a
         forecast=forecast,
         timing=timing,
         fail_launch=refuse,
+        fail_complete=refuse,
         fail_collect=sometimes(RuntimeError, 0.03),
         fail_execute=sometimes(RuntimeError, 0.1),
     )
@@ -184,7 +188,7 @@ def test_whatever_the_device_refuses_or_breaks_the_rest_says_what_it_would_say_a
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scheduler_limits(), forecasts, traffic, st.integers(1, 3))
 def test_a_device_with_memory_for_few_rows_serves_everybody(
-    figures: SchedulerLimits, forecast: OutputLengths, arriving: list[tuple[int, Arrival]], most: int
+    figures: SchedulerLimits, forecast: OutputLengths, arriving: Traffic, most: int
 ) -> None:
     def full(plan: StepPlan) -> DeviceOutOfMemory | None:
         return DeviceOutOfMemory("full") if len(plan.rows) > most else None
@@ -311,6 +315,43 @@ def test_what_the_host_must_see_is_not_planned_ahead() -> None:
     assert engine.device.log == [f"{what} {step}" for step in range(3) for what in ("launch", "collect")]
 
 
+def test_under_a_grammar_tokens_are_chosen_when_it_has_seen_the_one_before() -> None:
+    """The forward pass is launched ahead all the same."""
+    engine = Overlapped(limits(), constrained(request("a", 4, max_tokens=4))).run()
+    steps = ("launch 1", "collect 0", "complete 1", "launch 2", "collect 1", "complete 2")
+    assert engine.device.log == ["launch 0", *steps, "launch 3", "collect 2", "complete 3", "collect 3"]
+    engine.check_answers()
+    assert engine.output["a", 0] != answer_alone(request("a", 4, max_tokens=4), 0, 128)[0]
+
+
+def test_chunks_of_a_prompt_under_a_grammar_wait_for_nothing() -> None:
+    engine = Overlapped(limits(prefill_chunk=4), constrained(request("a", 12, max_tokens=2))).run()
+    assert [entry for entry in engine.device.log if "complete" in entry] == ["complete 3"]
+    engine.check_answers()
+
+
+def test_a_grammar_that_is_over_bars_nothing_of_the_step_that_is_under_way() -> None:
+    engine = Overlapped(limits(), constrained(request("a", 4), length=3), request("b", 4, max_tokens=9))
+    engine.run().check_answers()
+    assert engine.final["a", 0].finish_reason is FinishReason.STOP
+    over = engine.device.plans[3].rows[0].seq
+    assert (over.request.request_id, over.matcher.tokens) == ("a", engine.output["a", 0])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), DeviceOutOfMemory("full")], ids=["other", "memory"])
+def test_a_step_that_cannot_be_completed_is_computed_again(error: Exception) -> None:
+    refused = iter([error])
+    requests = [constrained(request("a", 6, max_tokens=6)), constrained(request("b", 6, n=2, max_tokens=6))]
+
+    def at_the_third(plan: StepPlan) -> Exception | None:
+        return next(refused, None) if plan.step_id >= 3 else None
+
+    engine = Overlapped(limits(step_tokens=600), *requests, fail_complete=at_the_third)
+    engine.run().check_answers()
+    assert next(refused, None) is None
+    assert {final.finish_reason for final in engine.final.values()} == {FinishReason.LENGTH}
+
+
 def test_a_step_that_failed_on_the_device_ends_its_sequences_and_no_other() -> None:
     def second(plan: StepPlan) -> Exception | None:
         return RuntimeError("illegal instruction") if plan.step_id == 1 else None
@@ -375,20 +416,21 @@ def test_a_device_without_any_memory_ends_each_with_the_reason() -> None:
     assert all((final.error or "").startswith("out of memory") for final in engine.final.values())
 
 
-@pytest.mark.parametrize("where", ["fail_launch", "fail_collect"])
+@pytest.mark.parametrize("where", ["fail_launch", "fail_complete", "fail_collect"])
 @pytest.mark.parametrize("step", [0, 1, 4])
 def test_ctrl_c_leaves_no_step_in_flight_and_the_books_balanced(where: str, step: int) -> None:
     def interrupt(plan: StepPlan) -> BaseException | None:
-        return KeyboardInterrupt() if plan.step_id == step else None
+        return KeyboardInterrupt() if plan.step_id >= step else None
 
-    engine = Overlapped(limits(), request("a", 6, max_tokens=9), request("b", 9), **{where: interrupt})
+    requests = [constrained(request("a", 6, max_tokens=9)), request("b", 9)]
+    engine = Overlapped(limits(), *requests, **{where: interrupt})
     with pytest.raises(KeyboardInterrupt):
         engine.run()
     engine.device.in_flight.clear()  # their tickets are collected by nobody
     assert not engine.core.has_work
     engine.scheduler.check_integrity()
     assert engine.scheduler.pool.num_held == 0
-    engine.device.fail_launch = engine.device.fail_collect = never
+    engine.device.fail_launch = engine.device.fail_complete = engine.device.fail_collect = never
     engine.requests.clear()
     engine.add(request("c", 6, max_tokens=4, ignore_eos=False))
     engine.run()
