@@ -81,6 +81,15 @@ class Sampler:
     def _pick_allowed(self, logits: FloatRow, seq: Sequence, best: int) -> int:
         """The pick among what the grammar lets come next. best: the best token of these logits."""
         params = seq.params
+        assert seq.matcher is not None
+        # Nearly always the model writes what it was asked to: then nobody else needs to be looked at.
+        if (
+            params.greedy
+            and best not in seq.end_ids
+            and best not in self._eos_ids
+            and seq.matcher.permits(best)
+        ):
+            return best
         if self._mask.size != mask_words(logits.size):
             self._mask = np.zeros(mask_words(logits.size), np.int32)
         fill_mask(seq, self._mask)

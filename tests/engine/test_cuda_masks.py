@@ -29,6 +29,9 @@ class TokenSet:
     def matcher(self) -> TokenSet:
         return self
 
+    def permits(self, token: int) -> bool:
+        return token in self.tokens
+
     def fill(self, mask: Mask, barred: frozenset[int], ignores_eos: bool) -> str | None:
         words = mask.view(np.uint32)
         words[:] = 0

@@ -12,6 +12,7 @@ from ridgeline import SamplingParams
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import MAX_SOURCE_BYTES, Grammar
 from ridgeline.engine.grammar.keywords import schema_grammar
+from ridgeline.engine.grammar.library import Matcher
 from ridgeline.engine.request import FinishReason
 
 PERSON = {
@@ -54,6 +55,14 @@ def test_every_sample_follows_the_schema(llm, prompt, sampling):
         jsonschema.validate(json.loads(completion.text), PERSON)
     if sampling["temperature"]:
         assert len({completion.text for completion in generation.completions}) > 1
+
+
+def test_asking_for_the_best_token_alone_changes_nothing(llm, prompt, monkeypatch):
+    """Nearly every greedy token is found without a mask: with masks for all, the answers are the same."""
+    asked = [params(max_tokens=40, min_tokens=minimum) for minimum in (0, 30)]
+    quick = [generation.text for generation in llm.generate([prompt, prompt], asked)]
+    monkeypatch.setattr(Matcher, "permits", lambda self, token: False)
+    assert [generation.text for generation in llm.generate([prompt, prompt], asked)] == quick
 
 
 def test_any_json_object_is_one(llm):

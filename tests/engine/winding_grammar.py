@@ -34,6 +34,9 @@ class Winding:
         clear_bits(mask, {*barred, EOS} if ignores_eos else barred)
         return None
 
+    def permits(self, token: int) -> bool:
+        return token in self.allowed
+
     def advance(self, token: int) -> bool:
         if token not in self.allowed:
             raise ValueError(f"the grammar does not allow token {token}")

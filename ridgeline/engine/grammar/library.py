@@ -113,6 +113,10 @@ class Matcher:
             return f"the grammar allows no token here{self._error()}"
         return None
 
+    def permits(self, token: int) -> bool:
+        """Whether this token may come next, without asking about all the others. Not for end tokens."""
+        return bool(self._inner.validate_tokens([token]))
+
     def advance(self, token: int) -> bool:
         """The token was chosen. True: the grammar is complete, and nothing may follow."""
         if not self._inner.consume_token(token):
