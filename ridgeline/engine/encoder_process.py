@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 
 from ridgeline.engine.encoder_build import BuiltEncoder
 from ridgeline.engine.encoder_core import Answer
@@ -24,8 +23,10 @@ from ridgeline.engine.messages import (
     StepDump,
     Stop,
     Submit,
+    ToEngine,
+    refusal,
 )
-from ridgeline.engine.transport import Closed, EngineSocket, InboxItem, Opened
+from ridgeline.engine.transport import Closed, EngineSocket, Opened, Woken
 
 log = logging.getLogger("ridgeline.engine")
 
@@ -56,23 +57,16 @@ class EncoderLoop:
 
     def _receive(self) -> None:
         """Take everything that has arrived; wait only when there is nothing else to do."""
-        try:
-            item = None if self._core.has_work else self._socket.inbox.get(timeout=IDLE_WAIT_S)
-            while True:
-                if item is not None:
-                    self._handle(item)
-                item = self._socket.inbox.get_nowait()
-        except queue.Empty:
-            return
+        for connection, message in self._socket.arrived(None if self._core.has_work else IDLE_WAIT_S):
+            self._handle(connection, message)
 
-    def _handle(self, item: InboxItem) -> None:
-        connection, message = item
+    def _handle(self, connection: int, message: ToEngine | Opened | Closed | Woken) -> None:
         match message:
             case Embed():
                 self._embed(connection, message)
             case Submit(request):
-                refusal = Refused(request.request_id, "invalid", "model", "this model makes embeddings")
-                self._socket.send(connection, refusal)
+                unsuitable = InvalidRequest("model", "this model makes embeddings")
+                self._socket.send(connection, refusal(request.request_id, unsuitable))
             case Abort(request_id, _):
                 self._forget(f"{connection}:{request_id}")
             case Ping(id):
@@ -91,13 +85,8 @@ class EncoderLoop:
         name = f"{connection}:{message.request_id}"
         try:
             self._core.add(name, message)
-        except InvalidRequest as error:
-            self._socket.send(connection, Refused(message.request_id, "invalid", error.field, error.message))
-        except QueueFull as error:
-            refusal = Refused(
-                message.request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s
-            )
-            self._socket.send(connection, refusal)
+        except (InvalidRequest, QueueFull) as error:
+            self._socket.send(connection, refusal(message.request_id, error))
         else:
             self._owners[name] = (connection, message.request_id)
 

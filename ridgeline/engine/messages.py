@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from ridgeline.engine.errors import EngineError, InvalidRequest, QueueFull
 from ridgeline.engine.request import Request
 from ridgeline.engine.step import SeqDelta
 from ridgeline.telemetry.stats import EngineStats, StepRecord
@@ -126,6 +127,17 @@ class StepDump(msgspec.Struct, frozen=True, tag=True):
 
 
 ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump
+
+
+def refusal(request_id: str, error: EngineError) -> Refused:
+    """Why a request was not accepted, as the front is told; any other error is not the request's."""
+    match error:
+        case QueueFull():
+            return Refused(request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s)
+        case InvalidRequest():
+            return Refused(request_id, "invalid", error.field, error.message)
+    raise error
+
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

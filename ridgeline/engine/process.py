@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import logging
 import os
-import queue
 import signal
 import sys
 import time
@@ -32,11 +31,11 @@ from ridgeline.engine.messages import (
     Outputs,
     Ping,
     Pong,
-    Refused,
     StepDump,
     Stop,
     Submit,
     ToEngine,
+    refusal,
 )
 from ridgeline.engine.request import Request
 from ridgeline.engine.step import SeqDelta
@@ -73,7 +72,8 @@ class EngineLoop:
         while not self._stopping:
             self._receive()
             for name, error in self._core.admit_compiled():
-                self._refuse(*self._owners.pop(name), error)
+                connection, request_id = self._owners.pop(name)
+                self._socket.send(connection, refusal(request_id, error))
                 del self._open_samples[name]
             if self._core.has_work:
                 self._publish(self._core.step())
@@ -86,14 +86,8 @@ class EngineLoop:
 
     def _receive(self) -> None:
         """Take everything that has arrived; wait only when there is nothing else to do."""
-        try:
-            item = None if self._core.has_work else self._socket.inbox.get(timeout=self._patience_s)
-            while True:
-                if item is not None:
-                    self._handle(*item)
-                item = self._socket.inbox.get_nowait()
-        except queue.Empty:
-            return
+        for connection, message in self._socket.arrived(None if self._core.has_work else self._patience_s):
+            self._handle(connection, message)
 
     def _handle(self, connection: int, message: ToEngine | Opened | Closed | Woken) -> None:
         match message:
@@ -118,19 +112,10 @@ class EngineLoop:
         try:
             self._core.add(replace(request, request_id=name))
         except (InvalidRequest, QueueFull) as error:
-            self._refuse(connection, request.request_id, error)
+            self._socket.send(connection, refusal(request.request_id, error))
         else:
             self._owners[name] = (connection, request.request_id)
             self._open_samples[name] = request.params.n
-
-    def _refuse(self, connection: int, request_id: str, error: EngineError) -> None:
-        if isinstance(error, QueueFull):
-            refusal = Refused(request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s)
-        elif isinstance(error, InvalidRequest):
-            refusal = Refused(request_id, "invalid", error.field, error.message)
-        else:
-            raise error
-        self._socket.send(connection, refusal)
 
     def _publish(self, deltas: list[SeqDelta]) -> None:
         """One message per connection and step."""

@@ -13,6 +13,7 @@ import queue
 import selectors
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,6 +73,16 @@ class EngineSocket:
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
         threading.Thread(target=self._run, name="engine-socket", daemon=True).start()
+
+    def arrived(self, patience_s: float | None) -> Iterator[InboxItem]:
+        """Everything that has arrived; the first is waited for so long, with None not at all."""
+        try:
+            if patience_s is not None:
+                yield self.inbox.get(timeout=patience_s)
+            while True:
+                yield self.inbox.get_nowait()
+        except queue.Empty:
+            return
 
     def send(self, number: int, message: ToFront) -> None:
         """Hand a message to the kernel, or queue what it does not take at once.
