@@ -115,6 +115,7 @@ class GrammarCompiler:
                 self._worker.start()
 
     def _work(self) -> None:
+        self._prepare()
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
@@ -127,6 +128,15 @@ class GrammarCompiler:
                     self._forget(compilation)
             compilation.done.set()
             self.on_done()
+
+    def _prepare(self) -> None:
+        """What the first grammar waits for, before this thread gives way to the steps: the trial's process
+        and the vocabulary here, side by side. Who asks for a grammar is told what went wrong.
+        """
+        with contextlib.suppress(Exception):
+            if self._tries:
+                self._known_trial().start()
+            self._known_vocabulary()
 
     def _is_unwanted(self, compilation: Compilation) -> bool:
         """Everybody gave up before it was begun: then it is forgotten."""

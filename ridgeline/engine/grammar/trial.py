@@ -58,6 +58,7 @@ class Trial:
     def __init__(self, path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._arguments = [str(path), str(vocab_size), ",".join(map(str, eos_ids))]
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_answered = False
 
     def survived(self, grammar: Grammar) -> Grammar:
         """The grammar, in the notation that takes the engine the least to read.
@@ -82,14 +83,14 @@ class Trial:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self._has_answered = False
 
     def _ask(self, question: bytes) -> Answer | None:
         """None where the process does not answer."""
         patience_s = WALL_LIMIT_S + 2.0
-        if self._process is None:
+        if not self._has_answered:
             patience_s += START_LIMIT_S
-            self._process = self._start()
-        process = self._process
+        process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -102,10 +103,18 @@ class Trial:
             return None
         if not line:
             return None
+        self._has_answered = True
         answer: Answer = json.loads(line)
         return answer
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, begun if there is none; it takes questions before it has read the vocabulary."""
+        if self._process is None:
+            self._has_answered = False
+            self._process = self._begun()
+        return self._process
+
+    def _begun(self) -> subprocess.Popen[bytes]:
         # The very package that runs here, wherever it was imported from.
         paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -129,8 +138,8 @@ def main() -> None:
     from ridgeline.engine.grammar.library import Vocabulary
 
     path, size, ends = sys.argv[1:]
-    os.nice(_NICENESS)
     vocabulary = Vocabulary(Path(path), int(size), tuple(int(token) for token in ends.split(",") if token))
+    os.nice(_NICENESS)  # from here on: the first grammar waits for all before
     for line in sys.stdin.buffer:  # until whoever asks is gone
         kind, source = json.loads(line)
         answer = _answer_of_child(vocabulary, Grammar(kind, source))
