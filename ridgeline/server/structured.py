@@ -91,11 +91,6 @@ def json_schema_grammar(schema: Any, field: str) -> Grammar:
         ) from None
 
 
-def embedded_json(schema: Any, field: str) -> str:
-    """The schema, checked, as it stands behind %json in a Lark grammar."""
-    return embedded(json_schema_grammar(schema, field))
-
-
 def embedded(grammar: Grammar) -> str:
     """A grammar of JSON, as it stands behind %json in a Lark grammar: without the sign by which the engine
     knows another notation.

@@ -12,7 +12,7 @@ from ridgeline.server import structured
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest, ErrorReply
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.structured import asked_grammar, embedded_json, json_schema_grammar
+from ridgeline.server.structured import asked_grammar, embedded, json_schema_grammar
 
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 
@@ -196,7 +196,8 @@ def test_what_makes_no_sense_is_refused_with_the_field_to_change(fields, param, 
 
 
 def test_an_embedded_schema_is_checked_and_its_blanks_are_bounded():
-    assert "whitespace_pattern" in embedded_json(POINT, "tools[0].function.parameters")
+    field = "tools[0].function.parameters"
+    assert "whitespace_pattern" in embedded(json_schema_grammar(POINT, field))
     with pytest.raises(BadRequest) as caught:
-        embedded_json({"if": {}}, "tools[0].function.parameters")
+        json_schema_grammar({"if": {}}, field)
     assert caught.value.reply.param == "tools[0].function.parameters.if"

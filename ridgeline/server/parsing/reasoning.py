@@ -35,8 +35,3 @@ HARMONY_ANALYSIS = ReasoningFormat(
 GEMMA_THOUGHT = ReasoningFormat("gemma", "<|channel>thought\n", "<channel|>", shows_special=True, leads=False)
 
 REASONING_FORMATS = {f.name: f for f in (THINK, MISTRAL_THINK, HARMONY_ANALYSIS, GEMMA_THOUGHT)}
-
-
-def opens_reasoning(prompt_tail: str) -> bool:
-    """Whether the end of a rendered prompt has opened a block of reasoning of any known format."""
-    return any(reasoning.opened_by(prompt_tail) for reasoning in REASONING_FORMATS.values())

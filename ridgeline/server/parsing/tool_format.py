@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.server.parsing.events import IdMaker, OutputParser, Tool, call_id
@@ -24,10 +24,6 @@ class ToolFormat:
     shows_special: bool = False
     prepare: Preparation = DEFAULT_PREPARATION
     new_id: IdMaker = call_id
-
-    def needs_special(self, special_texts: Container[str]) -> bool:
-        """Whether its marks are among a tokenizer's special tokens, which plain text leaves out."""
-        return self.shows_special or any(marker in special_texts for marker in self.markers)
 
     def parser(
         self,

@@ -12,7 +12,7 @@ import pytest
 from ridgeline.models.chat_template import ChatTemplate
 from ridgeline.server.parsing.events import CallArguments, CallStart, Tool, joined
 from ridgeline.server.parsing.formats import TOOL_FORMATS, ToolFormat, detect
-from ridgeline.server.parsing.reasoning import opens_reasoning
+from ridgeline.server.speech import PROMPT_TAIL, Speech, needs_special
 from tests.server.parsing.texts import NOW, WEATHER
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat-templates"
@@ -189,7 +189,8 @@ def test_the_end_of_the_prompt_says_whether_reasoning_has_begun(
 ) -> None:
     template = ChatTemplate(source_of(name), bos_token="<s>", eos_token="</s>")
     prompt = template.render([{"role": "user", "content": "What is <think>?"}], **variables)
-    assert opens_reasoning(prompt[-64:]) is opened
+    _, reasoning = detect(source_of(name))
+    assert (reasoning is not None and reasoning.opened_by(prompt[-PROMPT_TAIL:])) is opened
 
 
 def test_a_template_that_knows_no_tools_is_taught_them() -> None:
@@ -224,9 +225,17 @@ def test_content_beside_reasoning_and_calls_is_not_lost_where_the_template_refus
 
 
 def test_marks_that_a_tokenizer_calls_special_must_be_shown() -> None:
-    assert not TOOL_FORMATS["hermes"].needs_special({"<|im_end|>"})
-    assert TOOL_FORMATS["hermes"].needs_special({"<tool_call>"})
-    assert TOOL_FORMATS["mistral"].needs_special(())
+    hermes = Speech(TOOL_FORMATS["hermes"])
+    assert not needs_special(Marked(special=["<|im_end|>"], plain=["<tool_call>"]), hermes)
+    assert needs_special(Marked(special=["<|im_end|>", "<tool_call>"]), hermes)
+
+
+class Marked:
+    """As much of a tokenizer as says which of its tokens are special."""
+
+    def __init__(self, special: list[str], plain: list[str] | None = None) -> None:
+        self.added_tokens = {text: id for id, text in enumerate([*special, *(plain or [])])}
+        self.special_ids = frozenset(range(len(special)))
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
