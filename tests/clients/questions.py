@@ -21,12 +21,15 @@ TURNS: list[Any] = [
 ]
 WHO: list[Any] = [{"role": "user", "content": "Who are you?"}]
 SYSTEM = "You are a pirate named Bones."
+ROOM = (
+    400  # of a Report: a grammar allows 40 blanks in each of its eight gaps, and a small model may take them
+)
 STOP = "l of Fr"  # inside the answer to the question, across tokens
 TEXTS = ["a cat on a mat", "the price of copper", "un chat sur un tapis"]
 
 
 class Report(BaseModel, extra="forbid"):
-    """A schema with few answers: whatever a model writes under it ends soon."""
+    """A schema with few answers: whatever a model writes under it ends within ROOM tokens."""
 
     city: Literal["Paris", "Rome", "Oslo"]
     warm: bool

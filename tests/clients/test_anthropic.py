@@ -10,7 +10,7 @@ import pytest
 from tests.clients.cases import case
 from tests.clients.conftest import KEY, MODEL, THINKER, TIMEOUT_S, Target
 from tests.clients.either import each, entered, parts_of, settled
-from tests.clients.questions import CITY_SCHEMA, QUESTION, STOP, SYSTEM, TOOL_NAMES, TURNS, WHO, Report
+from tests.clients.questions import CITY_SCHEMA, QUESTION, ROOM, STOP, SYSTEM, TOOL_NAMES, TURNS, WHO, Report
 from tests.clients.test_openai_errors import assert_idle
 
 CLIENTS = ("anthropic", "anthropic (async)")
@@ -96,7 +96,7 @@ async def test_the_text_ends_before_a_stop_sequence_and_names_it(client: Any) ->
 
 @case("JSON schema", "whole")
 async def test_parse_makes_the_class_of_the_answer(client: Any) -> None:
-    options = {**GREEDY, "max_tokens": 64}
+    options = {**GREEDY, "max_tokens": ROOM}
     answer = await settled(client.messages.parse(**options, messages=QUESTION, output_format=Report))
     assert isinstance(answer.parsed_output, Report)
 

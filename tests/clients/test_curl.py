@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.clients.cases import case
 from tests.clients.conftest import EMBEDDER, KEY, MODEL, Target
-from tests.clients.questions import ASK_WEATHER, QUESTION, REPORT_SCHEMA, TOOLS, Report, assert_city
+from tests.clients.questions import ASK_WEATHER, QUESTION, REPORT_SCHEMA, ROOM, TOOLS, Report, assert_city
 
 CLIENTS = ("curl",)
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 8}
@@ -54,7 +54,7 @@ def test_a_streamed_completion_equals_a_whole_one(target: Target) -> None:
 @case("JSON schema")
 def test_a_schema_holds(target: Target) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "report", "schema": REPORT_SCHEMA}}
-    body = {**GREEDY, "messages": QUESTION, "response_format": form, "max_tokens": 64}
+    body = {**GREEDY, "messages": QUESTION, "response_format": form, "max_tokens": ROOM}
     answer = json.loads(curl(target, "/v1/chat/completions", body))
     Report.model_validate_json(answer["choices"][0]["message"]["content"])
 

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from tests.clients.cases import case
 from tests.clients.conftest import KEY, MODEL, TIMEOUT_S, Target
-from tests.clients.questions import JSON_QUESTION, QUESTION, TURNS, Report
+from tests.clients.questions import JSON_QUESTION, QUESTION, ROOM, TURNS, Report
 
 OPENAI, ANTHROPIC = CLIENTS = ("instructor (openai)", "instructor (anthropic)")
-ASKED: dict[str, Any] = {"messages": QUESTION, "response_model": Report, "max_tokens": 96, "max_retries": 1}
+ASKED: dict[str, Any] = {"messages": QUESTION, "response_model": Report, "max_tokens": ROOM, "max_retries": 1}
 
 
 def client_of(name: str, target: Target, mode: Mode | None = None, blocking: bool = True) -> Any:

@@ -16,7 +16,7 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 from tests.clients.cases import case
 from tests.clients.conftest import EMBEDDER, KEY, MODEL, TIMEOUT_S, Target
-from tests.clients.questions import JSON_QUESTION, SYSTEM, TEXTS, TOOL_NAMES, Report
+from tests.clients.questions import JSON_QUESTION, ROOM, SYSTEM, TEXTS, TOOL_NAMES, Report
 from tests.clients.test_openai_errors import assert_idle
 
 OPENAI, ANTHROPIC = CLIENTS = ("langchain-openai", "langchain-anthropic")
@@ -115,7 +115,7 @@ def test_a_seed_gives_the_same_samples_again(client: Any) -> None:
 @case("JSON schema", "whole", "streamed")
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_of_its_class(client: Any, method: str) -> None:
-    roomy = client.model_copy(update={"max_tokens": 80})
+    roomy = client.model_copy(update={"max_tokens": ROOM})
     model = roomy.with_structured_output(Report, method=method)
     whole = model.invoke(QUESTION)
     assert isinstance(whole, Report)

@@ -15,6 +15,7 @@ from tests.clients.questions import (
     JSON_QUESTION,
     QUESTION,
     REPORT_SCHEMA,
+    ROOM,
     STOP,
     SYSTEM,
     TEXTS,
@@ -114,9 +115,9 @@ def test_json_mode_writes_an_object(client: Lite) -> None:
 @case("JSON schema", "whole", "streamed")
 def test_a_schema_holds(client: Lite) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "report", "schema": REPORT_SCHEMA, "strict": True}}
-    whole = client.ask(response_format=form, max_tokens=96)
+    whole = client.ask(response_format=form, max_tokens=ROOM)
     Report.model_validate_json(whole.choices[0].message.content)
-    streamed = client.streamed(response_format=form, max_tokens=96)
+    streamed = client.streamed(response_format=form, max_tokens=ROOM)
     assert json.loads(streamed.choices[0].message.content) == json.loads(whole.choices[0].message.content)
 
 

@@ -11,7 +11,7 @@ from tests.clients.cases import case
 from tests.clients.conftest import MODEL
 from tests.clients.either import each, entered, parts_of, settled
 from tests.clients.openai_clients import CLIENTS, client_of
-from tests.clients.questions import CITY_SCHEMA, TOOL_NAMES, Report, assert_city
+from tests.clients.questions import CITY_SCHEMA, ROOM, TOOL_NAMES, Report, assert_city
 
 __all__ = ["CLIENTS", "client_of"]  # read by conftest
 ASKED: dict[str, Any] = {"model": MODEL, "temperature": 0}
@@ -95,7 +95,7 @@ async def test_a_response_goes_on_from_the_one_before(client: Any) -> None:
 
 @case("responses: JSON schema", "whole", "streamed")
 async def test_parse_makes_the_class_of_the_response(client: Any) -> None:
-    options = {**ASKED, "input": QUESTION, "max_output_tokens": 64}
+    options = {**ASKED, "input": QUESTION, "max_output_tokens": ROOM}
     whole = await settled(client.responses.parse(**options, text_format=Report))
     assert isinstance(whole.output_parsed, Report)
     async with entered(client.responses.stream(**options, text_format=Report)) as stream:

@@ -10,10 +10,10 @@ from tests.clients.cases import case
 from tests.clients.conftest import EMBEDDER, MODEL, Target
 from tests.clients.either import each, entered, parts_of, settled
 from tests.clients.openai_clients import CLIENTS, client_of, joined
-from tests.clients.questions import JSON_QUESTION, QUESTION, REPORT_SCHEMA, TEXTS, Report
+from tests.clients.questions import JSON_QUESTION, QUESTION, REPORT_SCHEMA, ROOM, TEXTS, Report
 
 __all__ = ["CLIENTS", "client_of"]  # read by conftest
-BRIEF: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 64}
+BRIEF: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": ROOM}
 
 
 @case("JSON mode", "whole", "streamed")
