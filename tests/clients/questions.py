@@ -21,9 +21,7 @@ TURNS: list[Any] = [
 ]
 WHO: list[Any] = [{"role": "user", "content": "Who are you?"}]
 SYSTEM = "You are a pirate named Bones."
-ROOM = (
-    400  # of a Report: a grammar allows 40 blanks in each of its eight gaps, and a small model may take them
-)
+ROOM = 400  # tokens for a Report: 40 blanks are allowed in each of its eight gaps, and may be taken
 STOP = "l of Fr"  # inside the answer to the question, across tokens
 TEXTS = ["a cat on a mat", "the price of copper", "un chat sur un tapis"]
 
