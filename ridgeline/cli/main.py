@@ -15,6 +15,7 @@ from ridgeline import __version__
 from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.parsing import Help, Parser
 from ridgeline.engine.errors import EngineError, InvalidConfig, InvalidRequest
+from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.models.errors import ModelError
 from ridgeline.options import OptionError
 
@@ -53,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone, as `head` does. Python would complain once more while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    except (OptionError, InvalidConfig, InvalidRequest) as error:
+    except (OptionError, InvalidConfig, InvalidRequest, BadInput) as error:
         return _failed(error, EXIT_USAGE, debug)
-    except (ModelError, EngineError, RemoteError) as error:
+    except (ModelError, EngineError, RemoteError, LabError) as error:
         return _failed(error, EXIT_FAILED, debug)
     except Exception as error:
         if debug:

@@ -1,0 +1,1 @@
+"""profile: a bounded number of engine steps, operator by operator, beside the ceilings."""

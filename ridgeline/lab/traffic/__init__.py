@@ -1,0 +1,1 @@
+"""Traffic: which requests come when, read from traces or drawn from distributions."""

@@ -1,0 +1,52 @@
+"""PlannedRequest and Traffic: what is to be sent when. Pure data, read by bench, simulator and planner alike.
+
+Lengths and moments only; `prompts` makes the words. Times are seconds from the start of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request to come.
+
+    at:            when it is due; requests of closed loops and later turns of a conversation have no moment
+                   of their own: theirs is 0, or the pause after the answer before it (`think_s`)
+    prefix:        ids of the prompt's first blocks, `Traffic.prefix_block_tokens` tokens each, from the
+                   beginning: equal ids up to a place = equal tokens up to there. All else is its own
+    conversation:  requests with the same number are turns of one conversation, in their order; each prompt
+                   then holds the prompts and answers before it, and `input_tokens` counts all of that
+    """
+
+    at: float
+    input_tokens: int
+    output_tokens: int
+    prefix: tuple[int, ...] = ()
+    conversation: int | None = None
+    turn: int = 0
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests in the order of their moments, and where they come from."""
+
+    name: str
+    requests: tuple[PlannedRequest, ...]
+    prefix_block_tokens: int = 0  # 0: no prefixes are known
+    notes: tuple[str, ...] = field(default=())  # what was left out, clipped or spread, for people
+
+    @property
+    def duration_s(self) -> float:
+        """From the start to the last arrival."""
+        return max((request.at for request in self.requests), default=0.0)
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(request.input_tokens for request in self.requests)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(request.output_tokens for request in self.requests)

@@ -1,0 +1,1 @@
+"""tune: a ledger of trials, each one change away from its parent."""
