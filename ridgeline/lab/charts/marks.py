@@ -1,0 +1,125 @@
+"""What can stand in a chart, as plain data, and the ways from samples and ceilings to such marks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`low` and `high` fix its ends; otherwise they follow from the marks. `percent`: 0.5 is written 50 %."""
+
+    label: str
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+    percent: bool = False
+    unit: str = ""  # for hover texts; the label says it to those who read the axis
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points joined in their order, or as stairs; `band` is an interval around it: (x, low, high).
+
+    colour: a number of the palette; None: the next one that is free
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    step: bool = False
+    band: Sequence[tuple[float, float, float]] = ()
+    dashed: bool = False
+    colour: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`x_range` and `y_range` become whiskers; `label` is written beside it where there is room."""
+
+    x: float
+    y: float
+    title: str = ""  # hover text; empty: its coordinates
+    label: str = ""
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A scatter; `joined` draws a thin line through them in their order."""
+
+    name: str
+    points: Sequence[Point]
+    joined: bool = False
+    hollow: bool = False
+    colour: int | None = None
+    radius: float = 3.5
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A histogram: heights[i] from edges[i] to edges[i + 1]."""
+
+    name: str
+    edges: Sequence[float]
+    heights: Sequence[float]
+    colour: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A line across the chart at one value of one axis, such as an SLO or a ridge."""
+
+    axis: str  # "x" or "y"
+    at: float
+    label: str
+
+
+Mark = Line | Points | Bars | Rule
+
+
+def cdf(name: str, samples: Sequence[float], *, of: int | None = None, colour: int | None = None) -> Line:
+    """The share of samples at or below each value, as stairs. `of`: of how many, when some never came."""
+    ordered = sorted(sample for sample in samples if math.isfinite(sample))
+    count = of if of is not None else len(ordered)
+    stairs = [(value, (rank + 1) / count) for rank, value in enumerate(ordered)]
+    return Line(name, [(ordered[0], 0.0), *stairs] if ordered else [], step=True, colour=colour)
+
+
+def histogram(
+    name: str, samples: Sequence[float], *, bins: int = 60, log: bool = False, colour: int | None = None
+) -> Bars:
+    """Shares of the samples in bins of equal width (of equal ratio with `log`); the shares sum to 1."""
+    shown = [sample for sample in samples if math.isfinite(sample) and (sample > 0 or not log)]
+    if not shown:
+        return Bars(name, (), (), colour)
+    low, high = min(shown), max(shown)
+    if high <= low:
+        low, high = (low / 1.1, low * 1.1) if log else (low - 0.5, low + 0.5)
+    first, width = (math.log(low), math.log(high / low) / bins) if log else (low, (high - low) / bins)
+    counts = [0] * bins
+    for sample in shown:
+        place = ((math.log(sample) if log else sample) - first) / width
+        counts[min(bins - 1, max(0, int(place)))] += 1
+    places = [first + index * width for index in range(bins + 1)]
+    edges = [math.exp(place) for place in places] if log else places
+    return Bars(name, edges, [count / len(shown) for count in counts], colour)
+
+
+def roof(
+    name: str,
+    flops_per_s: float,
+    bytes_per_s: float,
+    low: float,
+    high: float,
+    *,
+    dashed: bool = False,
+    colour: int | None = None,
+) -> Line:
+    """A chip's ceiling over intensities low to high (FLOP/byte): bandwidth up to the ridge, then FLOP/s."""
+    ridge = flops_per_s / bytes_per_s
+    inner = [ridge] if low < ridge < high else []
+    points = [(x, min(flops_per_s, x * bytes_per_s)) for x in (low, *inner, high)]
+    return Line(name, points, dashed=dashed, colour=colour)

@@ -1,0 +1,30 @@
+"""The look of charts: colours that keep their contrast on white and on black, and the classes of `draw`."""
+
+from __future__ import annotations
+
+COLOURS = 7  # after which they begin again
+
+# Each set has the lightness of text on its ground; neighbours differ for colour-blind readers too.
+STYLE = """\
+.chart { --ink: #1c2430; --faint: #5d6878; --grid: #e2e6eb; --paper: #ffffff; --alarm: #c0221f;
+  --c0: #0b66b8; --c1: #cf5300; --c2: #12805c; --c3: #a8438c; --c4: #8a6d00; --c5: #4757c7; --c6: #5f6b7a; }
+@media (prefers-color-scheme: dark) { .chart { --ink: #e4e8ee; --faint: #9aa5b4; --grid: #2c343f;
+  --paper: #14181e; --alarm: #ff7b72;
+  --c0: #5aaef2; --c1: #ff9248; --c2: #4cc79a; --c3: #e58acb; --c4: #d9b938; --c5: #99a5ff; --c6: #a9b4c2; } }
+.chart { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
+.chart text { fill: var(--faint); } .chart .title { fill: var(--ink); font-size: 13px; font-weight: 600; }
+.chart .mark-label { fill: var(--ink); font-size: 10.5px; paint-order: stroke; stroke: var(--paper);
+  stroke-width: 3px; stroke-linejoin: round; }
+.chart .legend { fill: var(--ink); } .chart .grid { stroke: var(--grid); stroke-width: 1; }
+.chart .frame { stroke: var(--faint); stroke-width: 1; } .chart .line { fill: none; stroke-width: 1.8;
+  stroke-linejoin: round; } .chart .dashed { stroke-dasharray: 5 4; }
+.chart .band { opacity: .16; stroke: none; } .chart .whisker { stroke-width: 1.2; opacity: .75; }
+.chart .rule { stroke: var(--alarm); stroke-width: 1.2; stroke-dasharray: 3 3; }
+.chart .rule-label { fill: var(--alarm); } .chart .aim { fill: transparent; stroke: none; }
+.chart .aim:hover { fill: var(--ink); fill-opacity: .25; }
+.chart .bar { opacity: .8; } .chart .bar:hover, .chart .dot:hover, .chart .span:hover { opacity: .55; }
+"""
+
+
+def colour(index: int) -> str:
+    return f"var(--c{index % COLOURS})"
