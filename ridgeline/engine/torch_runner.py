@@ -15,7 +15,7 @@ class TorchRunner:
     name = "torch"
 
     def __init__(self, decoder: Decoder, kv_cache: list[torch.Tensor], block_size: int, sampler: Sampler):
-        self._decoder = decoder
+        self.decoder = decoder
         self._kv_cache = kv_cache
         self._block_size = block_size
         self._sampler = sampler
@@ -24,7 +24,7 @@ class TorchRunner:
         with torch.inference_mode():
             self._copy_blocks(plan)
             inputs = StepInputs.from_rows([input_row(row) for row in plan.rows], self._block_size)
-            logits = self._decoder.forward(inputs, self._kv_cache)
+            logits = self.decoder.forward(inputs, self._kv_cache)
         return step_result(self._sampler, plan.rows, logits.numpy())
 
     def _copy_blocks(self, plan: StepPlan) -> None:

@@ -234,7 +234,7 @@ class NativeDecoder:
         """isa: None takes RIDGELINE_ISA, or else the best that runs here."""
         self._handle: int | None = None
         self._library = load()
-        self._table = table  # the library reads the weights where they are
+        self.table = table  # kept: the library reads the weights where they are
         self.vocab = table.vocab
         layers = (CLayer * len(table.layers))(*(_layer(layer, table) for layer in table.layers))
         self._handle = self._library.rl_model_create(
