@@ -1,0 +1,194 @@
+"""A hosted API against GPUs of one's own, on the traffic as it is: idle hours, caches and batches included.
+
+Pure arithmetic on an hourly profile. A hosted model is paid by the token, a GPU by the hour whether it works
+or not: the share of hours in which it works decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.plan.prices import Offer
+from ridgeline.lab.traffic.request import Traffic
+
+HOURS_PER_MONTH = 730.0
+HOURS_PER_DAY = 24
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    requests: float = 0.0
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The hours that stand for all others, in their order: a day of them, or as many as the trace has."""
+
+    hours: tuple[Hour, ...]
+    note: str
+
+    def total(self) -> Hour:
+        return Hour(
+            sum(hour.requests for hour in self.hours),
+            sum(hour.input_tokens for hour in self.hours),
+            sum(hour.output_tokens for hour in self.hours),
+        )
+
+    def month(self) -> Hour:
+        total, times = self.total(), HOURS_PER_MONTH / len(self.hours)
+        return Hour(total.requests * times, total.input_tokens * times, total.output_tokens * times)
+
+    @property
+    def tokens_per_day(self) -> float:
+        month = self.month()
+        return (month.input_tokens + month.output_tokens) * HOURS_PER_DAY / HOURS_PER_MONTH
+
+    @property
+    def busiest_requests_per_s(self) -> float:
+        return max(hour.requests for hour in self.hours) / HOUR_S
+
+
+def hourly_profile(traffic: Traffic, *, busy_hours: float = HOURS_PER_DAY) -> Profile:
+    """A trace of a day or more is taken as it is; a shorter one repeats for `busy_hours` of every day."""
+    if not 0 < busy_hours <= HOURS_PER_DAY:
+        raise BadInput(f"--busy-hours must be above 0 and at most 24, got {busy_hours:g}")
+    seconds = traffic.duration_s
+    if not traffic.requests or seconds <= 0:
+        raise BadInput(f"{traffic.name}: a profile needs requests at different moments")
+    if seconds >= (HOURS_PER_DAY - 0.5) * HOUR_S:
+        hours = _binned(traffic, max(1, round(seconds / HOUR_S)))
+        return Profile(hours, f"the trace's own {len(hours)} hours")
+    per_hour = HOUR_S / seconds
+    mean = Hour(
+        len(traffic.requests) * per_hour, traffic.input_tokens * per_hour, traffic.output_tokens * per_hour
+    )
+    whole = math.floor(busy_hours)
+    part = busy_hours - whole
+    busy = [mean] * whole
+    if part:
+        busy.append(Hour(mean.requests * part, mean.input_tokens * part, mean.output_tokens * part))
+    idle = [Hour()] * (HOURS_PER_DAY - len(busy))
+    note = f"{_span(seconds)} of traffic, taken to repeat {busy_hours:g} hours of every day"
+    return Profile((*busy, *idle), note)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Dollars a month, one way of serving the traffic."""
+
+    usd_month: float
+    requests_month: float
+    tokens_month: float  # input and output
+
+    @property
+    def per_request(self) -> float:
+        return self.usd_month / self.requests_month
+
+    @property
+    def per_mtok(self) -> float:
+        return self.usd_month / self.tokens_month * 1e6
+
+    def per_user(self, users: float) -> float:
+        return self.usd_month / users
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    profile: Profile
+    offer: Offer
+    hosted: Costs  # with the provider's cache discount on what its cache would hold
+    hosted_no_cache: Costs
+    hosted_batch: Costs | None  # all of it through the batch API; None: no batch price is listed
+    own_always: Costs  # the busiest hour's replicas, around the clock
+    own_scaled: Costs  # each hour only what it needs, at least one
+    replicas_busiest: int
+    idle_share: float  # of the GPU hours paid for by `own_always`
+    full_per_request: float  # a replica of one's own, working at its capacity all the time
+    even_requests_per_day: float | None  # from here on a first replica is cheaper; None: never
+
+    @property
+    def own(self) -> Costs:
+        return min(self.own_always, self.own_scaled, key=lambda costs: costs.usd_month)
+
+    @property
+    def hosted_is_cheaper(self) -> bool:
+        return self.hosted.usd_month <= self.own.usd_month
+
+    @property
+    def even_share(self) -> float | None:
+        """How busy the first replica must be to be worth its price."""
+        return None if self.even_requests_per_day is None else self.full_per_request / self.hosted.per_request
+
+
+def break_even(
+    profile: Profile,
+    offer: Offer,
+    *,
+    cached_share: float,
+    replica_usd_per_hour: float,
+    replica_requests_per_s: float,
+    least_replicas: int = 1,
+) -> BreakEven:
+    """cached_share: of input tokens, what the provider's cache would hold; 0 where unknown
+    replica_requests_per_s: what one replica serves of this traffic within the service level"""
+    month = profile.month()
+    if not (replica_requests_per_s > 0 and replica_usd_per_hour >= 0 and month.requests > 0):
+        raise BadInput("a break-even needs traffic, a replica's capacity and its price")
+    tokens = month.input_tokens + month.output_tokens
+
+    def costs(usd: float) -> Costs:
+        return Costs(usd, month.requests, tokens)
+
+    hosted = costs(offer.usd(month.input_tokens, month.output_tokens, cached_share * month.input_tokens))
+    batch = offer.batch_usd(month.input_tokens, month.output_tokens)
+    needed = replicas_by_hour(profile.hours, replica_requests_per_s, least_replicas)
+    busiest = max(needed)
+    per_hour_share = HOURS_PER_MONTH / len(needed)
+    own_always = costs(busiest * replica_usd_per_hour * HOURS_PER_MONTH)
+    own_scaled = costs(sum(needed) * replica_usd_per_hour * per_hour_share)
+    capacity_month = busiest * replica_requests_per_s * HOUR_S * HOURS_PER_MONTH
+    full_per_request = replica_usd_per_hour / (replica_requests_per_s * HOUR_S)
+    even = None
+    if full_per_request < hosted.per_request:
+        even = replica_usd_per_hour * HOURS_PER_DAY / hosted.per_request
+    return BreakEven(
+        profile=profile,
+        offer=offer,
+        hosted=hosted,
+        hosted_no_cache=costs(offer.usd(month.input_tokens, month.output_tokens)),
+        hosted_batch=None if batch is None else costs(batch),
+        own_always=own_always,
+        own_scaled=own_scaled,
+        replicas_busiest=busiest,
+        idle_share=max(0.0, 1.0 - month.requests / capacity_month),
+        full_per_request=full_per_request,
+        even_requests_per_day=even,
+    )
+
+
+def replicas_by_hour(hours: Sequence[Hour], requests_per_s: float, least: int = 1) -> list[int]:
+    """An hour without requests still keeps `least`: who asks first should not wait for a start."""
+    return [max(least, math.ceil(hour.requests / HOUR_S / requests_per_s - 1e-9)) for hour in hours]
+
+
+def _binned(traffic: Traffic, count: int) -> tuple[Hour, ...]:
+    sums = [[0.0, 0.0, 0.0] for _ in range(count)]
+    for request in traffic.requests:
+        bucket = sums[min(count - 1, int(request.at / HOUR_S))]
+        bucket[0] += 1
+        bucket[1] += request.input_tokens
+        bucket[2] += request.output_tokens
+    return tuple(Hour(*bucket) for bucket in sums)
+
+
+def _span(seconds: float) -> str:
+    for size, name in ((HOUR_S, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} seconds"
