@@ -21,7 +21,7 @@ from ridgeline.options import OptionError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
-VERBS = ("serve", "chat", "run", "batch", "models", "doctor")  # each a module beside this one
+VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "explain")  # each a module beside this one
 
 EXAMPLES = """\
 examples:
@@ -31,6 +31,7 @@ examples:
   ridgeline batch in.jsonl out.jsonl     every line of a file
   ridgeline models list                  which models there are
   ridgeline doctor                       what is slow or missing on this machine
+  ridgeline explain TTFT                 a term, its formula, and how to measure it
 
 `ridgeline VERB --help` explains each verb.
 """
