@@ -12,6 +12,9 @@ import msgspec
 
 Status = Literal["ok", "failed", "timeout", "cancelled"]
 CountedBy = Literal["usage", "tokenizer", "chunks", "nothing"]
+# Where the tokens of each chunk are from: the server's running usage; as many chunks as tokens, so one each;
+# or only their sum is known, and what is more than one each is spread evenly over the chunks after the first.
+SplitBy = Literal["usage", "one_each", "spread"]
 
 
 class ServerTiming(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,8 +44,12 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     n_first: int = 0  # output tokens in the first chunk
     chunk_at: list[float] = []  # stamps of the chunks with output tokens
     chunk_tokens: list[int] = []  # output tokens of each; together n_out
+    split_by: SplitBy = "one_each"
     http_status: int | None = None
-    error: str = ""  # in words, where status is not ok
+    cause: str = (
+        ""  # why it is not ok, in a word to count by: "refused", "http_503", "truncated"; see `client`
+    )
+    error: str = ""  # the same in words
     warmup: bool = False  # sent to warm the server: in no metric
     conversation: int | None = None
     turn: int = 0

@@ -1,0 +1,342 @@
+"""Records to metrics, each exactly by the formula it carries. Measured and simulated runs alike come here.
+
+`summarize` is all that others call; it reads RequestRecords and nothing else, and every percentile comes from
+the raw records. Answers that failed are in no plain percentile; `adjusted` has them at +infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.slo import Slo
+from ridgeline.lab.bench.statistics import Estimate, percentiles, pooled_percentiles, wilson
+from ridgeline.lab.bench.window import Window, concurrency, steady_window
+
+Mode = Literal["closed", "open"]
+FORMULAS = {
+    "dispatch_delay_ms": "t_send − t_sched",
+    "ttft_ms": "t_first − t_send",
+    "ttft_sched_ms": "t_first − t_sched",
+    "ttfo_ms": "t_first_visible − t_send",
+    "tpot_ms": "(t_last − t_first) / (n_out − n_first); undefined where n_out ≤ n_first",
+    "itl_ms": "gaps between chunks, each spread over the tokens of its chunk, of all answers together",
+    "icl_ms": "gaps between chunks, of all answers together",
+    "e2e_ms": "t_last − t_send",
+    "e2e_sched_ms": "t_last − t_sched",
+    "ntpot_ms": "(t_last − t_send) / n_out",
+    "server_queue_ms": "arrival at the server to admission, by the server's own clock",
+    "server_ttft_ms": "arrival at the server to its first token, by the server's own clock",
+    "server_tpot_ms": "time per token after the first, by the server's own clock",
+    "inference_ms": "admission to the last token, by the server's own clock",
+    "outside_inference_ms": "e2e − inference: queue, HTTP, tokenizing, the network and this client",
+    "requests_per_s": "answers that ended well inside the steady window / window",
+    "output_tokens_per_s": "output tokens of answers that ended well, come inside the steady window / window",
+    "input_tokens_per_s": "prompt tokens of answers that ended well, first token inside the window / window",
+    "goodput_per_s": "answers inside every limit of the SLO, ended inside the steady window / window",
+    "attainment": "answers inside every limit of the SLO / all requests offered; failures are bad",
+    "cache_hit": "Σ cached prompt tokens / Σ prompt tokens; none where the server does not say",
+    "failures": "requests that failed or ran out of time / all requests offered",
+    "concurrency_mean": "∫ requests between t_send and t_end over the steady window / window",
+    "concurrency_peak": "most requests between t_send and t_end at once",
+    "client_cpu": "CPU seconds of the client / seconds of the run; 1 is one core",
+}
+HEADLINES: dict[Mode, tuple[str, ...]] = {
+    "open": (
+        "ttft_sched_ms",
+        "tpot_ms",
+        "e2e_sched_ms",
+    ),  # from the planned moment: a late client hides nothing
+    "closed": ("ttft_ms", "tpot_ms", "e2e_ms"),
+}
+
+
+class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A distribution (n, mean, percentiles) or one value. A percentile that is None was suppressed: too few
+    samples; adjusted ones may be infinite."""
+
+    name: str
+    unit: str
+    formula: str
+    n: int = 0
+    value: float | None = None
+    low: float | None = None  # the interval of 95 % of a value, where there is one
+    high: float | None = None
+    mean: float | None = None
+    percentiles: dict[str, Estimate | None] = {}
+    adjusted: dict[str, Estimate | None] = {}  # failures at +infinity
+    note: str = ""
+
+
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
+    mode: Mode
+    metrics: dict[str, Metric]
+    headline: tuple[str, ...]
+    window: Window
+    offered: int  # sent or due, warm-up apart
+    ok: int
+    failed: int
+    cancelled: int  # still under way, or not yet sent, when the run was stopped by its user
+    causes: dict[str, int]  # of the failures
+    warmup: int
+    slo: Slo | None = None
+    good: int = 0
+    undefined_tpot: int = 0  # ended well with no token after the first chunk
+    counting: dict[str, int] = {}  # answers by where their token counts are from
+    notes: tuple[str, ...] = ()
+
+
+def summarize(
+    records: Sequence[RequestRecord],
+    mode: Mode,
+    slo: Slo | None = None,
+    client_cpu: float | None = None,
+) -> Summary:
+    """All metrics of a run. Records of warm-up requests are counted and otherwise left out."""
+    measured = [record for record in records if not record.warmup]
+    offered = [record for record in measured if record.status != "cancelled"]
+    ok = [record for record in offered if record.status == "ok"]
+    window = steady_window(offered)
+    metrics = _latencies(ok, failed=len(offered) - len(ok))
+    metrics |= _rates(ok, window)
+    metrics |= _shares(ok, len(offered))
+    good = [record for record in ok if slo is None or meets(record, slo, mode)]
+    if slo is not None:
+        metrics |= _goodput(good, len(offered), window)
+    mean, peak = concurrency(measured, window)
+    metrics["concurrency_mean"] = _value("concurrency_mean", "requests", mean)
+    metrics["concurrency_peak"] = _value("concurrency_peak", "requests", float(peak))
+    if client_cpu is not None:
+        metrics["client_cpu"] = _value("client_cpu", "cores", client_cpu)
+    return Summary(
+        mode,
+        metrics,
+        HEADLINES[mode],
+        window,
+        offered=len(offered),
+        ok=len(ok),
+        failed=len(offered) - len(ok),
+        cancelled=len(measured) - len(offered),
+        causes=dict(Counter(record.cause or record.status for record in offered if record.status != "ok")),
+        warmup=len(records) - len(measured),
+        slo=slo,
+        good=len(good) if slo is not None else 0,
+        undefined_tpot=sum(tpot_s(record) is None for record in ok),
+        counting=dict(Counter(f"{record.counted_by}/{record.split_by}" for record in ok)),
+        notes=tuple(_notes(ok)),
+    )
+
+
+def flat(summary: Summary) -> dict[str, float]:
+    """`ttft_ms.p50`, `adj_ttft_ms.p90`, `output_tokens_per_s`, …: the names that predictions use."""
+    named: dict[str, float] = {}
+    for name, metric in summary.metrics.items():
+        if metric.value is not None:
+            named[name] = metric.value
+        if metric.mean is not None:
+            named[f"{name}.mean"] = metric.mean
+        for prefix, group in (("", metric.percentiles), ("adj_", metric.adjusted)):
+            named |= {f"{prefix}{name}.{key}": found.value for key, found in group.items() if found}
+    return named
+
+
+def meets(record: RequestRecord, slo: Slo, mode: Mode) -> bool:
+    """Whether an answer that ended well keeps every limit. An undefined TPOT passes, and is counted apart."""
+    since = record.t_sched if mode == "open" else record.t_send
+    assert since is not None
+    limits = (
+        (slo.ttft_ms, _span(record.t_first, since)),
+        (slo.ttfo_ms, _span(record.t_first_visible, since)),
+        (slo.e2e_ms, _span(record.t_last, since)),
+        (slo.tpot_ms, tpot_s(record)),
+        (slo.itl_ms, max(_gaps(record) / np.maximum(record.chunk_tokens[1:], 1), default=None)),
+    )
+    return all(limit is None or took is None or took * 1000 <= limit for limit, took in limits)
+
+
+def tpot_s(record: RequestRecord) -> float | None:
+    if record.t_first is None or record.t_last is None or record.n_out <= record.n_first:
+        return None
+    return (record.t_last - record.t_first) / (record.n_out - record.n_first)
+
+
+# ── distributions ────────────────────────────────────────────────────────────────────────────────────────
+
+_SPANS: dict[str, Callable[[RequestRecord], float | None]] = {
+    "dispatch_delay_ms": lambda r: _span(r.t_send, r.t_sched),
+    "ttft_ms": lambda r: _span(r.t_first, r.t_send),
+    "ttft_sched_ms": lambda r: _span(r.t_first, r.t_sched),
+    "ttfo_ms": lambda r: _span(r.t_first_visible, r.t_send),
+    "tpot_ms": tpot_s,
+    "e2e_ms": lambda r: _span(r.t_last, r.t_send),
+    "e2e_sched_ms": lambda r: _span(r.t_last, r.t_sched),
+    "ntpot_ms": lambda r: _span(r.t_last, r.t_send, r.n_out),
+}
+_SERVER_MS: dict[str, Callable[[RequestRecord], float | None]] = {
+    "server_queue_ms": lambda r: r.server.queue_ms if r.server else None,
+    "server_ttft_ms": lambda r: r.server.ttft_ms if r.server else None,
+    "server_tpot_ms": lambda r: r.server.tpot_ms if r.server else None,
+    "inference_ms": lambda r: r.server.inference_ms if r.server else None,
+    "outside_inference_ms": lambda r: _outside_ms(r),
+}
+
+
+def _latencies(ok: list[RequestRecord], failed: int) -> dict[str, Metric]:
+    found: dict[str, Metric] = {}
+    for name, span in _SPANS.items():
+        seconds = [took for record in ok if (took := span(record)) is not None]
+        adjust = failed if name != "dispatch_delay_ms" else None
+        found[name] = _distribution(name, np.asarray(seconds, dtype=np.float64) * 1000, adjust)
+    found |= _pooled(ok)
+    for name, told in _SERVER_MS.items():
+        milliseconds = [took for record in ok if (took := told(record)) is not None]
+        if milliseconds:  # servers that do not say have no such metric, rather than an empty one
+            found[name] = _distribution(name, np.asarray(milliseconds, dtype=np.float64), None)
+    return found
+
+
+def _distribution(name: str, samples: npt.NDArray[np.float64], failed: int | None) -> Metric:
+    """failed: how many to put at +infinity; None: the metric says nothing of them."""
+    adjusted = {} if failed is None else percentiles(np.append(samples, np.full(failed, math.inf)))
+    return Metric(
+        name,
+        "ms",
+        FORMULAS[name],
+        n=len(samples),
+        mean=float(samples.mean()) if len(samples) else None,
+        percentiles=percentiles(samples),
+        adjusted=adjusted,
+    )
+
+
+def _pooled(ok: list[RequestRecord]) -> dict[str, Metric]:
+    """Gaps of all answers. Those of one answer are alike, so the intervals are of families."""
+    gaps = [_gaps(record) for record in ok]
+    owners = np.repeat(np.arange(len(gaps)), [len(own) for own in gaps])
+    raw = np.concatenate(gaps) * 1000 if gaps else np.empty(0)
+    tokens = [max(count, 1) for record in ok for count in record.chunk_tokens[1:]]
+    share = np.asarray(tokens, dtype=np.int64)
+    return {
+        name: Metric(
+            name,
+            "ms",
+            FORMULAS[name],
+            n=len(samples),
+            mean=float(samples.mean()) if len(samples) else None,
+            percentiles=pooled_percentiles(samples, family),
+        )
+        for name, samples, family in (
+            ("itl_ms", np.repeat(raw / share, share), np.repeat(owners, share)),
+            ("icl_ms", raw, owners),
+        )
+    }
+
+
+def _gaps(record: RequestRecord) -> npt.NDArray[np.float64]:
+    return np.diff(np.asarray(record.chunk_at, dtype=np.float64))
+
+
+def _span(end: float | None, start: float | None, parts: int = 1) -> float | None:
+    return None if end is None or start is None or parts < 1 else (end - start) / parts
+
+
+def _outside_ms(record: RequestRecord) -> float | None:
+    if record.server is None or record.server.inference_ms is None:
+        return None
+    e2e = _span(record.t_last, record.t_send)
+    return None if e2e is None else e2e * 1000 - record.server.inference_ms
+
+
+# ── values ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rates(ok: list[RequestRecord], window: Window) -> dict[str, Metric]:
+    if window.seconds <= 0:
+        return {}
+    stamps = np.asarray([at for record in ok for at in record.chunk_at], dtype=np.float64)
+    tokens = np.asarray([count for record in ok for count in record.chunk_tokens], dtype=np.int64)
+    inside = (stamps >= window.start) & (stamps <= window.end)
+    begun = [r for r in ok if window.holds(r.t_first)]
+    return {
+        "requests_per_s": _rate("requests_per_s", "req/s", sum(window.holds(r.t_end) for r in ok), window),
+        "output_tokens_per_s": _rate("output_tokens_per_s", "tok/s", int(tokens[inside].sum()), window),
+        "input_tokens_per_s": _rate("input_tokens_per_s", "tok/s", sum(r.n_in or 0 for r in begun), window),
+    }
+
+
+def _shares(ok: list[RequestRecord], offered: int) -> dict[str, Metric]:
+    told = [record for record in ok if record.n_cached is not None and record.n_in]
+    prompt = sum(record.n_in or 0 for record in told)
+    hit = sum(record.n_cached or 0 for record in told) / prompt if prompt else None
+    silent = "" if told else "the server does not say"
+    failed = offered - len(ok)
+    low, high = wilson(failed, offered)
+    return {
+        "cache_hit": Metric("cache_hit", "", FORMULAS["cache_hit"], n=len(told), value=hit, note=silent),
+        "failures": Metric(
+            "failures",
+            "",
+            FORMULAS["failures"],
+            n=offered,
+            value=failed / offered if offered else None,
+            low=low,
+            high=high,
+        ),
+    }
+
+
+def _goodput(good: list[RequestRecord], offered: int, window: Window) -> dict[str, Metric]:
+    low, high = wilson(len(good), offered)
+    found = {
+        "attainment": Metric(
+            "attainment",
+            "",
+            FORMULAS["attainment"],
+            n=offered,
+            value=len(good) / offered if offered else None,
+            low=low,
+            high=high,
+        )
+    }
+    if window.seconds > 0:
+        found["goodput_per_s"] = _rate(
+            "goodput_per_s", "req/s", sum(window.holds(r.t_end) for r in good), window
+        )
+    return found
+
+
+def _rate(name: str, unit: str, count: int, window: Window) -> Metric:
+    return Metric(name, unit, FORMULAS[name], n=count, value=count / window.seconds, note=window.note)
+
+
+def _value(name: str, unit: str, value: float) -> Metric:
+    return Metric(name, unit, FORMULAS[name], value=value)
+
+
+def _notes(ok: list[RequestRecord]) -> list[str]:
+    notes = []
+    by_chunks = sum(record.counted_by == "chunks" for record in ok)
+    if by_chunks:
+        notes.append(f"{by_chunks} answers came without usage: their tokens are counted as chunks")
+    spread = sum(record.split_by == "spread" for record in ok)
+    if spread:
+        notes.append(
+            f"{spread} answers have more tokens than chunks: n_first is taken as 1, the rest spread evenly"
+        )
+    silent = sum(record.n_in is None for record in ok)
+    if silent:
+        notes.append(f"{silent} answers came without prompt tokens: input_tokens_per_s leaves them out")
+    off = sum(record.n_in is not None and record.n_in != record.planned_in for record in ok)
+    if off:
+        notes.append(f"{off} prompts had another length at the server than planned")
+    short = sum(record.n_out != record.planned_out for record in ok)
+    if short:
+        notes.append(f"{short} answers were longer or shorter than planned")
+    return notes
