@@ -49,7 +49,8 @@ def timeline(
     legend, top = legend_svg(list(paints.items()), LEFT, TITLE_HEIGHT + 8, width - RIGHT)
     height = top + row_height * max(1, len(shown)) + BOTTOM
     moments = [moment for row in shown for span in row.spans for moment in (span.start, span.end)]
-    scale = fit_scale(Axis("", low=min([0.0, *moments])), moments, LEFT, width - RIGHT, 75)
+    ends = Axis("", low=min([0.0, *moments]), high=max(moments, default=1.0))
+    scale = fit_scale(ends, moments, LEFT, width - RIGHT, 75)
     bottom = height - BOTTOM
     parts = [f'<text class="title" x="{LEFT:.0f}" y="16">{escape(title)}</text>', legend]
     for tick in scale.ticks:
