@@ -25,12 +25,12 @@ STYLE = (
   --paper: #14181e; --panel: #1b2129; --good: #4cc79a; --alarm: #ff7b72; --alarm-paper: #3a1715;
   --note-paper: #33290f; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1080px; background: var(--paper); color: var(--ink);
-  font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1080px; background: var(--paper);
+  color: var(--ink); font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 32px 0 8px; }
 p { margin: 6px 0; } .faint, .faint a { color: var(--faint); } code { font-size: 12.5px; }
-.banner { border-left: 5px solid var(--alarm); background: var(--alarm-paper); padding: 10px 14px; margin: 14px 0;
-  border-radius: 4px; } .banner strong { color: var(--alarm); font-size: 16px; }
+.banner { border-left: 5px solid var(--alarm); background: var(--alarm-paper); padding: 10px 14px;
+  margin: 14px 0; border-radius: 4px; } .banner strong { color: var(--alarm); font-size: 16px; }
 .banner ul { margin: 4px 0 0; padding-left: 20px; }
 .note { border-left: 5px solid #c79a1b; background: var(--note-paper); padding: 8px 14px; margin: 12px 0;
   border-radius: 4px; } .note ul { margin: 0; padding-left: 18px; }
@@ -44,8 +44,10 @@ td[title], th[title] { text-decoration: underline dotted var(--line); text-under
 .good { color: var(--good); } .bad { color: var(--alarm); }
 .tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 14px 0; }
 .tile { background: var(--panel); border-radius: 6px; padding: 8px 14px; min-width: 120px; }
-.tile b { display: block; font-size: 20px; font-weight: 600; } .tile span { color: var(--faint); font-size: 12px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 18px 22px; }
+.tile b { display: block; font-size: 20px; font-weight: 600; }
+.tile span { color: var(--faint); font-size: 12px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr));
+  gap: 18px 22px; }
 .wide { grid-column: 1 / -1; } footer { margin-top: 40px; color: var(--faint); font-size: 12px; }
 @media print { body { max-width: none; } .charts > * { break-inside: avoid; } }
 """
