@@ -24,7 +24,22 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest flag, instead of a page of usage."""
+    """Says what is wrong in one line, with the nearest flag, instead of a page of usage.
+
+    subverbs: where the first argument is one of these words, its own parser reads the rest, else the verb
+              itself: `plan MODEL --hardware h200` beside `plan verify FILE DIR`.
+    """
+
+    subverbs: dict[str, argparse.ArgumentParser]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.subverbs = {}
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if args and args[0] in self.subverbs:
+            return self.subverbs[args[0]].parse_known_args(args[1:], namespace)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
@@ -51,6 +66,20 @@ def add_verb(
         formatter_class=Help,
     )
     parser.set_defaults(parser=parser)
+    return parser
+
+
+def add_subverb(verb: argparse.ArgumentParser, name: str, description: str, examples: str) -> Parser:
+    """A parser for `ridgeline VERB NAME …`, where VERB also takes arguments of its own."""
+    assert isinstance(verb, Parser)
+    parser = Parser(
+        prog=f"{verb.prog} {name}",
+        description=description,
+        epilog="examples:\n" + examples.rstrip("\n"),
+        formatter_class=Help,
+    )
+    parser.set_defaults(parser=parser)
+    verb.subverbs[name] = parser
     return parser
 
 

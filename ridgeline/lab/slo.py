@@ -17,7 +17,7 @@ from ridgeline.lab.errors import BadInput
 METRICS = ("ttft", "ttft_sched", "ttfo", "tpot", "itl", "icl", "e2e", "e2e_sched", "ntpot")
 DEFAULT_PERCENTILE = 90
 _PERCENTILES = (50, 90, 95, 99)
-_UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "min": 6e4, "m": 6e4}
+_UNITS_MS = {"": 1.0, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "min": 6e4, "m": 6e4}
 _LIMIT = re.compile(r"(?P<metric>[a-z0-9]+(?:_sched)?)(?:[_.]?p(?P<percentile>\d+))?$")
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>[a-zµ]*)$")
 EXAMPLE = "ttft_p90=400ms,tpot_p90=50ms"
@@ -72,10 +72,10 @@ def parse_slo(text: str) -> Slo:
 
 
 def parse_duration_ms(text: str) -> float:
-    """`400ms`, `0.4s`, `2min`; the unit must be there, since 400 means two things to two people."""
+    """`400ms`, `0.4s`, `2min`; a bare number is milliseconds."""
     found = _DURATION.match(text.strip().lower())
     if not found or found["unit"] not in _UNITS_MS:
-        raise BadInput(f"{text!r} is not a duration: write it with its unit, as 400ms or 2s")
+        raise BadInput(f"{text!r} is not a duration: write 400ms or 2s")
     value = float(found["number"]) * _UNITS_MS[found["unit"]]
     if not 0 < value < float("inf"):
         raise BadInput(f"{text!r} is not a duration above zero")

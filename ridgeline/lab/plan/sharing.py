@@ -26,7 +26,7 @@ class Sharing:
 
 
 def sharing(traffic: Traffic, *, kept_s: float = math.inf, cache_tokens: float = math.inf) -> Sharing:
-    """Replay the prompts through a cache that forgets what was unused for `kept_s`, and what it has no room for.
+    """Replay the prompts through a cache that forgets what was unused for `kept_s` or has no room.
 
     The cache holds prompts, not answers, except a conversation's own: its next prompt has them in it.
     """

@@ -1,0 +1,211 @@
+"""The decision list: each step a gate that is passed or not by figures, and says by which. Pure functions.
+
+The order is that of leverage: what makes the later questions smaller is asked first. `make` gathers the
+figures, `result` prints the steps; thresholds stand here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ridgeline.lab.plan.break_even import BreakEven
+from ridgeline.lab.plan.sharing import Sharing
+
+# From measurements and practice, as the pages in docs/techniques tell: see `ridgeline explain`.
+CACHE_PAYS_SHARE = 0.05  # of prompt tokens; below, the saving drowns in the noise of any measurement
+DRAFT_TOKENS = 4  # a usual draft's length
+SPECULATION_LOAD = 0.5  # of the batch at which arithmetic binds; verifying a draft must fit beside it
+DISAGGREGATE_TOKENS_PER_DAY = (100e6, 1e9)  # worth a look; worth it
+DISAGGREGATE_PARAMETERS = 100e9
+DISAGGREGATE_INPUT_PER_OUTPUT = 4.0
+QUANTIZE_GAIN = 0.10  # of the cost; below, the risk to quality is not paid for
+CLEARLY = 0.8  # a price has to be so much lower to be called lower: both sides are estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decision: the question, what is decided, why, and the figures the gate was asked with."""
+
+    question: str
+    verdict: str
+    reason: str
+    figures: dict[str, float] = field(default_factory=dict)
+    term: str = ""  # what `ridgeline explain` knows more about
+
+
+def hosted_or_dedicated(even: BreakEven | None, missing: str = "") -> Step:
+    question = "hosted API or dedicated?"
+    if even is None:
+        return Step(question, "open", f"no comparison: {missing}", term="break-even")
+    hosted, own = even.hosted.usd_month, even.own.usd_month
+    figures = {
+        "hosted_usd_month": hosted,
+        "own_usd_month": own,
+        "idle_share": even.idle_share,
+        "even_requests_per_day": even.even_requests_per_day or 0.0,
+    }
+    lines = f"hosted {_usd(hosted)}, own {_usd(own)} a month, {even.idle_share:.0%} of it for idle GPUs"
+    if even.even_requests_per_day is None:
+        full, each = even.full_per_request, even.hosted.per_request
+        why = f"{lines}; even a busy replica costs {_small(full)} a request, the API {_small(each)}"
+        return Step(question, "hosted", why, figures, "break-even")
+    from_here = f"dedicated pays from {even.even_requests_per_day:,.0f} requests a day on"
+    if own <= CLEARLY * hosted:
+        return Step(question, "dedicated", f"{lines}; {from_here}", figures, "break-even")
+    if hosted <= CLEARLY * own:
+        return Step(question, "hosted", f"{lines}; {from_here}", figures, "break-even")
+    return Step(question, "either", f"{lines}: too close to call; {from_here}", figures, "break-even")
+
+
+def smallest_model(
+    *, parameters: int, active: int, gpus: int, decode_floor_ms: float, one_gpu_parameters: float
+) -> Step:
+    """one_gpu_parameters: the largest model of this precision that one chip holds beside the KV it needs."""
+    figures = {
+        "parameters": float(parameters),
+        "active_parameters": float(active),
+        "decode_floor_ms": decode_floor_ms,
+        "one_gpu_parameters": one_gpu_parameters,
+    }
+    half = (
+        f"each token reads {_count(active)} parameters: at least {decode_floor_ms:.2g} ms alone, "
+        "and a model of half that takes half"
+    )
+    verdict = "check a smaller one first"
+    if gpus > 1:
+        fits = f"; up to {_count(one_gpu_parameters)} would fit one GPU instead of {gpus}"
+        return Step("the smallest model that does it?", verdict, half + fits, figures, "model size")
+    return Step("the smallest model that does it?", verdict, half, figures, "model size")
+
+
+def engine(chosen: str, *, refused: str = "") -> Step:
+    """refused: why ridgeline itself cannot serve this plan; empty where it can."""
+    if not refused:
+        return Step("which engine?", chosen, "serves this model on this hardware; plan.toml starts it")
+    return Step("which engine?", chosen, f"ridgeline does not: {refused}")
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionFigures:
+    """What one precision would cost and give, for the same traffic within the same service level."""
+
+    precision: str
+    gpus: int | None  # None: not within the service level, with `why`
+    usd_month: float | None
+    tpot_ms: float | None
+    why: str = ""
+
+
+def quantize(
+    stored: PrecisionFigures, chosen: PrecisionFigures, others: tuple[PrecisionFigures, ...]
+) -> Step:
+    question = "quantize?"
+    figures = {f"{p.precision}_gpus": float(p.gpus) for p in (stored, chosen, *others) if p.gpus is not None}
+    figures |= {
+        f"{p.precision}_tpot_ms": p.tpot_ms for p in (stored, chosen, *others) if p.tpot_ms is not None
+    }
+    gate = "behind a quality gate against the unquantized model"
+    if chosen.precision != stored.precision:
+        if stored.gpus is None:
+            why = f"{stored.precision} does not do: {stored.why}"
+        else:
+            why = f"{stored.gpus} GPUs at {stored.precision}, {chosen.gpus} at {chosen.precision}"
+        return Step(question, f"yes: {chosen.precision}", f"{why}; {gate}", figures, "quantization")
+    best = min(
+        (p for p in others if p.gpus is not None), key=lambda p: (p.gpus, p.tpot_ms or 0.0), default=None
+    )
+    if best is None or chosen.gpus is None:
+        return Step(
+            question, "no", f"nothing smaller than {chosen.precision} runs here", figures, "quantization"
+        )
+    assert best.gpus is not None
+    if best.gpus <= (1 - QUANTIZE_GAIN) * chosen.gpus:
+        why = f"{best.precision} would take {best.gpus} GPUs instead of {chosen.gpus}, {gate}"
+        return Step(question, f"worth a trial: {best.precision}", why, figures, "quantization")
+    why = f"{chosen.precision} does it, and {best.precision} would take as many GPUs"
+    if best.tpot_ms is not None and chosen.tpot_ms is not None:
+        why += f" (TPOT {chosen.tpot_ms:.3g} ms, then {best.tpot_ms:.3g})"
+    return Step(question, "no", why, figures, "quantization")
+
+
+def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float) -> Step:
+    """ideal: with room for everything; kept: with the KV memory that this plan leaves for it."""
+    question = "prefix cache?"
+    figures = {"ideal_share": ideal.share, "kept_share": kept.share}
+    if not ideal.known:
+        why = "the traffic does not say which prompts begin alike; looking them up costs next to nothing"
+        return Step(question, "on", why, figures, "prefix cache")
+    saved_ms = 1e3 * kept.share * prefill_s_per_token * ideal.input_tokens
+    figures["saved_prefill_s"] = saved_ms / 1e3
+    shares = f"{ideal.share:.1%} of prompt tokens came before, {kept.share:.1%} would still be held"
+    if kept.share >= CACHE_PAYS_SHARE:
+        saving = f"{shares}: {saved_ms / 1e3:,.0f} s of prefill saved over the trace"
+        return Step(question, "on: it pays", saving, figures, "prefix cache")
+    return Step(question, "on, expect nothing of it", shares, figures, "prefix cache")
+
+
+def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tight: bool) -> Step:
+    """ridge_batch: sequences at which a decode step's arithmetic takes as long as reading the weights."""
+    question = "speculate?"
+    room = SPECULATION_LOAD * ridge_batch
+    figures = {"batch": batch, "ridge_batch": ridge_batch, "tokens_with_draft": batch * (DRAFT_TOKENS + 1)}
+    compared = (
+        f"{batch:.0f} sequences with drafts of {DRAFT_TOKENS} are {batch * (DRAFT_TOKENS + 1):.0f} tokens a "
+        f"step; arithmetic binds from {ridge_batch:.0f} on"
+    )
+    if batch * (DRAFT_TOKENS + 1) > room:
+        return Step(
+            question, "no", f"{compared}: no room that would be free", figures, "speculative decoding"
+        )
+    if not tpot_is_tight:
+        return Step(
+            question, "not needed", f"{compared}, but TPOT is met without", figures, "speculative decoding"
+        )
+    lack = "" if engine_can else "; this engine has no speculation yet"
+    return Step(
+        question, "worth a trial", f"{compared}: there is room{lack}", figures, "speculative decoding"
+    )
+
+
+def parallelize(*, tp: int, pp: int, ep: int, replicas: int, reason: str) -> Step:
+    ways = [f"{name}={count}" for name, count in (("tp", tp), ("pp", pp), ("ep", ep)) if count > 1]
+    verdict = ", ".join(ways) or "no: one device a replica"
+    copies = f"{replicas} replica{'s' * (replicas > 1)}"
+    figures = {"tp": float(tp), "pp": float(pp), "ep": float(ep), "replicas": float(replicas)}
+    return Step("parallelize?", verdict, f"{reason}; {copies} for the rate", figures, "tensor parallelism")
+
+
+def disaggregate(*, tokens_per_day: float, parameters: int, input_per_output: float, gpus: int) -> Step:
+    """Prefill and decode on machines of their own: three gates, all of them."""
+    look, sure = DISAGGREGATE_TOKENS_PER_DAY
+    gates = {
+        f"{_count(tokens_per_day)} tokens a day (from {_count(look)} on)": tokens_per_day >= look,
+        f"{_count(parameters)} parameters (from {_count(DISAGGREGATE_PARAMETERS)} on)": parameters
+        >= DISAGGREGATE_PARAMETERS,
+        f"{input_per_output:.1f} input tokens per output token (from {DISAGGREGATE_INPUT_PER_OUTPUT:g} on)": (
+            input_per_output >= DISAGGREGATE_INPUT_PER_OUTPUT
+        ),
+    }
+    figures = {"tokens_per_day": tokens_per_day, "input_per_output": input_per_output, "gpus": float(gpus)}
+    against = [gate for gate, is_passed in gates.items() if not is_passed]
+    if against:
+        return Step("disaggregate?", "no", "; ".join(against), figures, "disaggregation")
+    if gpus < 2:
+        return Step("disaggregate?", "no", "there is one GPU", figures, "disaggregation")
+    verdict = "yes" if tokens_per_day >= sure else "worth a trial"
+    return Step("disaggregate?", verdict, "; ".join(gates), figures, "disaggregation")
+
+
+def _usd(amount: float) -> str:
+    return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
+
+
+def _small(amount: float) -> str:
+    return f"${amount:.2g}"
+
+
+def _count(number: float) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
