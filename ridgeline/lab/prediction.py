@@ -34,6 +34,7 @@ class Prediction(msgspec.Struct, frozen=True):
     engine: dict[str, Any]  # settings of the engine that differ from their defaults
     traffic: dict[str, Any]  # its description: source, rate, lengths, seed
     metrics: dict[str, Interval]
+    uncorrected: dict[str, Interval] = {}  # of those that earlier runs' residuals corrected: as computed
     caveats: list[str] = []  # what lies outside the range that was fitted, in words
     made_at: str = ""  # ISO 8601
     version: int = VERSION
