@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 class PlannedRequest:
     """One request to come.
 
-    at:            when it is due; requests of closed loops and later turns of a conversation have no moment
-                   of their own: theirs is 0, or the pause after the answer before it (`think_s`)
+    at:            when it is due; 0 in closed loops. Later turns of a conversation carry the moment of its
+                   first, and are due `think_s` after the answer before them
     prefix:        ids of the prompt's first blocks, `Traffic.prefix_block_tokens` tokens each, from the
                    beginning: equal ids up to a place = equal tokens up to there. All else is its own
     conversation:  requests with the same number are turns of one conversation, in their order; each prompt

@@ -1,0 +1,142 @@
+"""Rows of a trace file, and what is wrong with them, by line. Made by `traces`, turned into Traffic here.
+
+Nothing is repaired in silence: a row that cannot be read or is out of order stops the reading with a list of
+lines, unless the caller chose to go on without; then they are counted in the traffic's notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+
+SHOWN = 5  # problems that an error lists
+SILENCE_S, SILENCE_GAPS = 60.0, 10.0  # no request for so long, and for so many mean gaps, is worth a note
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    line: int
+    at: float  # seconds, from any beginning
+    input_tokens: int
+    output_tokens: int
+    prefix: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Trace:
+    """A file's rows as they are read, with the problems found. `notes` are for what is no mistake."""
+
+    path: Path
+    skip_bad_rows: bool
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _bad: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        if row.input_tokens < 1 or row.output_tokens < 1:
+            name, value = (
+                ("input", row.input_tokens) if row.input_tokens < 1 else ("output", row.output_tokens)
+            )
+            self.bad(row.line, f"{name} tokens are {value}, not at least 1")
+        elif not np.isfinite(row.at):
+            self.bad(row.line, "the moment is not a finite number")
+        else:
+            self.rows.append(row)
+
+    def bad(self, line: int, reason: str) -> None:
+        self._bad.append((line, reason))
+
+    def note_unanswered(self, count: int) -> None:
+        if count:
+            self.notes.append(f"{count} requests that got no token of an answer were left out")
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """The file's lines with their numbers, without those that are empty."""
+        try:
+            with self.path.open(encoding="utf-8-sig", errors="replace", newline=None) as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield number, line.rstrip("\n")
+        except OSError as error:
+            raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from error
+
+    def traffic(
+        self, prefix_block_tokens: int = 0, spread: np.random.Generator | None = None, is_sorted: bool = True
+    ) -> Traffic:
+        """The requests from 0 on. spread: for stamps in coarse steps. is_sorted: the file should be."""
+        self._check_order(is_sorted)
+        self._report()
+        if not self.rows:
+            raise BadInput(f"{self.path}: holds no requests")
+        self.rows.sort(key=lambda row: row.at)
+        self._note_silences()
+        at = np.array([row.at for row in self.rows])
+        if spread is not None:
+            at = self._spread(at, spread)
+        at -= at[0]
+        requests = tuple(
+            PlannedRequest(moment, row.input_tokens, row.output_tokens, row.prefix)
+            for moment, row in zip(at.tolist(), self.rows, strict=True)
+        )
+        return Traffic(self.path.stem, requests, prefix_block_tokens, tuple(self.notes))
+
+    def _check_order(self, is_sorted: bool) -> None:
+        if not is_sorted:
+            return
+        late = 0
+        for before, row in zip(self.rows, self.rows[1:], strict=False):
+            if row.at < before.at:
+                late += 1
+                if not self.skip_bad_rows:
+                    early_s = before.at - row.at
+                    self.bad(row.line, f"comes {early_s:.3f} s before line {before.line}, out of order")
+        if late:
+            self.notes.append(f"{late} rows were out of order and were sorted")
+
+    def _report(self) -> None:
+        if not self._bad:
+            return
+        self._bad.sort()
+        shown = "; ".join(f"line {line}: {reason}" for line, reason in self._bad[:SHOWN])
+        more = f"; and {len(self._bad) - SHOWN} more" if len(self._bad) > SHOWN else ""
+        if not self.skip_bad_rows:
+            raise BadInput(
+                f"{self.path}: {len(self._bad)} bad rows: {shown}{more}. Correct them, or go on without them "
+                "with --skip-bad-rows"
+            )
+        self.notes.append(f"{len(self._bad)} bad rows were left out ({shown}{more})")
+
+    def _note_silences(self) -> None:
+        at = np.array([row.at for row in self.rows])
+        gaps = np.diff(at)
+        if not gaps.size:
+            return
+        long = np.flatnonzero(gaps > max(SILENCE_S, SILENCE_GAPS * float(gaps.mean())))
+        if long.size:
+            longest = int(long[np.argmax(gaps[long])])
+            others = f", and {long.size - 1} more such silences" if long.size > 1 else ""
+            line = self.rows[longest + 1].line
+            self.notes.append(f"no request for {gaps[longest]:.0f} s before line {line}{others}")
+
+    def _spread(self, at: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Requests with one stamp, evenly at random until the next stamp, in the order of the file."""
+        stamps, counts = np.unique(at, return_counts=True)
+        if len(stamps) < 2 or counts.max() < 2:
+            return at
+        widths = np.diff(stamps)
+        widths = np.append(widths, np.median(widths))
+        # A pause is no step: requests before a long silence came within an ordinary step.
+        widths = np.minimum(widths, np.median(widths))
+        parts = [
+            stamp + np.sort(random.random(count)) * width
+            for stamp, count, width in zip(stamps, counts, widths, strict=True)
+        ]
+        step = f"{np.median(widths):g} s"
+        self.notes.append(f"stamps move in steps of {step}: arrivals were spread within each, by the seed")
+        return np.concatenate(parts)

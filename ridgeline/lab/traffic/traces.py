@@ -1,0 +1,169 @@
+"""Readers of trace files: Azure's 2023 CSV, Mooncake's JSONL, our own recordings, BurstGPT's CSV.
+
+All give Traffic: moments from 0, lengths, and shared prefixes where the file tells them. Broken rows are
+reported by line (`trace_rows`). No reader holds text: traces have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.traffic.request import Traffic
+from ridgeline.lab.traffic.seeds import stream
+from ridgeline.lab.traffic.trace_rows import Row, Trace
+
+MOONCAKE_BLOCK_TOKENS = 512
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+
+
+def read_azure(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
+    """TIMESTAMP, ContextTokens, GeneratedTokens: no text, no prefixes. The seed draws nothing."""
+    trace = Trace(path, skip_bad_rows)
+    _read_csv(trace, AZURE_COLUMNS, _date_s)
+    return trace.traffic()
+
+
+def read_burstgpt(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
+    """Seconds, "Request tokens", "Response tokens". Requests without an answer failed: they are left out."""
+    trace = Trace(path, skip_bad_rows)
+    _read_csv(trace, BURSTGPT_COLUMNS, float, may_be_unanswered=True)
+    return trace.traffic(spread=stream(seed, "spread"))
+
+
+class _MooncakeLine(msgspec.Struct):
+    """timestamp in milliseconds. block_tokens: ours alone; Mooncake's blocks have 512."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+
+def read_mooncake(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
+    """timestamp, input_length, output_length, hash_ids: an id for each block of 512 tokens from the start.
+
+    The published trace's stamps move in steps of 3 s; arrivals are spread within each, drawn by the seed.
+    """
+    trace = Trace(path, skip_bad_rows)
+    block_tokens = _read_blocks(trace)
+    return trace.traffic(block_tokens, spread=stream(seed, "spread"))
+
+
+def read_recorded(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
+    """What `ridgeline serve --record-traffic` wrote: Mooncake's fields with true moments, in the order in
+    which the requests were finished. Requests that wrote nothing are left out, as nothing could be replayed.
+    """
+    trace = Trace(path, skip_bad_rows)
+    block_tokens = _read_blocks(trace, may_be_unanswered=True)
+    return trace.traffic(block_tokens, is_sorted=False)
+
+
+READERS: dict[str, Callable[..., Traffic]] = {
+    "azure": read_azure,
+    "mooncake": read_mooncake,
+    "recorded": read_recorded,
+    "burstgpt": read_burstgpt,
+}
+
+
+def _read_blocks(trace: Trace, may_be_unanswered: bool = False) -> int:
+    """The rows of a file with hash ids, and how many tokens a block has."""
+    decoder = msgspec.json.Decoder(_MooncakeLine)
+    block_tokens, unanswered = 0, 0
+    for number, line in trace.lines():
+        try:
+            row = decoder.decode(line)
+        except msgspec.ValidationError as error:
+            trace.bad(number, str(error).replace("$.", "").replace("`", "'"))
+            continue
+        except msgspec.DecodeError:
+            trace.bad(number, "is not a whole JSON object")
+            continue
+        if may_be_unanswered and row.output_length == 0:
+            unanswered += 1
+            continue
+        block_tokens = block_tokens or row.block_tokens
+        most = -(-row.input_length // max(row.block_tokens, 1))
+        if row.block_tokens != block_tokens or block_tokens < 1:
+            trace.bad(number, f"block_tokens is {row.block_tokens}, in rows before it {block_tokens}")
+        elif len(row.hash_ids) > most:
+            trace.bad(
+                number, f"has {len(row.hash_ids)} hash_ids, but {row.input_length} tokens are {most} blocks"
+            )
+        else:
+            at = row.timestamp / 1000
+            trace.add(Row(number, at, row.input_length, row.output_length, tuple(row.hash_ids)))
+    trace.note_unanswered(unanswered)
+    return block_tokens
+
+
+def _read_csv(
+    trace: Trace,
+    columns: tuple[str, str, str],
+    seconds: Callable[[str], float],
+    may_be_unanswered: bool = False,
+) -> None:
+    """Rows with the columns moment, input tokens, output tokens.
+
+    Split by hand: these traces quote nothing, and one stray quote would make a CSV reader swallow all lines
+    to the next.
+    """
+    lines = trace.lines()
+    number, head = next(lines, (1, ""))
+    names = _cells(head)
+    missing = [column for column in columns if column not in names]
+    if missing:
+        raise BadInput(
+            f"{trace.path}: line {number} should name the columns {', '.join(columns)}; "
+            f"{', '.join(missing)} not found"
+        )
+    places = [names.index(column) for column in columns]
+    unanswered = 0
+    for number, line in lines:
+        cells = _cells(line)
+        if len(cells) != len(names):
+            trace.bad(number, f"has {len(cells)} columns, not {len(names)}")
+            continue
+        moment, read, written = (cells[place] for place in places)
+        if may_be_unanswered and written == "0":
+            unanswered += 1
+            continue
+        try:
+            trace.add(Row(number, seconds(moment), _count(read), _count(written)))
+        except (ValueError, OverflowError):
+            trace.bad(number, f"{_first_wrong(columns, (moment, read, written), seconds)} cannot be read")
+    trace.note_unanswered(unanswered)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().strip('"') for cell in line.split(",")]
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise ValueError(text)
+    return int(text)
+
+
+def _first_wrong(
+    columns: tuple[str, str, str], cells: tuple[str, str, str], seconds: Callable[[str], float]
+) -> str:
+    for column, cell, read in zip(columns, cells, (seconds, _count, _count), strict=True):
+        try:
+            read(cell)
+        except (ValueError, OverflowError):
+            return f"{column} {cell[:30]!r}"
+    raise AssertionError("one of them could not be read")
+
+
+def _date_s(text: str) -> float:
+    date = datetime.fromisoformat(text)
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
