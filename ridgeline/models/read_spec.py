@@ -53,26 +53,25 @@ def _from_directory(directory: Path) -> ModelSpec:
 
 def _from_config(config: Path) -> ModelSpec:
     """A config.json with what lies beside it."""
-    if config.name == "hf_quant_config.json":
+    if config.name.endswith("hf_quant_config.json"):
         raise UnsupportedModel(f"{config}: describes a quantization; give the config.json beside it")
     if is_encoder(config):
         raise UnsupportedModel(
             f"{config}: describes an encoder, which makes vectors, no text: serve it and ask /v1/embeddings"
         )
-    generation, quantization = (
-        config.with_name("generation_config.json"),
-        config.with_name("hf_quant_config.json"),
-    )
+    beside = config.name.removesuffix("config.json")  # several models' files may lie in one directory
+    generation = config.with_name(f"{beside}generation_config.json")
+    quantization = config.with_name(f"{beside}hf_quant_config.json")
     return spec_from_hf(
         read_json_object(config),
-        name=_model_name(config),
+        name=model_name(config),
         generation_config=read_json_object(generation) if generation.is_file() else None,
         quantization=read_json_object(quantization) if quantization.is_file() else None,
         tokenizer_end=hf_end_id(config.parent),
     )
 
 
-def _model_name(config: Path) -> str:
+def model_name(config: Path) -> str:
     """The directory's name; in a hub cache (models--org--name/snapshots/<commit>) the repository's."""
     if config.name != "config.json":
         return config.stem.removesuffix("_config")

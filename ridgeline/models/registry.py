@@ -292,7 +292,18 @@ def _resolve_known(known: KnownModel) -> ResolvedModel:
     return ResolvedModel(known.name, model_path(known), "registry")
 
 
+def fetch_config(name: str) -> Path:
+    """The config.json of hf:org/name and nothing else of it: for planning, without the weights."""
+    return _from_hub(name, ["config.json", "hf_quant_config.json"])[1]
+
+
 def _resolve_hub(name: str) -> ResolvedModel:
+    repo, path = _from_hub(name, list(HUB_FILES))
+    return ResolvedModel(repo, _checked_directory(path), "hub")
+
+
+def _from_hub(name: str, patterns: list[str]) -> tuple[str, Path]:
+    """(org/name, the directory that now holds the files of these patterns)."""
     match = _HUB_ID.fullmatch(name.removeprefix("hf:"))
     if match is None:
         raise ModelNotFound(f"{name!r} is not of the form hf:org/name or hf:org/name@revision")
@@ -307,7 +318,7 @@ def _resolve_hub(name: str) -> ResolvedModel:
         path = snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=list(HUB_FILES),
+            allow_patterns=patterns,
             ignore_patterns=list(HUB_DUPLICATES),
         )
     except Exception as error:  # the hub's clients raise a dozen kinds, some not even OSErrors
@@ -317,7 +328,7 @@ def _resolve_hub(name: str) -> ResolvedModel:
             "Check the name and the network (HF_ENDPOINT, HF_TOKEN, proxies), or place config.json, the "
             "tokenizer and the .safetensors files in a directory and give its path instead"
         ) from error
-    return ResolvedModel(repo, _checked_directory(Path(path)), "hub")
+    return repo, Path(path)
 
 
 def refuse_pickles_alone(directory: Path) -> None:

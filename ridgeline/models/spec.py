@@ -230,7 +230,7 @@ class ModelSpec:
 
         Σ layers 4 · heads · head_dim · Σ i=1…tokens min(context + i, window)
         """
-        pairs = sum(_attended_pairs(tokens, context, layer.window) for layer in self.layers)
+        pairs = sum(attended_pairs(tokens, context, layer.window) for layer in self.layers)
         return 4 * self.num_heads * self.head_dim * pairs
 
     def prefill_flops(self, tokens: int, context: int = 0) -> int:
@@ -258,7 +258,7 @@ def longest_context(stated: int, layers: tuple[LayerSpec, ...]) -> int:
     return max(stated, *stretched, 0)
 
 
-def _attended_pairs(tokens: int, context: int, window: int | None) -> int:
+def attended_pairs(tokens: int, context: int, window: int | None) -> int:
     """Σ i=1…tokens min(context + i, window), in closed form."""
     growing = tokens if window is None else max(0, min(tokens, window - context))
     full = (tokens - growing) * (window or 0)

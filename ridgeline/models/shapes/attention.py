@@ -1,0 +1,273 @@
+"""The kinds of attention as counts: weights, what a sequence keeps, what a step reads and computes.
+
+Used by `shapes.shape`, filled in by the readers. All kinds answer the same questions: `input_matrix` and
+`output_matrix` (weights before and after the mixing of tokens), `vectors` (norms, biases), `kept_bytes`,
+`read_bytes` and `flops` of the mixing itself. Holds no tensors and reads no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.models.spec import attended_pairs
+
+INDEX_SCALE_BYTES = 4  # beside each 8-bit index key of sparse attention
+STATE_BYTES = 4  # recurrent states are kept in float32 unless the config says otherwise
+CONVOLUTION_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Softmax attention over keys and values, whole or within a window."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int | None = None  # None = head_dim
+    window: int | None = None
+    chunked: bool = False  # the window does not slide: it starts anew every `window` tokens
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: Literal["", "head", "projection"] = ""  # one norm for all heads, or one as wide as all of them
+    output_gate: bool = False  # q is twice as wide: half of it gates the output
+    head_gate: bool = False  # one gate per head
+    keys_are_values: bool = False  # no projection for values
+    sinks: bool = False  # a learned logit per head
+
+    @property
+    def value_width(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def kv_elements(self) -> int:
+        return self.kv_heads * (self.head_dim + self.value_width)
+
+    def input_matrix(self, hidden: int) -> int:
+        queries = self.heads * self.head_dim * (2 if self.output_gate else 1)
+        values = 0 if self.keys_are_values else self.kv_heads * self.value_width
+        gates = self.heads if self.head_gate else 0
+        return hidden * (queries + self.kv_heads * self.head_dim + values + gates)
+
+    def output_matrix(self, hidden: int) -> int:
+        return hidden * self.heads * self.value_width
+
+    def vectors(self, hidden: int) -> int:
+        keys, values = self.kv_heads * self.head_dim, self.kv_heads * self.value_width
+        total = (self.heads * self.head_dim + keys + values) if self.qkv_bias else 0
+        total += hidden if self.output_bias else 0
+        total += {"": 0, "head": 2 * self.head_dim, "projection": self.heads * self.head_dim + keys}[
+            self.qk_norm
+        ]
+        return total + (self.heads if self.sinks else 0)
+
+    def tokens_held(self, context: int) -> int:
+        return context if self.window is None else min(context, self.window)
+
+    def tokens_seen(self, context: int) -> int:
+        """What the newest of `context` tokens attends to, itself included."""
+        if self.chunked and self.window is not None:
+            return (context - 1) % self.window + 1 if context else 0
+        return self.tokens_held(context)
+
+    def kept_bytes(self, context: int, kv_bytes: float) -> float:
+        return self.tokens_held(context) * self.kv_elements * kv_bytes
+
+    def read_bytes(self, context: int, kv_bytes: float) -> float:
+        return self.tokens_seen(context) * self.kv_elements * kv_bytes
+
+    def flops(self, tokens: int, context: int) -> int:
+        """q·k and p·v of the causal pairs."""
+        pair = 2 * self.heads * (self.head_dim + self.value_width)
+        if self.chunked and self.window is not None:
+            return pair * (
+                _chunked_pairs(context + tokens, self.window) - _chunked_pairs(context, self.window)
+            )
+        return pair * attended_pairs(tokens, context, self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseIndex:
+    """Small heads that score all tokens, so that attention reads only the best `top` of them."""
+
+    heads: int
+    head_dim: int
+    top: int
+    owns_weights: bool = True  # False: this layer uses the choice of an earlier one
+
+    @property
+    def key_bytes(self) -> int:
+        """Index keys are kept at 8 bits whatever the rest of the cache is."""
+        return self.head_dim + INDEX_SCALE_BYTES if self.owns_weights else 0
+
+    def flops(self, tokens: int, context: int) -> int:
+        pair = 2 * self.heads * self.head_dim if self.owns_weights else 0
+        return pair * attended_pairs(tokens, context, None)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values of all heads come from one cached latent vector."""
+
+    heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    index: SparseIndex | None = None
+    output_gate: bool = False  # a gate as wide as all heads' values
+
+    @property
+    def kv_elements(self) -> int:
+        return self.kv_lora_rank + self.rope_dim
+
+    @property
+    def expansion(self) -> int:
+        """From the latent to every head's key and value; or absorbed, applied to query and output."""
+        return self.kv_lora_rank * self.heads * (self.nope_dim + self.value_dim)
+
+    def input_matrix(self, hidden: int) -> int:
+        query_width = self.heads * (self.nope_dim + self.rope_dim)
+        if self.q_lora_rank is None:
+            queries = hidden * query_width
+        else:
+            queries = self.q_lora_rank * (hidden + query_width)
+        gate = hidden * self.heads * self.value_dim if self.output_gate else 0
+        index = 0
+        if self.index is not None and self.index.owns_weights:
+            from_query = (self.q_lora_rank or hidden) * self.index.heads * self.index.head_dim
+            index = from_query + hidden * (self.index.head_dim + self.index.heads)
+        return queries + hidden * (self.kv_lora_rank + self.rope_dim) + self.expansion + gate + index
+
+    def output_matrix(self, hidden: int) -> int:
+        return hidden * self.heads * self.value_dim
+
+    def vectors(self, hidden: int) -> int:
+        del hidden
+        index = 2 * self.index.head_dim if self.index is not None and self.index.owns_weights else 0
+        return (self.q_lora_rank or 0) + self.kv_lora_rank + index
+
+    def kept_bytes(self, context: int, kv_bytes: float) -> float:
+        return context * (self.kv_elements * kv_bytes + (self.index.key_bytes if self.index else 0))
+
+    def read_bytes(self, context: int, kv_bytes: float) -> float:
+        if self.index is None:
+            return context * self.kv_elements * kv_bytes
+        return min(context, self.index.top) * self.kv_elements * kv_bytes + context * self.index.key_bytes
+
+    def flops(self, tokens: int, context: int) -> int:
+        """The cheaper of both ways: with the cached latents expanded anew, or in the latent space."""
+        chosen = None if self.index is None else self.index.top
+        index = 0 if self.index is None else self.index.flops(tokens, context)
+        absorbed = 2 * self.heads * (2 * self.kv_lora_rank + self.rope_dim)
+        in_latent = absorbed * attended_pairs(tokens, context, chosen) + index
+        expanded = 2 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
+        expanded = expanded * attended_pairs(tokens, context, None) + 2 * context * self.expansion + index
+        return min(in_latent, expanded)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Gated delta net: a matrix per head is updated by every token; no cache that grows."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    convolution: int  # taps
+    state_bytes: int = STATE_BYTES
+
+    @property
+    def kv_elements(self) -> int:
+        return 0
+
+    @property
+    def channels(self) -> int:
+        """What passes the convolution: q, k and v."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def input_matrix(self, hidden: int) -> int:
+        gate = self.value_heads * self.value_dim
+        return hidden * (self.channels + gate + 2 * self.value_heads)
+
+    def output_matrix(self, hidden: int) -> int:
+        return hidden * self.value_heads * self.value_dim
+
+    def vectors(self, hidden: int) -> int:
+        del hidden
+        return self.channels * self.convolution + 2 * self.value_heads + self.value_dim
+
+    def kept_bytes(self, context: int, kv_bytes: float) -> float:
+        del context, kv_bytes
+        state = self.value_heads * self.key_dim * self.value_dim * self.state_bytes
+        return state + self.channels * (self.convolution - 1) * CONVOLUTION_BYTES
+
+    def read_bytes(self, context: int, kv_bytes: float) -> float:
+        """The state is read and written back."""
+        return 2 * self.kept_bytes(context, kv_bytes)
+
+    def flops(self, tokens: int, context: int) -> int:
+        """A token decays the state, reads it at its key, corrects it, and reads it at its query."""
+        del context
+        return tokens * self.value_heads * 7 * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A selective state space: per head a state of head_dim · state_size, updated by every token."""
+
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    convolution: int  # taps
+    convolution_bias: bool = True
+    projection_bias: bool = False
+    state_bytes: int = STATE_BYTES
+
+    @property
+    def kv_elements(self) -> int:
+        return 0
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.groups * self.state_size
+
+    def input_matrix(self, hidden: int) -> int:
+        return hidden * (self.inner + self.channels + self.heads)
+
+    def output_matrix(self, hidden: int) -> int:
+        return hidden * self.inner
+
+    def vectors(self, hidden: int) -> int:
+        convolution = self.channels * (self.convolution + (1 if self.convolution_bias else 0))
+        biases = (self.inner + self.channels + self.heads + hidden) if self.projection_bias else 0
+        return convolution + 3 * self.heads + self.inner + biases
+
+    def kept_bytes(self, context: int, kv_bytes: float) -> float:
+        del context, kv_bytes
+        state = self.inner * self.state_size * self.state_bytes
+        return state + self.channels * (self.convolution - 1) * CONVOLUTION_BYTES
+
+    def read_bytes(self, context: int, kv_bytes: float) -> float:
+        """The state is read and written back."""
+        return 2 * self.kept_bytes(context, kv_bytes)
+
+    def flops(self, tokens: int, context: int) -> int:
+        """A token decays the state, adds to it, and reads it."""
+        del context
+        return tokens * 5 * self.inner * self.state_size
+
+
+Attention = FullAttention | LatentAttention | LinearAttention | Mamba2
+
+
+def _chunked_pairs(tokens: int, chunk: int) -> int:
+    """Causal pairs among the first `tokens` tokens when attention starts anew every `chunk` of them."""
+    whole, left = divmod(tokens, chunk)
+    return whole * chunk * (chunk + 1) // 2 + left * (left + 1) // 2

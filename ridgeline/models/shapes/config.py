@@ -1,0 +1,98 @@
+"""What the readers of shapes share: a config with its name and files beside it, and the frame of a shape.
+
+`ShapeConfig` is made by `shapes.read` and handed to one family's reader. Values are read as strictly as for a
+ModelSpec; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.hf_config import MAX_LAYERS
+from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
+from ridgeline.models.shapes.stored import Storage, read_storage
+
+# These keys of an outer, multimodal config speak for the language model inside it.
+OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeConfig:
+    name: str
+    outer: Mapping[str, Any]  # the whole config.json
+    quantization: Mapping[str, Any] | None  # hf_quant_config.json, where there is one
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}: config.json"
+
+    def text(self, *, defaults: Mapping[str, Any] | None = None) -> ConfigValues:
+        """The language model's values: the config itself, or its text_config with what is said around it."""
+        return ConfigValues(self.text_mapping(), self.where, defaults=defaults)
+
+    def text_mapping(self) -> dict[str, Any]:
+        nested = ConfigValues(self.outer, self.where).mapping("text_config")
+        if nested is None:
+            return dict(self.outer)
+        inherited = {key: self.outer[key] for key in OUTER_KEYS if self.outer.get(key) is not None}
+        return {**nested, **inherited}
+
+    def vision(self) -> ConfigValues | None:
+        settings = ConfigValues(self.outer, self.where).mapping("vision_config")
+        return None if settings is None else ConfigValues(settings, self.where, prefix="vision_config.")
+
+    def storage(self) -> Storage:
+        values = self.text()
+        return read_storage(values, self.quantization, values.optional_integer("num_hidden_layers") or 1)
+
+
+def layer_count(values: ConfigValues, key: str = "num_hidden_layers") -> int:
+    count = values.integer(key)
+    if count > MAX_LAYERS:
+        raise BrokenModel(f"{values.where}: {key} is {count}; no model has more than {MAX_LAYERS}")
+    return count
+
+
+def per_layer(values: ConfigValues, key: str, count: int) -> list[str] | None:
+    """A list of names with one entry for each layer; None when absent."""
+    stated = values.optional_texts(key)
+    if stated is not None and len(stated) != count:
+        raise BrokenModel(f"{values.where}: {key} has {len(stated)} entries for {count} layers")
+    return None if stated is None else list(stated)
+
+
+def flags_per_layer(values: ConfigValues, key: str, count: int) -> list[bool]:
+    """A list of 0 and 1 with one entry for each layer."""
+    stated = values.integers(key)
+    if len(stated) != count or not set(stated) <= {0, 1}:
+        raise BrokenModel(f"{values.where}: {key} must hold 0 or 1 for each of {count} layers")
+    return [entry == 1 for entry in stated]
+
+
+def build_shape(
+    config: ShapeConfig,
+    values: ConfigValues,
+    family: str,
+    layers: tuple[LayerShape, ...],
+    *,
+    extra_parameters: tuple[ExtraWeights, ...] = (),
+    other: int = 0,
+) -> ModelShape:
+    storage = config.storage()
+    return ModelShape(
+        name=config.name,
+        family=family,
+        hidden_size=values.integer("hidden_size"),
+        vocab_size=values.integer("vocab_size"),
+        max_context=values.integer("max_position_embeddings"),
+        tied_embeddings=values.flag("tie_word_embeddings", default=False),
+        layers=layers,
+        weight_format=storage.weight_format,
+        stored=storage.precision,
+        extra_parameters=extra_parameters,
+        other=other,
+    )

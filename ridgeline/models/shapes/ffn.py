@@ -1,0 +1,64 @@
+"""The feed-forward half of a layer as counts: a dense FFN, or routed experts with what all tokens share.
+
+Used by `shapes.shape`, filled in by the readers. `matrix` counts weights a token is multiplied with,
+`vectors` those that are only added or scaled with. Holds no tensors and reads no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFfn:
+    size: int
+    gated: bool = True  # gate, up and down; otherwise up and down
+    bias: bool = False
+
+    def matrix(self, hidden: int) -> int:
+        return (3 if self.gated else 2) * hidden * self.size
+
+    def vectors(self, hidden: int) -> int:
+        return ((2 if self.gated else 1) * self.size + hidden) if self.bias else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """`shared_size` is what every token passes besides its experts: shared experts or a dense branch."""
+
+    num: int
+    per_token: int
+    size: int  # of one expert
+    shared_size: int = 0
+    gated: bool = True
+    shared_gate: bool = False  # a learned scalar per token scales the shared expert
+    bias: bool = False  # of every expert's matrices and of the router
+    latent_size: int | None = None  # experts work in a narrower space, with a projection into it and out
+    other_vectors: int = 0  # norms and scales around router and experts
+
+    def expert_matrix(self, hidden: int) -> int:
+        """Of one routed expert."""
+        return (3 if self.gated else 2) * self.size * (self.latent_size or hidden)
+
+    def one_expert(self, hidden: int) -> int:
+        """Matrices and biases of one routed expert."""
+        biases = (2 if self.gated else 1) * self.size + (self.latent_size or hidden)
+        return self.expert_matrix(hidden) + (biases if self.bias else 0)
+
+    def matrix(self, hidden: int) -> int:
+        """Besides the routed experts: router, shared expert, projections into and out of the latent space."""
+        shared = (3 if self.gated else 2) * self.shared_size
+        latent = 2 * (self.latent_size or 0)
+        return hidden * (shared + latent + self.num + (1 if self.shared_gate else 0))
+
+    def vectors(self, hidden: int) -> int:
+        del hidden
+        return self.other_vectors + (self.num if self.bias else 0)
+
+    def expected_distinct(self, tokens: float) -> float:
+        """How many experts `tokens` tokens hit if each chooses `per_token` of `num` evenly at random."""
+        missed: float = (1 - self.per_token / self.num) ** tokens
+        return self.num * (1 - missed)
+
+
+Ffn = DenseFfn | Experts

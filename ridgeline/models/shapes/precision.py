@@ -1,0 +1,82 @@
+"""Precision: in how many bytes a model's weights are kept, by the part of the model they belong to.
+
+Used by `shapes.shape` and by the planner. Quantized checkpoints seldom quantize everything: embeddings, LM
+head, norms and routers mostly stay at 16 bits, and some formats are for routed experts alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.models.spec import BYTES_PER_PARAMETER
+
+# What other programs call the same formats.
+ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "fp8_block": "fp8",
+    "fp8_static": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "int8_wo": "int8",
+    "w8a8": "int8",
+    "int4_wo": "int4",
+    "int4_awq": "int4",
+    "w4afp8": "int4",
+    "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4",
+    "w4a16_nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+}
+# Formats of the whole file, embeddings and LM head included.
+WHOLE = ("float32", "bfloat16", "float16")
+# Formats that published checkpoints use for routed experts alone.
+EXPERTS_ONLY = ("mxfp4",)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """A format for each part; names as in BYTES_PER_PARAMETER."""
+
+    linear: str  # projections of attention, dense FFN, shared experts
+    experts: str  # routed experts
+    rest: str = "bfloat16"  # embeddings, LM head, norms, routers, vision tower
+    attention: str = ""  # its projections, where they differ from `linear`
+
+    def __post_init__(self) -> None:
+        for field in ("linear", "experts", "rest", "attention"):
+            name = getattr(self, field) or self.linear
+            object.__setattr__(self, field, format_name(name))
+
+    @classmethod
+    def named(cls, name: str) -> Precision:
+        """What a format's bare name means: "fp8" leaves embeddings and LM head at 16 bits."""
+        known = format_name(name)
+        if known in WHOLE or known.startswith("gguf:"):
+            return cls(known, known, known)
+        return cls("bfloat16" if known in EXPERTS_ONLY else known, known)
+
+    def __str__(self) -> str:
+        others = {"attention": self.attention, "experts": self.experts}
+        apart = [f"{part} {name}" for part, name in others.items() if name != self.linear]
+        return ", ".join([self.linear, *apart])
+
+
+def format_name(name: str) -> str:
+    """The name this project uses for a format, in whatever spelling it came; ValueError if there is none."""
+    known = ALIASES.get(name.lower(), name if name.startswith("gguf:") else name.lower())
+    if known not in BYTES_PER_PARAMETER:
+        names = ", ".join(key for key in BYTES_PER_PARAMETER if not key.startswith("gguf:"))
+        raise ValueError(f"no such precision: {name!r}; known are {names}, gguf:<type>")
+    return known
+
+
+def bytes_of(name: str) -> float:
+    """Bytes of one number in that format, block scales included."""
+    return BYTES_PER_PARAMETER[format_name(name)]
+
+
+def as_precision(precision: Precision | str) -> Precision:
+    return precision if isinstance(precision, Precision) else Precision.named(precision)

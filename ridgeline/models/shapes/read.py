@@ -1,0 +1,87 @@
+"""From a path or a name to a ModelShape: the one entrance for the planner.
+
+Reads what ModelSpec can (also GGUF files and the registry's names) through it, and the other families by
+their own readers. What is not understood is refused with the reason; weights are never opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from ridgeline.models.config_values import ConfigValues, read_json_object
+from ridgeline.models.errors import ModelNotFound, UnsupportedModel
+from ridgeline.models.families import BY_MODEL_TYPE
+from ridgeline.models.read_spec import model_name, read_spec
+from ridgeline.models.registry import fetch_config, find_known, resolve
+from ridgeline.models.shapes.config import ShapeConfig
+from ridgeline.models.shapes.from_spec import shape_of
+from ridgeline.models.shapes.gpt_oss import read_gpt_oss
+from ridgeline.models.shapes.latent import read_latent
+from ridgeline.models.shapes.precision import Precision
+from ridgeline.models.shapes.qwen import read_qwen_hybrid, read_qwen_vl
+from ridgeline.models.shapes.shape import ModelShape
+
+Reader = Callable[[ShapeConfig], ModelShape]
+
+# model_type → its reader. The families of ModelSpec are read through that.
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "deepseek_v3": read_latent,
+        "deepseek_v32": read_latent,
+        "glm_moe_dsa": read_latent,
+        "gpt_oss": read_gpt_oss,
+        "kimi_k2": read_latent,
+        "kimi_k25": read_latent,
+        "qwen3_5": read_qwen_hybrid,
+        "qwen3_5_moe": read_qwen_hybrid,
+        "qwen3_vl": read_qwen_vl,
+        "qwen3_vl_moe": read_qwen_vl,
+    }
+)
+
+
+def read_shape(model: str | Path) -> ModelShape:
+    """The shape of a config.json, a directory with one, a GGUF file, a registry name or hf:org/name.
+
+    Of hf: names the config alone is fetched, not the weights.
+    """
+    path = _path_of(model)
+    config = path / "config.json" if path.is_dir() else path
+    if config.suffix != ".json" or not config.is_file():
+        return _from_spec(path)
+    content = read_json_object(config)
+    name = model_name(config)
+    model_type = ConfigValues(content, f"{name}: config.json").optional_text("model_type")
+    if model_type in BY_MODEL_TYPE or config.name.endswith("hf_quant_config.json"):
+        return _from_spec(path)
+    reader = READERS.get(model_type or "")
+    if reader is None:
+        known = ", ".join(sorted({*READERS, *BY_MODEL_TYPE}))
+        raise UnsupportedModel(
+            f"{name}: config.json: the planner does not know models of type {model_type!r}. Known are {known}"
+        )
+    beside = config.with_name(config.name.removesuffix("config.json") + "hf_quant_config.json")
+    return reader(ShapeConfig(name, content, read_json_object(beside) if beside.is_file() else None))
+
+
+def _path_of(model: str | Path) -> Path:
+    if isinstance(model, Path):
+        return model
+    if find_known(model) is not None:
+        return resolve(model).path
+    if model.startswith("hf:"):
+        return fetch_config(model)
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise ModelNotFound(
+            f"{model}: no such file or model; give a config.json, the directory that holds it, a .gguf file, "
+            "a name of `ridgeline models list`, or hf:org/name"
+        )
+    return path
+
+
+def _from_spec(path: Path) -> ModelShape:
+    spec = read_spec(path)
+    return shape_of(spec, stored=Precision.named(spec.weight_format))

@@ -1,0 +1,100 @@
+"""How a checkpoint keeps its weights, part by part: the format's name, and a Precision.
+
+Called by the readers of shapes. The quantization settings say what was left out; whether attention was is
+read from there, embeddings, LM head, norms and routers are taken to be at 16 bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.hf_quantization import read_weight_format
+from ridgeline.models.shapes.precision import WHOLE, Precision, format_name
+
+# Where producers list the modules that stay unquantized.
+LEFT_OUT_KEYS = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
+# A whole attention block, or its large projections; not its norms.
+ATTENTION = re.compile(r"(attn|mixer)(\.?\*|\.\*.*|$|\.(q_b_proj|q_proj|in_proj))")
+DENSE = re.compile(r"shared_expert(?!_gate)|mlp\*|mlp\\\.\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    weight_format: str
+    precision: Precision
+
+
+def read_storage(values: ConfigValues, quantization: Mapping[str, Any] | None, layers: int) -> Storage:
+    name = read_weight_format(values, quantization)
+    settings = [
+        values.mapping("quantization_config") or {},
+        dict(quantization or {}).get("quantization") or {},
+    ]
+    return Storage(name, _precision(name, [part for part in settings if isinstance(part, dict)], layers))
+
+
+def _precision(name: str, settings: list[dict[str, Any]], layers: int) -> Precision:
+    if name == "mixed_precision":
+        return _mixed(settings)
+    named = Precision.named(_compressed_format(settings) if name == "compressed-tensors" else _known(name))
+    if named.experts in WHOLE:
+        return named
+    names = [name for part in settings for key in LEFT_OUT_KEYS for name in _texts(part.get(key))]
+    linear = "bfloat16" if _left_out(DENSE, names, layers) else named.linear
+    attention = "bfloat16" if _left_out(ATTENTION, names, layers) else named.attention
+    return Precision(linear, named.experts, named.rest, attention)
+
+
+def _left_out(pattern: re.Pattern[str], names: list[str], layers: int) -> bool:
+    """Whether it is in most layers, or in all by a wildcard."""
+    found = [name for name in names if pattern.search(name)]
+    numbers = [re.search(r"layers\.(\d+)\.", name) for name in found]
+    return None in numbers or len({number[1] for number in numbers if number}) > layers / 2
+
+
+def _known(name: str) -> str:
+    try:
+        return format_name(name)
+    except ValueError:
+        bits = name.rsplit("-", 1)[-1].removesuffix("bit")  # awq-4bit, gptq-8bit
+        return {"4": "int4", "8": "int8"}.get(bits, "bfloat16")
+
+
+def _compressed_format(settings: list[dict[str, Any]]) -> str:
+    """compressed-tensors names bits and kind of each group; one group is what is seen in practice."""
+    for part in settings:
+        for group in dict(part.get("config_groups") or {}).values():
+            weights = dict(dict(group).get("weights") or {})
+            bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+            if bits == 4:
+                return "int4" if kind == "int" else "mxfp4" if size == 32 else "nvfp4"
+            return "int8" if kind == "int" else "fp8"
+    return "bfloat16"
+
+
+def _mixed(settings: list[dict[str, Any]]) -> Precision:
+    """Every layer is listed with its format: the commonest of each part's layers stands for all of them.
+
+    What is not listed keeps the format named beside the list.
+    """
+    parts: dict[str, list[str]] = {"experts": [], "attention": [], "linear": []}
+    otherwise = "bfloat16"
+    for settings_part in settings:
+        method = str(settings_part.get("quant_method", "")).lower()
+        otherwise = method if method == "fp8" else otherwise
+        for name, entry in dict(settings_part.get("quantized_layers") or {}).items():
+            part = "experts" if ".experts" in name else "attention" if "attn" in name else "linear"
+            if name != "lm_head":
+                parts[part].append(str(dict(entry).get("quant_algo", "")).lower())
+    parts["experts"] = parts["experts"] or parts["linear"]
+    chosen = {part: max(set(names), key=names.count) if names else otherwise for part, names in parts.items()}
+    return Precision(chosen["linear"], chosen["experts"], attention=chosen["attention"])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, str))
