@@ -1,0 +1,169 @@
+"""TrafficOptions: traffic as the command line and config files describe it; `build_traffic` makes it.
+
+Flags, file keys and docs come from the dataclass. A trace or distributions, never both: settings that the
+chosen source does not use are refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ridgeline.engine.config import option
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.traffic import operations
+from ridgeline.lab.traffic.arrivals import Arrivals, parse_arrivals
+from ridgeline.lab.traffic.lengths import parse_lengths
+from ridgeline.lab.traffic.request import Traffic
+from ridgeline.lab.traffic.specs import split_kind, unknown_kind
+from ridgeline.lab.traffic.synthetic import conversations, synthetic
+from ridgeline.lab.traffic.traces import READERS
+
+DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_REQUESTS = "512", "128", 100
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficOptions:
+    traffic: str | None = option(
+        None, "a trace: azure:FILE, mooncake:FILE, recorded:FILE or burstgpt:FILE; default: from --input …"
+    )
+    input: str | None = option(
+        None,
+        "prompt tokens: N, uniform:LOW,HIGH, normal:MEAN,SD, lognormal:MEAN,SIGMA or cdf:FILE; default 512",
+    )
+    output: str | None = option(None, "answer tokens, likewise; default 128")
+    arrivals: str | None = option(
+        None, "constant, poisson, gamma:CV or closed; default: a trace's own, else poisson, or closed"
+    )
+    rate: float | None = option(
+        None, "arrivals per second; a trace is stretched to it; default: the trace's own"
+    )
+    end_rate: float | None = option(
+        None, "arrivals per second at the end: the rate changes evenly from --rate"
+    )
+    requests: int | None = option(
+        None, "how many, or how many conversations; default: all of a trace, else 100"
+    )
+    turns: str | None = option(None, "turns of each conversation, as --input; default: single requests")
+    turn_input: str | None = option(None, "new tokens of each later turn, as --input; default: as --input")
+    think_s: str | None = option(None, "seconds between an answer and the next turn, as --input; default 0")
+    speed: float | None = option(None, "play a trace so many times as fast")
+    window_start_s: float | None = option(None, "leave out what a trace has before this second")
+    window_s: float | None = option(None, "of a trace only so many seconds")
+    sample: float | None = option(None, "keep this share of a trace's requests, each at its moment")
+    max_context: int | None = option(None, "cut prompts so that prompt and answer fit so many tokens")
+    shared_prefix: int | None = option(None, "prompts begin with the same so many tokens, as a system prompt")
+    shared_prefix_share: float = option(1.0, "of how many of the prompts that is true, 0 to 1")
+    seed: int = option(0, "root of all random numbers; arrivals, lengths and words have streams of their own")
+    skip_bad_rows: bool = option(False, "go on without rows of a trace that cannot be read; they are counted")
+
+
+def build_traffic(options: TrafficOptions) -> Traffic:
+    """What the options say. Raises BadInput that names the option."""
+    for name in ("rate", "end_rate", "speed", "window_s"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise BadInput(f"{_flag(name)} must be more than 0, got {value:g}")
+    traffic = _synthetic(options) if options.traffic is None else _replayed(options, options.traffic)
+    if options.max_context is not None:
+        traffic = operations.clipped(traffic, options.max_context)
+    if options.shared_prefix is not None:
+        traffic = operations.with_shared_prefix(
+            traffic, options.shared_prefix, options.shared_prefix_share, options.seed
+        )
+    return traffic
+
+
+def _synthetic(options: TrafficOptions) -> Traffic:
+    _refuse(options, ("speed", "window_start_s", "window_s", "sample"), "is of traces: give --traffic too")
+    arrivals = _arrivals(options)
+    count = DEFAULT_REQUESTS if options.requests is None else options.requests
+    inputs = options.input or DEFAULT_INPUT
+    outputs = options.output or DEFAULT_OUTPUT
+    name = f"input {inputs}, output {outputs}"
+    rate = 1.0 if options.rate is None else options.rate
+    if options.turns is None:
+        _refuse(options, ("turn_input", "think_s"), "is of conversations: give --turns too")
+        return synthetic(
+            count,
+            input_tokens=parse_lengths(inputs, "--input"),
+            output_tokens=parse_lengths(outputs, "--output"),
+            arrivals=arrivals,
+            rate=rate,
+            end_rate=options.end_rate,
+            seed=options.seed,
+            name=name,
+        )
+    return conversations(
+        count,
+        turns=parse_lengths(options.turns, "--turns"),
+        input_tokens=parse_lengths(inputs, "--input"),
+        output_tokens=parse_lengths(outputs, "--output"),
+        later_input_tokens=None
+        if options.turn_input is None
+        else parse_lengths(options.turn_input, "--turn-input"),
+        think_s=None if options.think_s is None else parse_lengths(options.think_s, "--think-s"),
+        arrivals=arrivals,
+        rate=rate,
+        end_rate=options.end_rate,
+        seed=options.seed,
+        name=f"conversations, {name}, turns {options.turns}",
+    )
+
+
+def _arrivals(options: TrafficOptions) -> Arrivals:
+    """Poisson where a rate is given, else none: then the bench's concurrency sets the pace."""
+    text = options.arrivals or ("closed" if options.rate is None else "poisson")
+    arrivals = parse_arrivals(text, "--arrivals")
+    if arrivals.is_closed and options.rate is not None:
+        raise BadInput("--rate: a closed loop has no rate; drop one of --arrivals closed and --rate")
+    if not arrivals.is_closed and options.rate is None:
+        raise BadInput(f"--arrivals {text} needs --rate, the arrivals per second")
+    if options.end_rate is not None and options.rate is None:
+        raise BadInput("--end-rate needs --rate, the arrivals per second at the beginning")
+    return arrivals
+
+
+def _replayed(options: TrafficOptions, source: str) -> Traffic:
+    _refuse(
+        options, ("input", "output", "turns", "turn_input", "think_s"), "is not of traces: they have theirs"
+    )
+    kind, file = split_kind(source)
+    if kind not in READERS:
+        raise unknown_kind(kind, READERS, "--traffic")
+    if not file:
+        raise BadInput(f"--traffic: {source!r} names no file; write {kind}:FILE")
+    traffic = READERS[kind](Path(file), skip_bad_rows=options.skip_bad_rows, seed=options.seed)
+    if options.window_start_s is not None or options.window_s is not None:
+        traffic = operations.window(traffic, options.window_start_s or 0.0, options.window_s)
+    if options.sample is not None:
+        traffic = operations.sampled(traffic, options.sample, options.seed)
+    if options.requests is not None:
+        traffic = operations.first(traffic, options.requests)
+    return replace(_paced(options, traffic), name=source)
+
+
+def _paced(options: TrafficOptions, traffic: Traffic) -> Traffic:
+    """At the trace's own pace, stretched; or at moments drawn anew."""
+    if options.speed is not None and (options.rate is not None or options.arrivals is not None):
+        raise BadInput("--speed: give either it or --rate, and no --arrivals")
+    if options.arrivals is not None:
+        arrivals = _arrivals(options)
+        return operations.with_arrivals(
+            traffic, arrivals, options.rate or 1.0, options.seed, options.end_rate
+        )
+    if options.end_rate is not None:
+        raise BadInput("--end-rate: a trace has its own pace; give --arrivals to draw another")
+    if options.rate is not None:
+        return operations.at_rate(traffic, options.rate)
+    return traffic if options.speed is None else operations.scaled(traffic, options.speed)
+
+
+def _refuse(options: TrafficOptions, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise BadInput(f"{_flag(name)} {why}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,159 @@
+"""Vocabulary: words that are one token each for a model, so that a text of n words has n tokens.
+
+Found in the model's own tokenizer where it is here, else with the server's /tokenize, else by what the server
+counts (`usage.prompt_tokens`). Which of these it was, and what a chat template adds, is kept with the run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ridgeline.lab.errors import LabError
+from ridgeline.lab.traffic.common_words import COMMON_WORDS
+from ridgeline.models.tokenizer import Tokenizer
+
+CountedBy = Literal["tokenizer", "/tokenize", "usage"]
+# A path and a body in, the answer's JSON out; None where the server has no such path or refuses.
+Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any] | None]]
+
+MOST_WORDS = 8192  # more make no prompt less alike
+LEAST_WORDS = 16
+_WORD = re.compile(r" ?[a-z]{3,12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Words of one token, both first in a text and after a space.
+
+    ids:              the token of each word after a space; () where they are not known
+    text_overhead:    tokens that the server adds to a plain text: BOS where the model has one
+    chat_overhead:    tokens of the template around the first message; None: messages cannot be sent
+    """
+
+    words: tuple[str, ...]
+    ids: tuple[int, ...]
+    counted_by: CountedBy
+    text_overhead: int = 0
+    chat_overhead: int | None = None
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> Vocabulary:
+        """Every word of the tokenizer that is sure to stay one token."""
+        found = _single_words(tokenizer)
+        if len(found) < LEAST_WORDS:
+            raise LabError(f"the model's tokenizer has only {len(found)} words of one token: send token ids")
+        words, ids = [word for word, _ in found], [id for _, id in found]
+        sample = words[:: max(len(words) // 64, 1)]
+        overhead = len(tokenizer.encode(" ".join(sample))) - len(sample)
+        chat_overhead = None
+        if tokenizer.chat_template is not None:
+            chat = [{"role": "user", "content": " ".join(sample)}]
+            chat_overhead = len(tokenizer.encode_chat(chat)) - len(sample)
+        return cls(tuple(words), tuple(ids), "tokenizer", overhead, chat_overhead)
+
+    @classmethod
+    async def from_server(cls, post: Post, model: str) -> Vocabulary:
+        """From a server whose tokenizer is not here. Sends a handful of small requests."""
+        found = await _by_tokenize(post, model)
+        return found if found is not None else await _by_usage(post, model)
+
+
+def _single_words(tokenizer: Tokenizer) -> list[tuple[str, int]]:
+    """Words, with the id of each after a space. Spread over the vocabulary, which is sorted by frequency."""
+    spelled = {}
+    for id in range(tokenizer.vocab_size):
+        text = tokenizer.whole_text(id)
+        if text is not None and _WORD.fullmatch(text) and id not in tokenizer.special_ids:
+            spelled[text] = id
+    # Both with and without a space: whichever stands first in a prompt is one token too. Tokenizers that put
+    # a space before every text themselves have the first spelling alone, and need no other.
+    puts_space = len(tokenizer.encode("the", add_special=False)) == 1 and "the" not in spelled
+    both = [
+        (text[1:], id)
+        for text, id in spelled.items()
+        if text.startswith(" ") and (puts_space or text[1:] in spelled)
+    ]
+    chosen = both[:: -(-len(both) // MOST_WORDS)] if len(both) > MOST_WORDS else both
+    return [
+        (word, id) for word, id in chosen if tokenizer.encode(f"the {word}", add_special=False)[1:] == [id]
+    ]
+
+
+async def _by_tokenize(post: Post, model: str) -> Vocabulary | None:
+    """With /tokenize as ours, vLLM's and llama-server's answer it: {"tokens": [ids]}."""
+
+    async def encode(text: str) -> list[int] | None:
+        body = {"model": model, "prompt": text, "content": text, "add_special_tokens": False}
+        tokens = (await post("/tokenize", body) or {}).get("tokens")
+        is_ids = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+        return tokens if is_ids else None
+
+    whole = await encode(" ".join(COMMON_WORDS))
+    if whole is None:
+        return None
+    words, ids = list(COMMON_WORDS), whole
+    if len(whole) != len(words):
+        words, ids = [], []
+        for word in COMMON_WORDS[:256]:  # some are several tokens: keep the others
+            pair = await encode(f"the {word}")
+            if pair is not None and len(pair) == 2:
+                words.append(word)
+                ids.append(pair[1])
+    elif (again := await encode(f"the {words[0]}")) is not None and len(again) == 2:
+        ids = [again[1], *ids[1:]]  # the first word of a text has no space before it, and another id
+    if len(words) < LEAST_WORDS:
+        return None
+    overheads = await _overheads(post, model, words)
+    if overheads is None:
+        return None
+    return Vocabulary(tuple(words), tuple(ids), "/tokenize", *overheads)
+
+
+async def _by_usage(post: Post, model: str) -> Vocabulary:
+    """By the prompt tokens that two requests of different length were counted as."""
+    words = list(COMMON_WORDS)
+    while len(words) >= LEAST_WORDS:
+        overheads = await _overheads(post, model, words)
+        if overheads is not None:
+            return Vocabulary(tuple(words), (), "usage", *overheads)
+        words = words[: len(words) // 2]  # the shortest and most frequent come first
+    raise LabError(
+        "the server does not say how many tokens a prompt has (no /tokenize, no usage), or counts them as "
+        "nothing plausible: name the model's files with --tokenizer"
+    )
+
+
+async def _overheads(post: Post, model: str, words: Sequence[str]) -> tuple[int, int | None] | None:
+    """What is added to a plain text and to a message; None where words are not one token each."""
+    plain = await _overhead(
+        words, lambda text: _usage(post, "/v1/completions", {"model": model, "prompt": text, "max_tokens": 1})
+    )
+    chat = await _overhead(
+        words,
+        lambda text: _usage(
+            post,
+            "/v1/chat/completions",
+            {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1},
+        ),
+    )
+    if plain is None and chat is None:
+        return None
+    return plain or 0, chat
+
+
+async def _overhead(words: Sequence[str], count: Callable[[str], Awaitable[int | None]]) -> int | None:
+    """Tokens beyond the words; None where the server did not count, or not one for each word."""
+    half = max(len(words) // 2, 1)
+    short, long = await count(" ".join(words[:half])), await count(" ".join(words))
+    if short is None or long is None or long - short != len(words) - half or short < half:
+        return None
+    return short - half
+
+
+async def _usage(post: Post, path: str, body: dict[str, Any]) -> int | None:
+    usage = (await post(path, body) or {}).get("usage")
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return tokens if type(tokens) is int else None
