@@ -1,0 +1,128 @@
+"""The question a plan answers: which traffic, within which limits, for how much money. Parsed and checked.
+
+`cli.plan` hands over what was typed; `make` answers. Nothing is computed here but what the words mean.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
+from ridgeline.lab.slo import Slo, parse_slo
+from ridgeline.lab.traffic import operations
+from ridgeline.lab.traffic.arrivals import parse_arrivals
+from ridgeline.lab.traffic.request import Traffic
+from ridgeline.lab.traffic.source import TrafficOptions, build_traffic
+
+DEFAULT_SLO = "ttft_p90=2s,tpot_p90=100ms"  # an answer begins soon and comes faster than one reads
+DEFAULT_INPUT, DEFAULT_OUTPUT = "1024", "256"
+FEWEST, MOST = 200, 3000  # requests of synthetic traffic: enough for a P90, few enough to replay
+WANTED_S = 60.0
+
+_BUDGET = re.compile(
+    r"\$?\s*(?P<usd>\d+(?:[.,]\d+)*)\s*(?P<thousand>k)?\s*(?:/|per)\s*(?P<per>[a-z]+(?:\s[a-z]+)?)"
+)
+_PER = {
+    "month": "month", "mo": "month", "hour": "hour", "h": "hour", "hr": "hour", "day": "day", "year": "year",
+    "mtok": "mtok", "mtoken": "mtok", "mtokens": "mtok", "m tokens": "mtok", "million tokens": "mtok",
+    "request": "request", "req": "request",
+}  # fmt: skip
+_HOURS = {"month": HOURS_PER_MONTH, "hour": 1.0, "day": 24.0, "year": 8760.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """At most so many dollars; per month for all of it, or per million tokens or request."""
+
+    usd: float
+    per: str  # "month", "mtok" or "request"
+
+    def usd_month(self, tokens_month: float, requests_month: float) -> float:
+        """What it allows a month for so much traffic."""
+        units = {"month": 1.0, "mtok": tokens_month / 1e6, "request": requests_month}
+        return self.usd * units[self.per]
+
+    def __str__(self) -> str:
+        return f"${self.usd:,.10g} per {'million tokens' if self.per == 'mtok' else self.per}"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is to be served: the traffic of the whole service, and the options that make it again.
+
+    rate: arrivals per second; None: not said, and what one replica serves is the answer
+    """
+
+    options: TrafficOptions
+    traffic: Traffic
+    rate: float | None
+
+    @property
+    def mean_input(self) -> float:
+        return self.traffic.input_tokens / len(self.traffic.requests)
+
+    @property
+    def mean_output(self) -> float:
+        return self.traffic.output_tokens / len(self.traffic.requests)
+
+    @property
+    def longest(self) -> int:
+        return max(request.input_tokens + request.output_tokens for request in self.traffic.requests)
+
+    @property
+    def requests_per_arrival(self) -> float:
+        """More than 1 where conversations arrive."""
+        return len(self.traffic.requests) / sum(request.turn == 0 for request in self.traffic.requests)
+
+    def share(self, arrivals_per_s: float) -> Demand:
+        """The part of it that one of several replicas gets: the same kind of requests at so many arrivals."""
+        if self.rate is None or self.options.traffic is None:
+            options = replace(
+                self.options, rate=arrivals_per_s, requests=_count(self.options, arrivals_per_s)
+            )
+        else:
+            options = replace(self.options, sample=(self.options.sample or 1.0) * arrivals_per_s / self.rate)
+        return Demand(options, build_traffic(options), arrivals_per_s)
+
+
+def read_slo(text: str | None) -> Slo:
+    return parse_slo(DEFAULT_SLO if text is None else text)
+
+
+def parse_budget(text: str) -> Budget:
+    """`$5000/month`, `$0.40/Mtok`, `$3/hour`, `$0.01 per request`."""
+    found = _BUDGET.fullmatch(text.strip().lower())
+    per = _PER.get(found["per"]) if found else None
+    if not found or per is None:
+        raise BadInput(f"--budget {text!r}: write $5000/month, $0.40/Mtok or $0.01/request")
+    usd = float(found["usd"].replace(",", "")) * (1000 if found["thousand"] else 1)
+    if not usd > 0:
+        raise BadInput(f"--budget {text!r}: must be above zero")
+    if per in _HOURS:
+        return Budget(usd * HOURS_PER_MONTH / _HOURS[per], "month")
+    return Budget(usd, per)
+
+
+def read_demand(options: TrafficOptions) -> Demand:
+    """A trace, at its own rate or at another; or lengths and a rate, or lengths alone."""
+    if options.arrivals is not None and parse_arrivals(options.arrivals, "--arrivals").is_closed:
+        raise BadInput("--arrivals closed: a plan is for requests that come on their own, at a rate")
+    if options.traffic is not None:
+        traffic = build_traffic(options)
+        if not traffic.requests:
+            raise BadInput(f"{options.traffic}: no request in it")
+        return Demand(options, traffic, operations.rate_of(traffic))
+    named = replace(
+        options,
+        input=options.input or DEFAULT_INPUT,
+        output=options.output or DEFAULT_OUTPUT,
+        arrivals=options.arrivals or "poisson",
+        requests=_count(options, options.rate or 1.0),
+    )
+    return Demand(named, build_traffic(replace(named, rate=options.rate or 1.0)), options.rate)
+
+
+def _count(options: TrafficOptions, rate: float) -> int:
+    return options.requests or int(min(MOST, max(FEWEST, WANTED_S * rate)))
