@@ -87,8 +87,12 @@ class PromptMaker:
             parts.append(self._block(block)[:left])
             left -= len(parts[-1])
         if left > 0:
-            parts.append(self._draw(left, "own", index, planned.turn))
+            parts.append(self.own_words(index, planned.turn, left))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def own_words(self, index: int, turn: int, count: int) -> NDArray[np.int64]:
+        """Words that no other request has in this order, at least one."""
+        return self._draw(max(count, 1), "own", index, turn)
 
     def _drawn_block(self, block: int) -> NDArray[np.int64]:
         return self._draw(self._block_tokens, "block", block)

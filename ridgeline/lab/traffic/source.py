@@ -35,6 +35,9 @@ class TrafficOptions:
     arrivals: str | None = option(
         None, "constant, poisson, gamma:CV or closed; default: a trace's own, else poisson, or closed"
     )
+    burstiness: float | None = option(
+        None, "CV of the gaps of --arrivals gamma: 1 is poisson, more is burstier (vLLM's figure is 1/CV²)"
+    )
     rate: float | None = option(
         None, "arrivals per second; a trace is stretched to it; default: the trace's own"
     )
@@ -114,6 +117,10 @@ def _synthetic(options: TrafficOptions) -> Traffic:
 def _arrivals(options: TrafficOptions) -> Arrivals:
     """Poisson where a rate is given, else none: then the bench's concurrency sets the pace."""
     text = options.arrivals or ("closed" if options.rate is None else "poisson")
+    if options.burstiness is not None:
+        if text != "gamma":
+            raise BadInput(f"--burstiness is of --arrivals gamma, not of {text}")
+        text = f"gamma:{options.burstiness}"
     arrivals = parse_arrivals(text, "--arrivals")
     if arrivals.is_closed and options.rate is not None:
         raise BadInput("--rate: a closed loop has no rate; drop one of --arrivals closed and --rate")
@@ -152,6 +159,7 @@ def _paced(options: TrafficOptions, traffic: Traffic) -> Traffic:
         return operations.with_arrivals(
             traffic, arrivals, options.rate or 1.0, options.seed, options.end_rate
         )
+    _refuse(options, ("burstiness",), "is of --arrivals gamma: give that too")
     if options.end_rate is not None:
         raise BadInput("--end-rate: a trace has its own pace; give --arrivals to draw another")
     if options.rate is not None:

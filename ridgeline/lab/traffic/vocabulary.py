@@ -31,6 +31,7 @@ class Vocabulary:
     ids:              the token of each word after a space; () where they are not known
     text_overhead:    tokens that the server adds to a plain text: BOS where the model has one
     chat_overhead:    tokens of the template around the first message; None: messages cannot be sent
+    turn_overhead:    tokens that it adds with each later message, and around the answer before it
     """
 
     words: tuple[str, ...]
@@ -38,6 +39,7 @@ class Vocabulary:
     counted_by: CountedBy
     text_overhead: int = 0
     chat_overhead: int | None = None
+    turn_overhead: int = 0
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> Vocabulary:
@@ -48,11 +50,12 @@ class Vocabulary:
         words, ids = [word for word, _ in found], [id for _, id in found]
         sample = words[:: max(len(words) // 64, 1)]
         overhead = len(tokenizer.encode(" ".join(sample))) - len(sample)
-        chat_overhead = None
+        chat_overhead, turn_overhead = None, 0
         if tokenizer.chat_template is not None:
-            chat = [{"role": "user", "content": " ".join(sample)}]
-            chat_overhead = len(tokenizer.encode_chat(chat)) - len(sample)
-        return cls(tuple(words), tuple(ids), "tokenizer", overhead, chat_overhead)
+            one, three = (len(tokenizer.encode_chat(_chat(" ".join(sample), turns))) for turns in (1, 2))
+            chat_overhead = one - len(sample)
+            turn_overhead = three - one - 2 * len(sample)
+        return cls(tuple(words), tuple(ids), "tokenizer", overhead, chat_overhead, turn_overhead)
 
     @classmethod
     async def from_server(cls, post: Post, model: str) -> Vocabulary:
@@ -86,10 +89,14 @@ async def _by_tokenize(post: Post, model: str) -> Vocabulary | None:
     """With /tokenize as ours, vLLM's and llama-server's answer it: {"tokens": [ids]}."""
 
     async def encode(text: str) -> list[int] | None:
-        body = {"model": model, "prompt": text, "content": text, "add_special_tokens": False}
-        tokens = (await post("/tokenize", body) or {}).get("tokens")
-        is_ids = isinstance(tokens, list) and all(type(token) is int for token in tokens)
-        return tokens if is_ids else None
+        for body in (
+            {"model": model, "prompt": text, "add_special_tokens": False},
+            {"content": text, "add_special": False},  # llama-server's
+        ):
+            tokens = (await post("/tokenize", body) or {}).get("tokens")
+            if isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens):
+                return tokens
+        return None
 
     whole = await encode(" ".join(COMMON_WORDS))
     if whole is None:
@@ -126,22 +133,31 @@ async def _by_usage(post: Post, model: str) -> Vocabulary:
     )
 
 
-async def _overheads(post: Post, model: str, words: Sequence[str]) -> tuple[int, int | None] | None:
-    """What is added to a plain text and to a message; None where words are not one token each."""
-    plain = await _overhead(
-        words, lambda text: _usage(post, "/v1/completions", {"model": model, "prompt": text, "max_tokens": 1})
-    )
-    chat = await _overhead(
-        words,
-        lambda text: _usage(
-            post,
-            "/v1/chat/completions",
-            {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1},
-        ),
-    )
+async def _overheads(post: Post, model: str, words: Sequence[str]) -> tuple[int, int | None, int] | None:
+    """What is added to a plain text, to a message and to a later one; None: words are not one token each."""
+
+    async def plain_tokens(text: str) -> int | None:
+        return await _usage(post, "/v1/completions", {"model": model, "prompt": text, "max_tokens": 1})
+
+    async def chat_tokens(text: str, turns: int = 1) -> int | None:
+        body = {"model": model, "messages": _chat(text, turns), "max_tokens": 1}
+        return await _usage(post, "/v1/chat/completions", body)
+
+    plain = await _overhead(words, plain_tokens)
+    chat = await _overhead(words, chat_tokens)
     if plain is None and chat is None:
         return None
-    return plain or 0, chat
+    turn = 0
+    if chat is not None:
+        three = await chat_tokens(words[0], turns=2)
+        turn = 0 if three is None else max(three - 3 - chat, 0)
+    return plain or 0, chat, turn
+
+
+def _chat(text: str, turns: int) -> list[dict[str, str]]:
+    """A conversation in which everybody says the same."""
+    question = {"role": "user", "content": text}
+    return [question] + [{"role": "assistant", "content": text}, question] * (turns - 1)
 
 
 async def _overhead(words: Sequence[str], count: Callable[[str], Awaitable[int | None]]) -> int | None:
