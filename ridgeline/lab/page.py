@@ -127,7 +127,7 @@ def table(head: Sequence[str | Cell], rows: Iterable[Sequence[str | Cell]]) -> H
 
 def facts(values: Mapping[str, Any]) -> Html:
     """Two columns: a name and what it is set to. Nested tables are flattened with dots."""
-    rows = [[name, Cell(text, look="words")] for name, text in flattened(values)]
+    rows: list[list[str | Cell]] = [[name, Cell(text, look="words")] for name, text in flattened(values)]
     return table(["", ""], rows) if rows else Html('<p class="faint">nothing recorded</p>')
 
 
