@@ -25,7 +25,7 @@ _NOISE = re.compile(
     r"|(bf|fp|nvfp|mxfp|int|q)\d+|\d+bit|w\da\d+"
 )
 _NO_TEXT_MODEL = re.compile(r"guard|embed|rerank|tts|whisper|audio|image|ocr|video|vision")
-_WORD = re.compile(r"\d+(?:\.\d+)?x\d+b|a?\d+(?:\.\d+)?[bm](?![a-z])|[a-z]+|\d+(?:\.\d+)?")
+_WORD = re.compile(r"\d+x\d+(?:\.\d+)?b|(?<![a-z\d])a?\d+(?:\.\d+)?[bm](?![a-z\d])|[a-z]+|\d+(?:\.\d+)?")
 _SIZE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])$")
 _FAR = math.log(8)  # an offer of a model eight times larger or smaller is no guide to this one's price
 

@@ -1,0 +1,91 @@
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.lab.plan import decide
+from ridgeline.lab.plan.break_even import BreakEven, break_even, hourly_profile
+from ridgeline.lab.plan.decide import PrecisionFigures
+from ridgeline.lab.plan.prices import Offer
+from ridgeline.lab.plan.sharing import Sharing
+from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+
+
+def even(usd_per_hour: float) -> BreakEven:
+    hour = Traffic("hour", tuple(PlannedRequest(float(s), 1000, 500) for s in range(3601)))
+    offer = Offer("host", "model", input=1.0, output=2.0)  # $7.20 for such an hour
+    return break_even(
+        hourly_profile(hour),
+        offer,
+        cached_share=0.0,
+        replica_usd_per_hour=usd_per_hour,
+        replica_requests_per_s=1.2,
+    )
+
+
+@pytest.mark.parametrize(("usd_per_hour", "verdict"), [(2.0, "dedicated"), (7.0, "either"), (20.0, "hosted")])
+def test_who_is_clearly_cheaper_wins_and_what_is_close_is_called_close(
+    usd_per_hour: float, verdict: str
+) -> None:
+    step = decide.hosted_or_dedicated(even(usd_per_hour))
+    assert step.verdict == verdict
+    assert step.figures["own_usd_month"] == pytest.approx(usd_per_hour * 730)
+
+
+def test_without_a_price_the_question_stays_open_and_says_why() -> None:
+    step = decide.hosted_or_dedicated(None, "no price of a GPU hour")
+    assert (step.verdict, "no price of a GPU hour" in step.reason) == ("open", True)
+
+
+BF16 = PrecisionFigures("bfloat16", gpus=8, usd_month=8.0, tpot_ms=20.0)
+FP8 = PrecisionFigures("fp8", gpus=4, usd_month=4.0, tpot_ms=12.0)
+
+
+def test_quantizing_is_asked_for_where_it_saves_gpus_and_not_where_it_does_not() -> None:
+    assert decide.quantize(BF16, BF16, (FP8,)).verdict == "worth a trial: fp8"
+    assert decide.quantize(BF16, BF16, (replace(FP8, gpus=8),)).verdict == "no"
+    assert decide.quantize(BF16, BF16, ()).verdict == "no"
+
+
+def test_quantizing_is_decided_where_nothing_else_does() -> None:
+    unfit = PrecisionFigures("bfloat16", None, None, None, why="weights of 1.3 TB")
+    step = decide.quantize(unfit, FP8, (FP8,))
+    assert step.verdict == "yes: fp8"
+    assert "1.3 TB" in step.reason
+    assert "quality gate" in step.reason
+
+
+def test_the_prefix_cache_is_judged_by_what_it_would_still_hold() -> None:
+    ideal = Sharing(True, 1_000_000, 400_000)
+    assert decide.prefix_cache(ideal, ideal, 1e-4).verdict == "on: it pays"
+    assert decide.prefix_cache(ideal, Sharing(True, 1_000_000, 20_000), 1e-4).verdict.startswith("on, expect")
+    assert decide.prefix_cache(Sharing(False, 1, 0), Sharing(False, 1, 0), 1e-4).verdict == "on"
+    assert decide.prefix_cache(ideal, ideal, 1e-4).figures["saved_prefill_s"] == pytest.approx(40.0)
+
+
+def test_speculation_is_off_where_the_batch_fills_the_arithmetic() -> None:
+    full = decide.speculate(batch=64, ridge_batch=300, engine_can=False, tpot_is_tight=True)
+    assert full.verdict == "no"
+    room = decide.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=True)
+    assert room.verdict == "worth a trial"
+    met = decide.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=False)
+    assert met.verdict == "not needed"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parameters", "ratio", "gpus", "verdict"),
+    [
+        (2e9, 671e9, 12.0, 16, "yes"),
+        (3e8, 671e9, 12.0, 16, "worth a trial"),
+        (5e7, 671e9, 12.0, 16, "no"),
+        (2e9, 8e9, 12.0, 16, "no"),
+        (2e9, 671e9, 1.0, 16, "no"),
+        (2e9, 671e9, 12.0, 1, "no"),
+    ],
+)
+def test_disaggregation_takes_all_of_its_gates(
+    tokens: float, parameters: float, ratio: float, gpus: int, verdict: str
+) -> None:
+    step = decide.disaggregate(
+        tokens_per_day=tokens, parameters=int(parameters), input_per_output=ratio, gpus=gpus
+    )
+    assert step.verdict == verdict
