@@ -21,7 +21,8 @@ from ridgeline.options import OptionError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
-VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "explain")  # each a module beside this one
+# Each a module beside this one.
+VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "profile", "explain")
 
 EXAMPLES = """\
 examples:
@@ -31,6 +32,7 @@ examples:
   ridgeline batch in.jsonl out.jsonl     every line of a file
   ridgeline models list                  which models there are
   ridgeline doctor                       what is slow or missing on this machine
+  ridgeline profile                      where the time of an engine's steps goes
   ridgeline explain TTFT                 a term, its formula, and how to measure it
 
 `ridgeline VERB --help` explains each verb.

@@ -1,0 +1,99 @@
+"""Where the time of a running server's processes goes: each sampled by py-spy, side by side.
+
+For `ridgeline profile --pid`. With the server's address, its step records tell how much of that time its
+engines computed. Never starts or stops a server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.lab.errors import LabError
+from ridgeline.lab.profile.sampling import (
+    FunctionRow,
+    Recording,
+    Samples,
+    family,
+    speedscope,
+    top_functions,
+)
+from ridgeline.lab.profile.table import function_lines
+from ridgeline.lab.profile.work import idle_share
+from ridgeline.telemetry.stats import StepRecord
+
+ANSWER_S = 10.0  # longest wait for the server's step records
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessProfile:
+    pid: int
+    role: str  # front, engine or process
+    samples: int  # of stacks that were not idle
+    functions: list[FunctionRow]
+    file: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostProfile:
+    seconds: int
+    processes: list[ProcessProfile]
+    steps: int | None  # of its engine in that time; None: nobody asked the server
+    idle_share: float | None  # of that time, the part between two steps
+
+
+def profile_processes(
+    pid: int, seconds: int, out: Path | None, *, native: bool = False, url: str | None = None
+) -> HostProfile:
+    """Sample the process and its descendants for some seconds."""
+    started = time.monotonic()
+    recordings: list[Recording] = []
+    try:
+        roles = family(pid)
+        recordings += [Recording(each, seconds, native=native) for each in roles]
+        seen = {recording.pid: recording.finish() for recording in recordings}
+    finally:
+        for recording in recordings:
+            recording.close()
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    processes = [_process(each, roles[each], samples, out) for each, samples in seen.items()]
+    if url is None:
+        return HostProfile(seconds, processes, None, None)
+    # On one machine all processes have the same monotonic clock.
+    records = [record for record in read_steps(url) if record.start >= started]
+    return HostProfile(seconds, processes, len(records), idle_share(records))
+
+
+def host_lines(profile: HostProfile, top: int = 12) -> Iterator[str]:
+    for process in profile.processes:
+        yield f"== {process.role}, process {process.pid}: {process.samples} samples that were not idle"
+        yield from function_lines(process.functions[:top])
+        if process.file is not None:
+            yield f"wrote {process.file}"
+    if profile.steps is not None:
+        share = "–" if profile.idle_share is None else f"{profile.idle_share:.1%}"
+        yield f"{profile.steps} steps in that time; {share} of it no forward pass was under way"
+
+
+def read_steps(url: str) -> list[StepRecord]:
+    """The step records that a server still has, of its first model."""
+    address = f"{url.rstrip('/')}/debug/steps"
+    try:
+        with urllib.request.urlopen(address, timeout=ANSWER_S) as answer:
+            return [StepRecord(**json.loads(line)) for line in answer if line.strip()]
+    except (OSError, ValueError, TypeError) as error:
+        raise LabError(f"{address} did not answer with step records: {error}") from error
+
+
+def _process(pid: int, role: str, samples: Samples, out: Path | None) -> ProcessProfile:
+    path = None if out is None else out / f"{role}-{pid}.speedscope.json"
+    if path is not None:
+        path.write_text(json.dumps(speedscope(samples, f"{role} {pid}")), encoding="utf-8")
+    return ProcessProfile(
+        pid, role, samples.count, top_functions(samples), None if path is None else str(path)
+    )

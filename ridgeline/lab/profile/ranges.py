@@ -1,0 +1,94 @@
+"""RangedOps: the torch backend's operators, each call in a range that torch's profiler sees by its name.
+
+Put in place of a decoder's ops while its steps are profiled. Which matrix a `linear` multiplies by is told by
+the weight it is given. Imports torch; only `torch_capture` imports this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.profiler import record_function
+
+from ridgeline.models.decoder import Decoder
+
+PREFIX = "ridgeline::"
+# What a range is called in the table.
+NAMES = {
+    "embed": "embedding",
+    "rms_norm": "norms",
+    "qkv": "qkv projection",
+    "apply_rope": "rope",
+    "write_kv": "KV write",
+    "plan_attention": "attention plan",
+    "paged_attention": "attention",
+    "output": "output projection",
+    "gated_mlp": "FFN",
+    "lm_head": "LM head",
+}
+# The operators of `work` that each does; the others move no weights and no KV.
+WORK = {
+    "qkv": ("qkv",),
+    "write_kv": ("kv_write",),
+    "paged_attention": ("attention",),
+    "output": ("output",),
+    "gated_mlp": ("gate_up", "down"),
+    "lm_head": ("lm_head",),
+}
+
+
+class RangedOps:
+    """Every op of the backend it stands before, in a range."""
+
+    def __init__(self, ops: Any, matrices: dict[int, str]) -> None:
+        """matrices: by the id of a weight, which one it is."""
+        self._ops = ops
+        self._matrices = matrices
+
+    def embed(self, *args: Any) -> Any:
+        return self._in_range("embed", *args)
+
+    def rms_norm(self, *args: Any) -> Any:
+        return self._in_range("rms_norm", *args)
+
+    def apply_rope(self, *args: Any) -> Any:
+        return self._in_range("apply_rope", *args)
+
+    def write_kv(self, *args: Any) -> None:
+        self._in_range("write_kv", *args)
+
+    def plan_attention(self, *args: Any) -> Any:
+        return self._in_range("plan_attention", *args)
+
+    def paged_attention(self, *args: Any) -> Any:
+        return self._in_range("paged_attention", *args)
+
+    def gated_mlp(self, *args: Any) -> Any:
+        return self._in_range("gated_mlp", *args)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        with record_function(PREFIX + self._matrices[id(weight)]):
+            out: Tensor = self._ops.linear(x, weight, bias)
+        return out
+
+    def _in_range(self, name: str, *args: Any) -> Any:
+        with record_function(PREFIX + name):
+            return getattr(self._ops, name)(*args)
+
+
+@contextmanager
+def ranged(decoder: Decoder) -> Iterator[None]:
+    """The decoder's operators are in ranges until this ends."""
+    plain: Any = decoder.ops
+    matrices = {id(decoder.weights.lm_head): "lm_head"}
+    for layer in decoder.weights.layers:
+        matrices |= {id(layer.qkv): "qkv", id(layer.o): "output"}
+    ranged_ops: Any = RangedOps(plain, matrices)
+    decoder.ops = ranged_ops
+    try:
+        yield
+    finally:
+        decoder.ops = plain

@@ -1,0 +1,240 @@
+"""profile_model: a bounded number of steps of one engine, phase by phase, beside what the machine could do.
+
+Called by `ridgeline profile` and by the GPU's script. Each phase is run twice: plainly, for its true times,
+and watched, for its parts. Builds the engine in this process; never talks to a server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.profile.load import DECODE_SPAN, Phase, PhaseLoad, Shape
+from ridgeline.lab.profile.native_samples import operator_rows
+from ridgeline.lab.profile.rows import CountedRow, OperatorRow
+from ridgeline.lab.profile.sampling import (
+    FunctionRow,
+    Recording,
+    Samples,
+    allow_sampling,
+    speedscope,
+    top_functions,
+)
+from ridgeline.lab.profile.work import Steps, idle_share, weight_bytes, work_of
+
+if TYPE_CHECKING:
+    from ridgeline.engine.build import BuiltEngine
+    from ridgeline.models.decoder import Decoder
+
+WARM_UP_STEPS = 3
+NATIVE_RATE = 250  # samples a second: a step's operators take microseconds, and only their number counts
+
+Report = Callable[[str], None]  # what is done now
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What to profile, and how closely."""
+
+    phases: tuple[Phase, ...]
+    steps: int
+    shape: Shape
+    seconds: int = 5  # of sampling by py-spy; 0: none
+    stacks: bool = False
+    out: Path | None = None  # where traces and samples go; None: nowhere
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= DECODE_SPAN:
+            raise BadInput(f"--steps must be between 1 and {DECODE_SPAN}, got {self.steps}")
+        if self.seconds < 0:
+            raise BadInput(f"--seconds must not be negative, got {self.seconds}")
+        for name in ("sequences", "context", "prompt"):
+            if getattr(self.shape, name) < 1:
+                raise BadInput(f"--{name} must be at least 1, got {getattr(self.shape, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseProfile:
+    phase: Phase
+    steps: int  # that were watched
+    tokens_per_step: float
+    step_s: float  # median of as many steps that nobody watched
+    watched_step_s: float | None  # median under torch's profiler; None: nothing slowed the steps down
+    operators: list[OperatorRow]  # of the watched steps
+    step_seconds: float  # what the operators' shares are of
+    counted: list[CountedRow]  # torch's own operators, or kernels
+    measured_by: str  # how the operators' times were found, in words
+    idle_share: float | None  # of the unwatched steps: time without a forward pass
+    schedule_share: float | None
+    functions: list[FunctionRow]  # of the host, by py-spy
+    samples: int
+    files: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    model: str
+    summary: str  # backend, units and formats
+    backend: str
+    read_bytes_per_s: float
+    flops_per_s: float
+    shape: Shape
+    phases: list[PhaseProfile]
+    notes: list[str]
+
+    def save(self, folder: Path) -> Path:
+        path = folder / "profile.json"
+        path.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n", encoding="utf-8")
+        return path
+
+
+def profile_engine(built: BuiltEngine, model: str, wishes: Wishes, report: Report = print) -> Profile:
+    """Every phase that is wished for, one after the other, on an engine that has nothing else to do."""
+    if wishes.out is not None:
+        wishes.out.mkdir(parents=True, exist_ok=True)
+    if wishes.seconds:
+        allow_sampling()
+    notes = list(built.notes)
+    phases = []
+    for phase in wishes.phases:
+        load = PhaseLoad(built.core, built.spec.vocab_size, phase, wishes.shape, wishes.seed)
+        try:
+            phases.append(_phase(built, load, wishes, report))
+        finally:
+            load.close()
+    if built.backend == "cuda":
+        from ridgeline.ops.cuda.launch import PDL
+
+        if PDL:
+            notes.append(
+                "kernels start early and are counted while they wait: their times add up to more than the "
+                "step's; RIDGELINE_PDL=0 shows each alone"
+            )
+    return Profile(
+        model=model,
+        summary=built.summary,
+        backend=built.backend,
+        read_bytes_per_s=built.limits["read_bytes_per_s"],
+        flops_per_s=built.limits["flops_per_s"],
+        shape=wishes.shape,
+        phases=phases,
+        notes=notes,
+    )
+
+
+def _phase(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, report: Report) -> PhaseProfile:
+    report(f"{load.phase}: {wishes.steps} steps")
+    load.steps(min(WARM_UP_STEPS, wishes.steps))
+    plain = load.steps(wishes.steps)
+    found = PhaseProfile(
+        phase=load.phase,
+        steps=len(plain.records),
+        tokens_per_step=plain.tokens / len(plain.records),
+        step_s=_median_s(plain),
+        watched_step_s=None,
+        operators=[],
+        step_seconds=_busy_s(plain),
+        counted=[],
+        measured_by="",
+        idle_share=idle_share(plain.records),
+        schedule_share=_schedule_share(plain),
+        functions=[],
+        samples=0,
+        files=[],
+    )
+    if built.backend == "native":
+        found = replace(found, measured_by="nothing: py-spy was not asked for (--seconds)")
+    else:
+        report(f"{load.phase}: {wishes.steps} steps under torch's profiler")
+        found = _captured(built, load, wishes, found)
+    return _sampled(built, load, wishes, plain, found, report) if wishes.seconds else found
+
+
+def _captured(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, found: PhaseProfile) -> PhaseProfile:
+    from ridgeline.lab.profile.torch_capture import capture
+
+    trace = None if wishes.out is None else wishes.out / f"{load.phase}.trace.json.gz"
+    decoder = _torch_decoder(built)
+    seen = capture(load, wishes.steps, decoder, trace, stacks=wishes.stacks)
+    how = "kernels on the device" if decoder is None else "ranges around each operator on the host"
+    return replace(
+        found,
+        steps=len(seen.steps.records),
+        tokens_per_step=seen.steps.tokens / len(seen.steps.records),
+        watched_step_s=_median_s(seen.steps),
+        operators=seen.rows(_work(built, seen.steps)),
+        step_seconds=_busy_s(seen.steps),
+        counted=seen.counted,
+        measured_by=f"torch's profiler: {how}",
+        files=[] if trace is None else [str(trace)],
+    )
+
+
+def _sampled(
+    built: BuiltEngine, load: PhaseLoad, wishes: Wishes, plain: Steps, found: PhaseProfile, report: Report
+) -> PhaseProfile:
+    """The same phase for some seconds more, with py-spy on this process."""
+    report(f"{load.phase}: sampling the stacks for {wishes.seconds} s")
+    native = built.backend == "native"
+    recording = Recording(os.getpid(), wishes.seconds, native=native, rate=NATIVE_RATE)
+    try:
+        load.steps_until(lambda: recording.is_over)
+        samples = recording.finish()
+    finally:
+        recording.close()
+    files = [*found.files]
+    if wishes.out is not None:
+        files.append(str(_write_samples(samples, wishes.out / f"{load.phase}.speedscope.json", load.phase)))
+    if native:
+        found = replace(
+            found,
+            operators=operator_rows(samples, _span_s(plain), _work(built, plain)),
+            step_seconds=_span_s(plain),
+            measured_by=f"{samples.count} samples of the stack: shares of the plain steps' time",
+        )
+    return replace(found, functions=top_functions(samples), samples=samples.count, files=files)
+
+
+def _write_samples(samples: Samples, path: Path, name: str) -> Path:
+    path.write_text(json.dumps(speedscope(samples, name)), encoding="utf-8")
+    return path
+
+
+def _work(built: BuiltEngine, steps: Steps) -> dict[str, Any]:
+    return work_of(steps, built.spec, weight_bytes(built), built.plan.kv_bytes / built.plan.kv_tokens)
+
+
+def _torch_decoder(built: BuiltEngine) -> Decoder | None:
+    """The decoder whose operators can be put in ranges; None: the device's kernels tell."""
+    if built.backend != "torch":
+        return None
+    from ridgeline.engine.torch_runner import TorchRunner
+
+    assert isinstance(built.core.runner, TorchRunner)
+    return built.core.runner.decoder
+
+
+def _median_s(steps: Steps) -> float:
+    return statistics.median(record.busy_s for record in steps.records)
+
+
+def _busy_s(steps: Steps) -> float:
+    return sum(record.busy_s for record in steps.records)
+
+
+def _span_s(steps: Steps) -> float:
+    """From the first step's planning to the last one's end: what samples are spread over."""
+    first, last = steps.records[0], steps.records[-1]
+    return last.start + last.schedule_s + last.wall_s - first.start
+
+
+def _schedule_share(steps: Steps) -> float | None:
+    span = _span_s(steps)
+    return sum(record.schedule_s for record in steps.records) / span if span > 0 else None
