@@ -288,24 +288,10 @@ def _failure(error: Exception) -> str:
 
 
 def _record(flight: Flight, last_end: float, ended: float) -> StepRecord:
-    prefill_tokens = prefill_rows = context_product = decode_batch = decode_context = 0
-    for row in flight.plan.rows:
-        context = row.start + row.count
-        if row.count == 1 and row.start > 0:
-            decode_batch += 1
-            decode_context += context
-        else:
-            prefill_rows += 1
-            prefill_tokens += row.count
-            context_product += row.count * context
     return StepRecord(
-        step_id=flight.plan.step_id,
-        start=flight.planned_from,
-        prefill_tokens=prefill_tokens,
-        prefill_rows=prefill_rows,
-        prefill_context_product=context_product,
-        decode_batch=decode_batch,
-        decode_context=decode_context,
+        flight.plan.step_id,
+        flight.planned_from,
+        *flight.plan.work,
         wall_s=ended - flight.launched,
         schedule_s=flight.launched - flight.planned_from,
         busy_s=ended - max(flight.launched, last_end),

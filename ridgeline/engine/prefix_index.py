@@ -36,11 +36,17 @@ class PrefixIndex:
         return blake2b(salted, digest_size=HASH_BYTES).digest()
 
     def extend(
-        self, hashes: list[bytes], tokens: Sequence[int], adapter: str = "", namespace: str = ""
+        self,
+        hashes: list[bytes],
+        tokens: Sequence[int],
+        adapter: str = "",
+        namespace: str = "",
+        end: int | None = None,
     ) -> None:
-        """Append to `hashes` the names of the full blocks of `tokens` that are not named yet."""
+        """Append to `hashes` the names of the full blocks of `tokens`, up to `end`, not named yet."""
         size = self.block_size
-        for start in range(len(hashes) * size, len(tokens) - size + 1, size):
+        end = len(tokens) if end is None else end
+        for start in range(len(hashes) * size, end - size + 1, size):
             parent = hashes[-1] if hashes else self.root(adapter, namespace)
             hashes.append(block_hash(parent, tokens[start : start + size]))
 

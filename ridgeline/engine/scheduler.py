@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Callable
 from operator import attrgetter
 
 from ridgeline.engine.admission import Admission
 from ridgeline.engine.block_pool import BlockPool
+from ridgeline.engine.decode_run import DecodeRun, find_run, grow_sequences
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.forecast import OutputLengths
 from ridgeline.engine.intake import SchedulerLimits, refuse_unservable, sequences_of
@@ -162,6 +164,45 @@ class Scheduler:
             if place >= len(alive) // 2 or not targets.isdisjoint(seq.block_table):
                 self._preempt(seq, plan)
         return []
+
+    # ── many steps at once, for the simulator ────────────────────────────────────────────────────────────
+
+    def decode_run(self) -> DecodeRun | None:
+        """The coming steps that only add a token to each running sequence; None: the next one does more.
+
+        It holds while nobody is added or aborted, and no token ends a sequence before its length does.
+        """
+        running, limits = self.running.all, self.limits
+        may_join = len(running) < min(limits.max_running, self.step_tokens)
+        if not running or len(running) > self.step_tokens or (self.waiting and may_join):
+            return None
+        if self._shedding or self._roster.leaving or running[-1].background or self.waiting.has_background:
+            return None
+        if any([row.seq for row in plan.rows] != running for plan in self._in_flight):
+            return None
+        if len(self._in_flight) != self.lookahead:
+            return None
+        return find_run(running, self.blocks, self.lookahead)
+
+    def take_run(
+        self, run: DecodeRun, planned_at: float, applied_at: list[float], token_of: Callable[[Sequence], int]
+    ) -> None:
+        """Take as many turns of the run as `applied_at` has moments; `planned_at`: of the last one's plan."""
+        turns = len(applied_at)
+        again = grow_sequences(run, self.blocks, self.lookahead, applied_at, token_of)
+        self._giving_way = None
+        self._interactive_seen = planned_at
+        self._roster.retired = []
+        self._num_scheduled += turns
+        for plan in self._in_flight:
+            plan.step_id += turns
+            for row in plan.rows:
+                row.start += turns
+        counters = self.counters
+        counters.steps += turns
+        counters.output_tokens += turns * len(run.sequences)
+        counters.recomputed_tokens += again
+        counters.last_step_end = applied_at[-1]
 
     # ── planning ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -77,6 +77,18 @@ class SequenceBlocks:
             for place in range(first_place, end_place):
                 self.index.insert(seq.block_hashes[place], seq.block_table[place])
 
+    def grow(self, seq: Sequence) -> None:
+        """One more block at the end: `make_writable` where there surely is one, and none to copy."""
+        seq.block_table.append(self.pool.allocate())
+
+    def fill(self, seq: Sequence, place: int) -> None:
+        """The block at `place` has become full: what `advance` does about it, when tokens follow already."""
+        if self._prefix_cache:
+            hashes, request = seq.block_hashes, seq.request
+            end = (place + 1) * self._size
+            self.index.extend(hashes, seq.tokens, request.adapter, request.cache_namespace, end)
+            self.index.insert(hashes[place], seq.block_table[place])
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` stand on the blocks of `parent`, all of them, the partly filled last one too."""
         for block in parent.block_table:

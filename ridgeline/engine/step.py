@@ -46,6 +46,16 @@ class BlockCopy:
     target: int
 
 
+class StepWork(NamedTuple):
+    """A step as a cost model sees it: how much is computed, over how much context."""
+
+    prefill_tokens: int = 0
+    prefill_rows: int = 0
+    prefill_context_product: int = 0  # Σ chunk · context: what prefill attention costs
+    decode_batch: int = 0
+    decode_context: int = 0  # Σ KV tokens read by decode rows
+
+
 @dataclass(slots=True)
 class StepPlan:
     """What the next forward pass computes. Empty rows: nothing to do.
@@ -67,6 +77,20 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(row.count for row in self.rows)
+
+    @property
+    def work(self) -> StepWork:
+        prefill_tokens = prefill_rows = context_product = decode_batch = decode_context = 0
+        for row in self.rows:
+            context = row.start + row.count
+            if row.count == 1 and row.start > 0:
+                decode_batch += 1
+                decode_context += context
+            else:
+                prefill_rows += 1
+                prefill_tokens += row.count
+                context_product += row.count * context
+        return StepWork(prefill_tokens, prefill_rows, context_product, decode_batch, decode_context)
 
     def __bool__(self) -> bool:
         return bool(self.rows)
