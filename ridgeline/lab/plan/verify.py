@@ -1,0 +1,154 @@
+"""A prediction against a measured run: the error of each metric, inside its interval or not; then residuals.
+
+`cli.plan` calls `verify`. A run that is invalid, or that sent other traffic than was planned for, is refused:
+its difference from the prediction would say nothing of the prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.plan.residuals import Residual, append_residuals
+from ridgeline.lab.prediction import Interval, Prediction
+
+# What a run may choose for itself without being another experiment.
+_FREE_OPTIONS = frozenset({"skip_bad_rows"})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What `verify` needs of a bench result, whatever its format."""
+
+    name: str  # folder and moment: what tells this run from all others
+    model: str
+    mode: str  # "open" or "closed"
+    traffic_options: Mapping[str, Any] | None  # None: the run does not say
+    measured: Mapping[str, float]
+    invalid: tuple[str, ...] = ()  # why the run does not count
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    metric: str
+    predicted: Interval
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the measured value: +0.1 predicted a tenth too much."""
+        return self.predicted.mid / self.measured - 1
+
+    @property
+    def is_inside(self) -> bool:
+        return self.measured in self.predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All scores of one run. `missing`: predicted, and not measured by the run."""
+
+    run: Run
+    scores: tuple[Score, ...]
+    missing: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+    @property
+    def median_error(self) -> float:
+        errors = sorted(abs(score.error) for score in self.scores)
+        middle = len(errors) // 2
+        return errors[middle] if len(errors) % 2 else (errors[middle - 1] + errors[middle]) / 2
+
+    @property
+    def inside(self) -> int:
+        return sum(score.is_inside for score in self.scores)
+
+
+def verify(prediction: Prediction, run: Run, *, force: bool = False) -> Verdict:
+    """Score one run. BadInput where it is no test of this prediction; with `force` that is a caveat."""
+    against = differences(prediction, run)
+    if against and not force:
+        raise BadInput(
+            f"{run.name} is no test of this prediction: {'; '.join(against)} (--force scores it anyway)"
+        )
+    scores = tuple(
+        Score(metric, interval, run.measured[metric])
+        for metric, interval in prediction.metrics.items()
+        if run.measured.get(metric, 0.0) > 0 and interval.mid > 0
+    )
+    if not scores:
+        raise BadInput(f"{run.name} measured none of {', '.join(prediction.metrics)}")
+    scored = {score.metric for score in scores}
+    missing = tuple(metric for metric in prediction.metrics if metric not in scored)
+    return Verdict(run, scores, missing, tuple(against))
+
+
+def differences(prediction: Prediction, run: Run) -> list[str]:
+    """Why the run does not test the prediction, in words; none where it does."""
+    found = [f"the run is invalid: {reason}" for reason in run.invalid]
+    if run.model and not _is_same_model(prediction.model, run.model):
+        found.append(f"it ran {run.model}, the plan is for {prediction.model}")
+    planned_mode = prediction.traffic.get("mode", "open")
+    if run.mode != planned_mode:
+        found.append(f"it was a {run.mode} loop, the plan is for an {planned_mode} one")
+    planned = prediction.traffic.get("traffic_options", {})
+    if run.traffic_options is None:
+        found.append("it does not say which traffic it sent")
+        return found
+    for option in sorted(({*planned} | {*run.traffic_options}) - _FREE_OPTIONS):
+        wanted, sent = planned.get(option), run.traffic_options.get(option)
+        if not _is_equal(wanted, sent):
+            flag = "--" + option.replace("_", "-")
+            found.append(f"{flag} was {_shown(sent)}, planned {_shown(wanted)}")
+    return found
+
+
+def residuals_of(prediction: Prediction, verdict: Verdict) -> list[Residual]:
+    """Against the prediction as it was computed, before any correction. None of a forced score."""
+    if verdict.caveats:
+        return []
+    now = datetime.now(tz=UTC).isoformat(timespec="seconds")
+    found = []
+    for score in verdict.scores:
+        computed = prediction.uncorrected.get(score.metric, score.predicted)
+        found.append(
+            Residual(
+                hardware=prediction.hardware,
+                model=prediction.model,
+                method=prediction.method,
+                metric=score.metric,
+                predicted=computed.mid,
+                low=computed.low,
+                high=computed.high,
+                measured=score.measured,
+                run=verdict.run.name,
+                at=now,
+            )
+        )
+    return found
+
+
+def store(prediction: Prediction, verdict: Verdict, path: Path | None = None) -> Path | None:
+    """Keep what the prediction missed by; None where there is nothing to be learnt from it."""
+    residuals = residuals_of(prediction, verdict)
+    return append_residuals(residuals, path) if residuals else None
+
+
+def _is_same_model(planned: str, ran: str) -> bool:
+    """A server may serve a model by its bare name."""
+    names = [name.rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf") for name in (planned, ran)]
+    return names[0] == names[1]
+
+
+def _is_equal(wanted: Any, sent: Any) -> bool:
+    if isinstance(wanted, (int, float)) and isinstance(sent, (int, float)):
+        return abs(wanted - sent) <= 1e-3 * max(abs(wanted), abs(sent))
+    return bool(wanted == sent)
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else str(value)
