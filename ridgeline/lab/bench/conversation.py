@@ -1,14 +1,14 @@
 """Conversations: which request may be sent when in a run with turns, and what its prompt is.
 
-The load asks for a prompt when it sends, and tells how each answer ended; a turn is free to go `think_s` after
-the answer before it, with that very answer in its history. Single requests pass through as they are. Pure
-bookkeeping: no clock, no network.
+The load asks for a prompt when it sends, and tells how each answer ended; a turn is free to go `think_s`
+after the answer before it, with that very answer in its history. Single requests pass through as they are.
+Pure bookkeeping: no clock, no network.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ridgeline.lab.bench.config import Api
 from ridgeline.lab.errors import BadInput
@@ -17,7 +17,8 @@ from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
 
 
-class FollowUp(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FollowUp:
     """The turn that an answer sets free, due so many seconds after it."""
 
     index: int

@@ -83,7 +83,7 @@ def whole_tokens(drawn: NDArray[np.float64]) -> list[int]:
 
 def parse_lengths(text: str, field: str = "length") -> Lengths:
     kind, rest = split_kind(text)
-    if not rest and ":" not in text and (kind[:1].isdigit() or kind[:1] in "+-."):
+    if not rest and ":" not in text and (kind[:1].isdigit() or kind.startswith(("+", "-", "."))):
         kind, rest = "fixed", text.strip()
     if kind == "cdf":
         return read_cdf(Path(rest), field)
