@@ -36,7 +36,9 @@ class Shape:
 
 class PhaseLoad:
     def __init__(self, core: EngineCore, vocab: int, phase: Phase, shape: Shape, seed: int = 0) -> None:
+        refuse_too_large(core, phase, shape)
         self.phase = phase
+        self._span = decode_span(core, shape)
         self._core = core
         self._vocab = vocab
         self._shape = shape
@@ -45,11 +47,10 @@ class PhaseLoad:
         self._open: set[str] = set()
         self._prompts: list[list[int]] = []
         self._decoded = 0
-        refuse_too_large(core, phase, shape)
 
     def steps(self, count: int) -> Steps:
         """Run so many steps of this phase, and nothing else between the first and the last."""
-        if self._decoded + count > DECODE_SPAN:
+        if self._decoded + count > self._span:
             self.close()
         return self._run(lambda done: done >= count)
 
@@ -86,12 +87,12 @@ class PhaseLoad:
         """Decode: all prompts are computed, and each sequence has its first token."""
         if self.phase == "prefill":
             return
-        if self._open and self._decoded < DECODE_SPAN:
+        if self._open and self._decoded < self._span:
             return
         self.close()
         if not self._prompts:
             self._prompts = [self._prompt(self._shape.context) for _ in range(self._shape.sequences)]
-        waiting = {self._add(prompt, DECODE_SPAN + 2) for prompt in self._prompts}
+        waiting = {self._add(prompt, self._span + 2) for prompt in self._prompts}
         for _ in range(MOST_SETTLING_STEPS):
             if not waiting:
                 break
@@ -104,7 +105,7 @@ class PhaseLoad:
         if self.phase == "prefill":
             while len(self._open) < self._shape.sequences:
                 self._add(self._prompt(self._shape.prompt), 1)
-        elif self._decoded >= DECODE_SPAN:
+        elif self._decoded >= self._span:
             self._settle()
 
     def _step(self) -> int:
@@ -134,10 +135,16 @@ class PhaseLoad:
         return records[-1].step_id if records else -1
 
 
-def refuse_too_large(core: EngineCore, phase: Phase, shape: Shape) -> None:
+def decode_span(core: EngineCore, shape: Shape) -> int:
+    """How many tokens sequences of this context may decode."""
+    return min(DECODE_SPAN, core.scheduler.limits.max_context - shape.context - 2)
+
+
+def refuse_too_large(core: EngineCore, phase: Phase, shape: Shape, steps: int = 1) -> None:
     """BadInput where the engine could not hold this many sequences of this length at once."""
     limits = core.scheduler.limits
-    longest = shape.prompt + 1 if phase == "prefill" else shape.context + DECODE_SPAN + 2
+    span = max(steps, decode_span(core, shape))
+    longest = shape.prompt + 1 if phase == "prefill" else shape.context + span + 2
     if longest > limits.max_context:
         flag = "--prompt-tokens" if phase == "prefill" else "--context"
         raise BadInput(

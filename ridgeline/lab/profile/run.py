@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.profile.load import DECODE_SPAN, Phase, PhaseLoad, Shape
+from ridgeline.lab.profile.load import DECODE_SPAN, Phase, PhaseLoad, Shape, refuse_too_large
 from ridgeline.lab.profile.native_samples import operator_rows
 from ridgeline.lab.profile.rows import CountedRow, OperatorRow
 from ridgeline.lab.profile.sampling import (
@@ -97,6 +97,8 @@ class Profile:
 
 def profile_engine(built: BuiltEngine, model: str, wishes: Wishes, report: Report = print) -> Profile:
     """Every phase that is wished for, one after the other, on an engine that has nothing else to do."""
+    for phase in wishes.phases:  # before anything is computed
+        refuse_too_large(built.core, phase, wishes.shape, wishes.steps)
     if wishes.out is not None:
         wishes.out.mkdir(parents=True, exist_ok=True)
     if wishes.seconds:
