@@ -1,6 +1,6 @@
 """The GPU engine's steps, kernel by kernel and part by part, beside the device's ceilings.
 
-    python benchmarks/gpu_profile.py                                    qwen3-0.6b and qwen3-8b, random weights
+    python benchmarks/gpu_profile.py                              qwen3-0.6b and qwen3-8b, random weights
     python benchmarks/gpu_profile.py --models qwen3-8b --sequences 64 --context 1024 --out profiles
 
 Needs a CUDA GPU and torch, triton and numpy alone. Each shape is profiled in both phases, as `ridgeline
