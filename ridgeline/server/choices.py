@@ -151,6 +151,13 @@ class Choices:
         if missing:
             raise RequestFailed(f"the engine ended without finishing {missing} of {self.count} choices")
 
+    def output_tokens(self, index: int) -> int:
+        """Of one choice; of those that were cut off, an even share of what they got together."""
+        if index in self.timings:
+            return self.timings[index].output_tokens
+        rest = self._completion_tokens - sum(timing.output_tokens for timing in self.timings.values())
+        return max(rest, 0) // (self.count - len(self.timings))
+
     def usage(self, with_timing: bool) -> Usage:
         prompt_tokens = sum(len(source.prompt.ids) for source in self._sources)
         usage = Usage(

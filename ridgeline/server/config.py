@@ -69,6 +69,10 @@ class ServerConfig:
     stall_s: float = option(
         15.0, "an engine that makes no progress for so long is not ready; 8 times: killed"
     )
+    record_traffic: Path | None = option(
+        None, "file for the moments, lengths and block hashes of requests (no content); off by default"
+    )
+    record_traffic_bytes: int = option(1 << 30, "largest such file; what comes after is not recorded")
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe line that is logged"
     )

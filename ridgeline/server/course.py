@@ -23,6 +23,7 @@ from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import Front, Served, fingerprint
 from ridgeline.server.parsing.events import OutputParser
 from ridgeline.server.protocol import GenerationRequest
+from ridgeline.server.recording import EndedRequest, TrafficRecorder
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -164,6 +165,8 @@ class Course:
         if isinstance(error, SlowReader):
             self._metrics.stream_cut()
         now = time.monotonic()
+        if self._front.recorder is not None and not self._is_background:
+            self._record(self._front.recorder, failure)
         for index in range(self.choices.count):
             timing = self.choices.timings.get(index) or self._unbegun(index)
             if index not in self.choices.finish_reasons:
@@ -172,6 +175,21 @@ class Course:
             reason = failure or self.choices.finish_reasons[index]
             self._metrics.request_finished(timing, self.exchange.path, reason, self._is_background)
             log_request(self.exchange.request_id, self.exchange.path, status, timing, reason)
+
+    def _record(self, recorder: TrafficRecorder, failure: str) -> None:
+        """One line for each choice. What runs in the background came at no moment that could be replayed."""
+        for index in range(self.choices.count):
+            recorder.add(
+                EndedRequest(
+                    self.exchange.arrival,
+                    self.job.prompts[index // self.job.params.n].ids,
+                    self.choices.output_tokens(index),
+                    self.exchange.path,
+                    self.job.served.model.names[0],
+                    self.job.cache_namespace,
+                    failure or self.choices.finish_reasons[index],
+                )
+            )
 
     def _unbegun(self, index: int) -> TimingRecord:
         prompt = self.job.prompts[index // self.job.params.n]

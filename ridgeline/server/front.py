@@ -21,6 +21,7 @@ from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.metrics import ServerMetrics
 
 if TYPE_CHECKING:
+    from ridgeline.server.recording import TrafficRecorder
     from ridgeline.server.state import StateStore
 
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class Front:
         self.config = config
         self.models = tuple(models)
         self.state = state
+        self.recorder: TrafficRecorder | None = None  # of who came when; None: nobody asked for it
         self._parts: dict[Any, Any] = {}
         self._tasks: dict[
             str, Task

@@ -134,6 +134,8 @@ async def _serve(
             await serving
         if front is not None:
             await _ended_responses(front)
+            if front.recorder is not None:
+                front.recorder.close()
     return 0
 
 
@@ -166,7 +168,12 @@ def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore
     from ridgeline.server.speech import check_parsers
 
     check_parsers(server)
-    return Front(server, [model.for_front() for model in models], state)
+    front = Front(server, [model.for_front() for model in models], state)
+    if server.record_traffic is not None:
+        from ridgeline.server.recording import TrafficRecorder
+
+        front.recorder = TrafficRecorder(server.record_traffic.expanduser(), server.record_traffic_bytes)
+    return front
 
 
 def _http_server(front: Front) -> tuple[HttpServer, ASGIApp]:
