@@ -16,8 +16,18 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.plan.residuals import Residual, append_residuals
 from ridgeline.lab.prediction import Interval, Prediction
 
-# What a run may choose for itself without being another experiment.
-_FREE_OPTIONS = frozenset({"skip_bad_rows"})
+# What makes traffic the same, by its description (`traffic.describe`): each within this share of the planned.
+_SAME_WITHIN = {
+    "requests": 0.0,
+    "rps": 0.01,
+    "gap_cv": 0.05,
+    "input.mean": 0.01,
+    "input.p90": 0.01,
+    "output.mean": 0.01,
+    "output.p90": 0.01,
+    "conversations": 0.0,
+    "ideal_hit": 0.02,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,7 @@ class Run:
     name: str  # folder and moment: what tells this run from all others
     model: str
     mode: str  # "open" or "closed"
-    traffic_options: Mapping[str, Any] | None  # None: the run does not say
+    traffic: Mapping[str, Any]  # its description as facts; empty: the run does not say
     measured: Mapping[str, float]
     invalid: tuple[str, ...] = ()  # why the run does not count
 
@@ -68,6 +78,25 @@ class Verdict:
         return sum(score.is_inside for score in self.scores)
 
 
+def read_run(folder: Path) -> Run:
+    """A folder that `ridgeline bench` wrote."""
+    from ridgeline.lab.bench.metrics import flat
+    from ridgeline.lab.bench.result import BenchResult
+
+    result = BenchResult.load(folder)
+    invalid = () if result.validity.valid else result.validity.reasons or ("its client was the bottleneck",)
+    if result.interrupted:
+        invalid = (*invalid, "it was interrupted")
+    return Run(
+        name=f"{folder.name} of {result.started_at}",
+        model=str(result.settings.get("model", "")),
+        mode=result.summary.mode,
+        traffic=result.settings.get("traffic_facts", {}),
+        measured=flat(result.summary),
+        invalid=invalid,
+    )
+
+
 def verify(prediction: Prediction, run: Run, *, force: bool = False) -> Verdict:
     """Score one run. BadInput where it is no test of this prediction; with `force` that is a caveat."""
     against = differences(prediction, run)
@@ -95,15 +124,13 @@ def differences(prediction: Prediction, run: Run) -> list[str]:
     planned_mode = prediction.traffic.get("mode", "open")
     if run.mode != planned_mode:
         found.append(f"it was a {run.mode} loop, the plan is for an {planned_mode} one")
-    planned = prediction.traffic.get("traffic_options", {})
-    if run.traffic_options is None:
+    if not run.traffic:
         found.append("it does not say which traffic it sent")
         return found
-    for option in sorted(({*planned} | {*run.traffic_options}) - _FREE_OPTIONS):
-        wanted, sent = planned.get(option), run.traffic_options.get(option)
-        if not _is_equal(wanted, sent):
-            flag = "--" + option.replace("_", "-")
-            found.append(f"{flag} was {_shown(sent)}, planned {_shown(wanted)}")
+    for name, share in _SAME_WITHIN.items():
+        wanted, sent = _fact(prediction.traffic.get("facts", {}), name), _fact(run.traffic, name)
+        if abs(wanted - sent) > share * max(abs(wanted), abs(sent)):
+            found.append(f"its traffic's {name} was {sent:.4g}, planned {wanted:.4g}")
     return found
 
 
@@ -144,11 +171,9 @@ def _is_same_model(planned: str, ran: str) -> bool:
     return names[0] == names[1]
 
 
-def _is_equal(wanted: Any, sent: Any) -> bool:
-    if isinstance(wanted, (int, float)) and isinstance(sent, (int, float)):
-        return abs(wanted - sent) <= 1e-3 * max(abs(wanted), abs(sent))
-    return bool(wanted == sent)
-
-
-def _shown(value: Any) -> str:
-    return "not given" if value is None else str(value)
+def _fact(facts: Mapping[str, Any], name: str) -> float:
+    """A figure by its dotted name; what is missing or None is 0."""
+    value: Any = facts
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return float(value or 0.0)

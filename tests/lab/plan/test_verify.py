@@ -9,13 +9,13 @@ from ridgeline.lab.plan.residuals import corrections, read_residuals
 from ridgeline.lab.plan.verify import Run, store, verify
 from ridgeline.lab.prediction import Interval, Prediction
 
-OPTIONS = {"input": "512", "output": "64", "arrivals": "poisson", "rate": 2.0, "requests": 200}
+FACTS = {"requests": 200, "rps": 2.0, "input": {"mean": 512.0, "p90": 600.0}, "output": {"mean": 64.0}}
 PREDICTION = Prediction(
     model="hf/SmolLM2-135M",
     hardware="cpu",
     method="simulated",
     engine={},
-    traffic={"mode": "open", "traffic_options": OPTIONS},
+    traffic={"mode": "open", "facts": FACTS},
     metrics={
         "ttft_ms.p50": Interval(90.0, 100.0, 110.0),
         "tpot_ms.p50": Interval(9.0, 10.0, 11.0),
@@ -26,7 +26,7 @@ RUN = Run(
     name="runs/a 2026-11-15T20:00:00",
     model="smollm2-135m",
     mode="open",
-    traffic_options=dict(OPTIONS),
+    traffic=dict(FACTS),
     measured={"ttft_ms.p50": 125.0, "tpot_ms.p50": 10.5},
 )
 
@@ -47,9 +47,9 @@ def test_each_metric_has_its_error_and_is_inside_or_not() -> None:
         (replace(RUN, invalid=("dispatch delay of 80 ms",)), "invalid: dispatch delay"),
         (replace(RUN, model="other-model"), "it ran other-model"),
         (replace(RUN, mode="closed"), "closed loop"),
-        (replace(RUN, traffic_options=None), "does not say which traffic"),
-        (replace(RUN, traffic_options=OPTIONS | {"rate": 4.0}), r"--rate was 4.0, planned 2.0"),
-        (replace(RUN, traffic_options=OPTIONS | {"max_context": 512}), "--max-context was 512, planned not"),
+        (replace(RUN, traffic={}), "does not say which traffic"),
+        (replace(RUN, traffic=FACTS | {"rps": 4.0}), "rps was 4, planned 2"),
+        (replace(RUN, traffic=FACTS | {"input": {"mean": 400.0}}), "input.mean was 400, planned 512"),
     ],
 )
 def test_a_run_of_something_else_is_refused_and_with_force_only_scored(
