@@ -10,7 +10,7 @@ from ridgeline.lab.charts.marks import Axis, Bars, Line, Mark, Point, Points, Ru
 from ridgeline.lab.charts.scale import Scale, fit_scale, number
 from ridgeline.lab.charts.style import STYLE, colour
 
-LEFT, RIGHT, BOTTOM = 62.0, 16.0, 42.0
+LEFT, RIGHT, BOTTOM = 62.0, 22.0, 42.0
 TITLE_HEIGHT, LEGEND_HEIGHT = 22.0, 17.0
 GLYPH = 6.1  # width of a letter of the legend, on average
 AIMS = 48  # hover spots along a line
@@ -31,10 +31,11 @@ def chart(
     """One <svg>. `standalone` puts the style in, for a file of its own; pages have `STYLE` once for all."""
     coloured = _with_colours(marks)
     entries = [(mark.name, colour(index)) for mark, index in coloured if mark.name]
-    legend, top = legend_svg(entries, LEFT, TITLE_HEIGHT + 8, width - RIGHT)
-    x_scale = fit_scale(x, _values(marks, "x"), LEFT, width - RIGHT, 75)
+    left = max(LEFT, 28 + max((len(name) for _, name in y.names), default=0) * GLYPH)
+    legend, top = legend_svg(entries, left, TITLE_HEIGHT + 8, width - RIGHT)
+    x_scale = fit_scale(x, _values(marks, "x"), left, width - RIGHT, 75)
     y_scale = fit_scale(y, _values(marks, "y"), height - BOTTOM, top, 38)
-    parts = [f'<text class="title" x="{LEFT:.0f}" y="16">{escape(title)}</text>', legend]
+    parts = [f'<text class="title" x="{left:.0f}" y="16">{escape(title)}</text>', legend]
     parts += _grid(x, y, x_scale, y_scale)
     if not any(True for _ in _values([mark for mark, _ in coloured], "x")):
         parts.append(_text(width / 2, (top + height - BOTTOM) / 2, "nothing to show", "middle"))
@@ -111,14 +112,14 @@ def _values(marks: Sequence[Mark], side: str) -> Iterator[float]:
 def _grid(x: Axis, y: Axis, x_scale: Scale, y_scale: Scale) -> list[str]:
     left, right, bottom, top = x_scale.start, x_scale.end, y_scale.start, y_scale.end
     parts = []
-    for tick in x_scale.ticks:
+    for tick, words in _ticks(x, x_scale):
         at = x_scale(tick)
         parts.append(f'<line class="grid" x1="{at:.1f}" y1="{top:.1f}" x2="{at:.1f}" y2="{bottom:.1f}"/>')
-        parts.append(_text(at, bottom + 15, written(Axis("", percent=x.percent), tick), "middle"))
-    for tick in y_scale.ticks:
+        parts.append(_text(at, bottom + 15, words, "middle"))
+    for tick, words in _ticks(y, y_scale):
         at = y_scale(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" y1="{at:.1f}" x2="{right:.1f}" y2="{at:.1f}"/>')
-        parts.append(_text(left - 6, at + 3.8, written(Axis("", percent=y.percent), tick), "end"))
+        parts.append(_text(left - 6, at + 3.8, words, "end"))
     middle = (top + bottom) / 2
     parts.append(
         f'<line class="frame" x1="{left:.1f}" y1="{bottom:.1f}" x2="{right:.1f}" y2="{bottom:.1f}"/>'
@@ -127,6 +128,12 @@ def _grid(x: Axis, y: Axis, x_scale: Scale, y_scale: Scale) -> list[str]:
         f"{escape(y.label)}</text>"
     )
     return parts
+
+
+def _ticks(axis: Axis, scale: Scale) -> list[tuple[float, str]]:
+    if axis.names:
+        return [(at, name) for at, name in axis.names if scale.shows(at) and scale.low <= at <= scale.high]
+    return [(tick, written(Axis("", percent=axis.percent), tick)) for tick in scale.ticks]
 
 
 def _drawn(

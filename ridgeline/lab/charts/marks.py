@@ -17,6 +17,7 @@ class Axis:
     high: float | None = None
     percent: bool = False
     unit: str = ""  # for hover texts; the label says it to those who read the axis
+    names: Sequence[tuple[float, str]] = ()  # ticks with these names at these values, instead of numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run as others see it. `records` has no warm-up requests, and those never sent are left out."""
+    """A run as others see it. `records` has neither warm-up requests nor any whose turn never came."""
 
     records: Sequence[RequestRecord]
     model: str
@@ -45,9 +45,8 @@ class RunFacts:
 
 
 def sent(record: RequestRecord) -> float:
-    """When it was sent; records of requests that never were do not come here."""
-    assert record.t_send is not None
-    return record.t_send
+    """When it was sent, or was to be: a connection that was refused has no first byte."""
+    return record.t_sched if record.t_send is None else record.t_send
 
 
 def ttft_s(record: RequestRecord) -> float | None:
