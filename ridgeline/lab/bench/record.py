@@ -50,6 +50,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         ""  # why it is not ok, in a word to count by: "refused", "http_503", "truncated"; see `client`
     )
     error: str = ""  # the same in words
+    connect_s: float = 0.0  # of t_send − t_sched: until the server had accepted a connection; 0: one was open
     warmup: bool = False  # sent to warm the server: in no metric
     conversation: int | None = None
     turn: int = 0

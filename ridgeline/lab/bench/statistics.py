@@ -30,6 +30,10 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float | None
 
 
+def sorted_samples(samples: npt.ArrayLike) -> Samples:
+    return np.sort(np.asarray(samples, dtype=np.float64))
+
+
 def percentile(ordered: Samples, quantile: float) -> float:
     """The quantile of samples in ascending order, between neighbours linearly (numpy's default); infinite
     where it falls on or towards an infinite one."""
@@ -45,7 +49,7 @@ def percentile(ordered: Samples, quantile: float) -> float:
 
 def percentiles(samples: npt.ArrayLike) -> dict[str, Estimate | None]:
     """P50, P90, P95 and P99 with order-statistic intervals; None where the samples are too few to say."""
-    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    ordered = sorted_samples(samples)
     return {name: _estimate(ordered, name, len(ordered)) for name in QUANTILES}
 
 

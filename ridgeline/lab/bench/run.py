@@ -1,0 +1,246 @@
+"""run_bench: one measurement of one server, from looking at it to the verdict on the run itself.
+
+Called by `ridgeline bench`, sweeps, the tuner and tests. A server that refuses, hangs, drops or answers
+garbage during the run becomes records; one that cannot be reached at all, before anything was sent, is a
+LabError. Ctrl-C ends the run early and what was measured is the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import gc
+import platform
+import signal
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import ridgeline
+from ridgeline.lab.bench.ceilings import shares
+from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
+from ridgeline.lab.bench.load import Load
+from ridgeline.lab.bench.metrics import Mode, summarize
+from ridgeline.lab.bench.progress import OnProgress, Tally
+from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.result import BenchResult
+from ridgeline.lab.bench.script import PlannedScript, Scripts, make_scripts
+from ridgeline.lab.bench.target import Target, find_target
+from ridgeline.lab.bench.timer import now
+from ridgeline.lab.bench.validity import judge
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.traffic.describe import describe
+
+PROGRESS_EVERY_S = 0.25
+WARMUP_AT_ONCE = 8  # of open loops, which have no concurrency of their own
+
+Returned = TypeVar("Returned")
+
+
+def in_loop(work: Coroutine[Any, Any, Returned]) -> Returned:
+    """Run on uvloop where it is there: a third of the CPU per chunk."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+async def run_bench(
+    config: BenchConfig,
+    on_progress: OnProgress = lambda progress: None,
+    selftest: dict[str, Any] | None = None,
+) -> BenchResult:
+    """selftest: what `selftest.facts()` says of a self-test before; its "failure" makes the run invalid."""
+    _check(config)
+    target = await find_target(config)
+    scripts = await make_scripts(config, target)
+    runner = _Runner(config, target, on_progress)
+    with _on_interrupt(runner.stop), _no_collection():
+        warm_records = await runner.warm_up(scripts.warmup) if scripts.warmup.requests else []
+        started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        cpu, begun = time.process_time(), now()
+        records = await runner.measure(scripts.main)
+        seconds, cpu = now() - begun, time.process_time() - cpu
+    client_cpu = cpu / seconds if seconds > 0 else 0.0
+    mode: Mode = "open" if isinstance(config.mode, OpenLoop) else "closed"
+    records = warm_records + sorted(records, key=lambda record: record.index)
+    summary = summarize(records, mode, config.slo, client_cpu)
+    selftest = selftest or {"skipped": "no self-test was run before this run"}
+    return BenchResult(
+        settings=_settings(config, target, scripts),
+        summary=summary,
+        validity=judge(records, summary, client_cpu, str(selftest.get("failure", "")), runner.retried),
+        records=records,
+        shares=shares(records, summary, target.limits),
+        selftest=selftest,
+        started_at=started_at,
+        seconds=seconds,
+        interrupted=runner.is_stopped,
+    )
+
+
+class _Runner:
+    """The loads of one run, so that a stop reaches whichever is under way."""
+
+    def __init__(self, config: BenchConfig, target: Target, on_progress: OnProgress) -> None:
+        self._config, self._target, self._on_progress = config, target, on_progress
+        self._load: Load | None = None
+        self.is_stopped = False
+        self.retried = 0
+
+    async def warm_up(self, script: PlannedScript) -> list[RequestRecord]:
+        mode = self._config.mode
+        at_once = mode.concurrency if isinstance(mode, ClosedLoop) else WARMUP_AT_ONCE
+        load = self._make(script, ClosedLoop(at_once), "warm-up")
+        await self._run(load, "warm-up", len(script.requests))
+        # Before the run: their moments are negative, counted back from its start.
+        end = now()
+        return [exchange.record(end) for exchange in load.exchanges]
+
+    async def measure(self, script: PlannedScript) -> list[RequestRecord]:
+        load = self._make(script, self._config.mode, "run")
+        if not self.is_stopped:
+            await self._run(load, "run", len(script.requests))
+        self.retried = load.retried
+        return [exchange.record(load.origin) for exchange in load.exchanges]
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        if self._load is not None:
+            self._load.stop()
+
+    def _make(self, script: PlannedScript, mode: ClosedLoop | OpenLoop, phase: str) -> Load:
+        config, is_warmup = self._config, phase == "warm-up"
+        self._tally = Tally(phase, len(script.requests))
+        run_s = config.deadlines.run_s
+        if run_s is None:
+            run_s = _longest_s(config, script, mode)
+        return Load(
+            script,
+            mode,
+            self._target.address,
+            config.deadlines,
+            duration_s=None if is_warmup else config.duration_s,
+            run_s=run_s,
+            warmup=is_warmup,
+            on_done=self._tally.ended,
+        )
+
+    async def _run(self, load: Load, phase: str, total: int) -> None:
+        self._load = load
+        telling = asyncio.create_task(self._tell(load))
+        try:
+            await load.run()
+        finally:
+            telling.cancel()
+            self._load = None
+        self._on_progress(self._tally.progress(now() - load.origin, 0))
+
+    async def _tell(self, load: Load) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            self._on_progress(self._tally.progress(max(now() - load.origin, 0.0), load.in_flight))
+
+
+def _check(config: BenchConfig) -> None:
+    if not config.traffic.requests:
+        raise BadInput("there is nothing to send: the traffic has no requests")
+    if isinstance(config.mode, ClosedLoop) and config.mode.concurrency < 1:
+        raise BadInput(f"concurrency must be at least 1, got {config.mode.concurrency}")
+    if config.warmup < 0:
+        raise BadInput(f"warmup must not be negative, got {config.warmup}")
+    limits = asdict(config.deadlines) | {"duration_s": config.duration_s}
+    for name, value in limits.items():
+        if value is not None and value <= 0:
+            raise BadInput(f"{name} must be above 0, got {value:g}")
+
+
+def _longest_s(config: BenchConfig, script: PlannedScript, mode: ClosedLoop | OpenLoop) -> float:
+    """When a run must be over though no deadline of its own was given: every request at its longest."""
+    each = config.deadlines.connect_s + config.deadlines.request_s
+    turns = max((request.turn for request in script.requests), default=0) + 1
+    if isinstance(mode, OpenLoop):
+        arrivals = config.duration_s or max(request.at for request in script.requests)
+        return arrivals + turns * each + sum(request.think_s for request in script.requests)
+    if config.duration_s is not None:
+        return config.duration_s + each
+    rounds = -(-len(script.requests) // mode.concurrency)
+    return rounds * each + sum(request.think_s for request in script.requests)
+
+
+def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str, Any]:
+    return {
+        "name": config.name,
+        "url": config.url,
+        "model": target.model,
+        "server": target.kind,
+        "api": config.api,
+        "mode": "open" if isinstance(config.mode, OpenLoop) else "closed",
+        "concurrency": config.mode.concurrency if isinstance(config.mode, ClosedLoop) else None,
+        "traffic": config.traffic.name,
+        "traffic_facts": describe(config.traffic).facts(),
+        "traffic_notes": list(config.traffic.notes),
+        "seed": config.seed,
+        "warmup": config.warmup,
+        "slo": None if config.slo is None else str(config.slo),
+        "duration_s": config.duration_s,
+        "deadlines": asdict(config.deadlines),
+        "prefix_cache": _cache_condition(config, target),
+        "prompts": scripts.how,
+        "body": {name: value for name, value in target.fields.items() if name != "cache_salt"},
+        "refused_fields": list(target.refused),
+        "max_context": target.max_context,
+        "limits": target.limits,
+        "client": {
+            "ridgeline": ridgeline.__version__,
+            "python": platform.python_version(),
+            "machine": platform.platform(),
+        },
+    }
+
+
+def _cache_condition(config: BenchConfig, target: Target) -> str:
+    """The state of the prefix cache that the first request finds, as far as it is known."""
+    if config.cache == "primed":
+        return "primed: every prompt was sent once before"
+    if config.cache == "as_is":
+        return "as the server was: unknown"
+    if target.cache_salt:
+        return "cold: a cache salt of this run's own"
+    return "cold for words of this run's own (drawn anew), unknown for what the server adds"
+
+
+@contextlib.contextmanager
+def _on_interrupt(stop: Any) -> Iterator[None]:
+    """The first Ctrl-C ends the run, a second one the program. Only a main thread can be told."""
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stop()
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+    except (ValueError, RuntimeError, NotImplementedError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """The cycle collector would stop the client for milliseconds; a run makes few cycles."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

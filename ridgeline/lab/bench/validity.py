@@ -1,0 +1,76 @@
+"""Validity: whether a run measured the server, or its own client. Judged after the run, said loudly.
+
+A client that could not send in time or was out of CPU makes every figure worse than the server is, or hides
+how bad it was: such a run is INVALID, whatever its figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ridgeline.lab.bench.metrics import Summary
+from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.statistics import percentile, sorted_samples
+
+DELAY_LIMIT_MS = 10.0  # of the client's own delay, P99 …
+DELAY_SHARE = 0.05  # … or this share of the median TTFT, where that is more
+CPU_LIMIT = 0.85  # of one core: the client is one thread
+LEAST_DELAYS = 20  # requests, before a percentile of their delays says anything
+
+
+class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """reasons: why it is not valid. warnings: what to know about a run that is."""
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    client_delay_p99_ms: float | None = None  # dispatch_delay less the waiting for connections
+    client_delay_limit_ms: float | None = None
+    client_cpu: float | None = None
+
+
+def judge(
+    records: Sequence[RequestRecord],
+    summary: Summary,
+    client_cpu: float | None,
+    selftest: str = "",
+    retried: int = 0,
+) -> Validity:
+    """selftest: why the self-test before the run was not passed; "" where it was, or was skipped."""
+    reasons: list[str] = []
+    warnings: list[str] = []
+    delays = [
+        (record.t_send - record.t_sched - record.connect_s) * 1000
+        for record in records
+        if record.t_send is not None and not record.warmup
+    ]
+    delay = percentile(sorted_samples(delays), 0.99) if delays else None
+    typical = summary.metrics["ttft_ms"].percentiles["p50"]
+    limit = max(DELAY_LIMIT_MS, DELAY_SHARE * typical.value) if typical else DELAY_LIMIT_MS
+    if delay is not None and delay > limit:
+        words = (
+            f"the client sent late: P99 of dispatch_delay without connecting is {delay:.1f} ms, "
+            f"more than {limit:.1f} ms"
+        )
+        (reasons if len(delays) >= LEAST_DELAYS else warnings).append(words)
+    if client_cpu is not None and client_cpu > CPU_LIMIT:
+        reasons.append(f"the client used {client_cpu:.2f} of the one core it runs on (limit {CPU_LIMIT})")
+    if summary.causes.get("client_out_of_sockets"):
+        count = summary.causes["client_out_of_sockets"]
+        reasons.append(f"{count} requests found no free socket on the client: raise `ulimit -n`")
+    if selftest:
+        reasons.append(f"the self-test was not passed: {selftest}")
+    if not summary.ok:
+        reasons.append("no request ended well: there is nothing to measure")
+    elif summary.failed:
+        share = 100 * summary.failed / summary.offered
+        warnings.append(f"{summary.failed} of {summary.offered} requests failed ({share:.1f} %): read adj_")
+    if summary.cancelled:
+        warnings.append(
+            f"stopped early: {summary.cancelled} requests were under way; the slow ones are missing"
+        )
+    if retried:
+        warnings.append(f"{retried} requests were sent again: the server had closed their kept connections")
+    return Validity(not reasons, tuple(reasons), tuple(warnings), delay, limit, client_cpu)
