@@ -1,0 +1,136 @@
+"""Clients: the senders' side of a simulation: which request reaches the engine when, and what its sender saw.
+
+Open loops send at the planned moments, closed ones when a place is free; a conversation's turn comes after
+the answer before it, as in `bench.conversation`. Called by the simulation's loop; pure bookkeeping.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from ridgeline.lab.bench.record import RequestRecord, ServerTiming
+from ridgeline.lab.simulate.front import FrontTimes
+from ridgeline.lab.traffic.request import Traffic
+from ridgeline.telemetry.timing import TimingRecord
+
+
+class Clients:
+    """due: (moment at which it is in the engine's inbox, index), soonest first; a heap
+    sent: when each request that is or was under way left its sender
+    """
+
+    def __init__(self, traffic: Traffic, front: FrontTimes, concurrency: int | None) -> None:
+        self._requests = traffic.requests
+        self._front = front
+        self._next_turn = _next_turns(traffic)
+        self._records: list[RequestRecord | None] = [None] * len(traffic.requests)
+        self.sent: dict[int, float] = {}
+        self.due: list[tuple[float, int]] = []
+        openers = [index for index, request in enumerate(self._requests) if request.turn == 0]
+        self._queue: deque[int] = deque()  # of a closed loop: those without a place yet
+        if concurrency is not None:
+            self._queue.extend(openers[concurrency:])
+            openers = openers[:concurrency]
+        self._closed = concurrency is not None
+        for index in openers:
+            self._send(index, 0.0 if self._closed else self._requests[index].at)
+
+    def answered(self, index: int, timing: TimingRecord) -> None:
+        """The engine has ended it, as asked."""
+        planned, front, sent = self._requests[index], self._front, self.sent[index]
+        stamps = [at + front.chunk_s for at in timing.token_times]
+        stamps[0] = timing.token_times[0] + front.first_s
+        ended = stamps[-1] + front.end_s
+        self._records[index] = RequestRecord(
+            index=index,
+            t_sched=sent,
+            t_send=sent,
+            t_first=stamps[0],
+            t_first_visible=stamps[0],
+            t_last=stamps[-1],
+            t_end=ended,
+            status="ok",
+            planned_in=planned.input_tokens,
+            planned_out=planned.output_tokens,
+            n_in=timing.prompt_tokens,
+            n_cached=timing.cached_tokens,
+            n_out=len(stamps),
+            counted_by="usage",
+            n_first=1,
+            chunk_at=stamps,
+            chunk_tokens=[1] * len(stamps),
+            http_status=200,
+            conversation=planned.conversation,
+            turn=planned.turn,
+            server=_server_timing(timing),
+        )
+        following = self._next_turn.get(index)
+        if following is not None:
+            self._send(following, ended + self._requests[following].think_s)
+        elif self._queue:
+            self._send(self._queue.popleft(), ended)
+
+    def refused(self, index: int, now: float, http_status: int, error: str) -> None:
+        """The server did not accept it; the turns after it are never sent."""
+        self._records[index] = self._unanswered(index, self.sent[index], now, http_status, "refused", error)
+        following = self._next_turn.get(index)
+        while following is not None:
+            self._records[following] = self._unanswered(following, now, None, None, "turn before failed", "")
+            following = self._next_turn.get(following)
+        if self._queue:
+            self._send(self._queue.popleft(), now)
+
+    def records(self) -> list[RequestRecord]:
+        """In the order of the plan; all have ended when nothing is due and the engine has no work."""
+        return [record for record in self._records if record is not None]
+
+    def _send(self, index: int, at: float) -> None:
+        self.sent[index] = at
+        heapq.heappush(self.due, (at + self._front.to_engine(self._requests[index].input_tokens), index))
+
+    def _unanswered(
+        self, index: int, sched: float, ended: float | None, http_status: int | None, cause: str, error: str
+    ) -> RequestRecord:
+        planned = self._requests[index]
+        return RequestRecord(
+            index=index,
+            t_sched=sched,
+            t_send=None if ended is None else sched,
+            t_first=None,
+            t_first_visible=None,
+            t_last=None,
+            t_end=ended,
+            status="cancelled" if ended is None else "failed",
+            planned_in=planned.input_tokens,
+            planned_out=planned.output_tokens,
+            http_status=http_status,
+            cause=cause,
+            error=error or cause,
+            conversation=planned.conversation,
+            turn=planned.turn,
+        )
+
+
+def _next_turns(traffic: Traffic) -> dict[int, int]:
+    following: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, request in enumerate(traffic.requests):
+        if request.conversation is not None:
+            if request.turn:
+                following[last[request.conversation]] = index
+            last[request.conversation] = index
+    return following
+
+
+def _server_timing(timing: TimingRecord) -> ServerTiming:
+    return ServerTiming(
+        queue_ms=_ms(timing.queue_s),
+        ttft_ms=_ms(timing.ttft_s),
+        tpot_ms=_ms(timing.tpot_s),
+        inference_ms=_ms(timing.inference_s),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
