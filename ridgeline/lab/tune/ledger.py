@@ -1,0 +1,185 @@
+"""Ledger: every run and verdict of a tuning, one JSON line each, on disk before anything else happens.
+
+Appended and synced as each run ends, so that a crash loses the run under way and nothing else. The search
+reads its past here and goes on where it stopped. One writer at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ridgeline.lab.errors import BadInput, LabError
+
+FILE, VERSION = "ledger.jsonl", 1
+NOISE_TRIAL = 0  # the first one changes nothing: what differs there is noise
+
+Settings = dict[str, Any]  # of EngineConfig, those that differ from its defaults
+Arm = Literal["a", "b"]  # the parent's settings, or the changed ones
+Outcome = Literal["measured", "refused", "died", "invalid"]
+Decision = Literal["noise", "accepted", "rejected", "refused", "died", "undecided"]
+
+
+class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
+    """What is tuned, and how it is measured: the same for all runs of a ledger."""
+
+    model: str
+    base: Settings
+    objective: str  # a metric of a run's summary
+    workload: dict[str, Any]
+    rounds: int
+    seed: int = 0
+    slo: str = ""
+    version: int = VERSION
+
+
+class Trial(msgspec.Struct, frozen=True, tag="trial", tag_field="kind"):
+    """A trial was begun. It starts from the settings of its parent, another trial, and changes one key."""
+
+    number: int
+    parent: int
+    key: str  # "" for the noise
+    before: Any
+    after: Any
+    settings: Settings  # of the parent
+
+
+class Run(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
+    trial: int
+    round: int
+    arm: Arm
+    settings: Settings
+    outcome: Outcome
+    metrics: dict[str, float] = {}
+    reason: str = ""  # where nothing was measured
+    seconds: float = 0.0
+    at: str = ""  # ISO 8601, UTC
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """The relative change of a metric with its interval of 95 %: 0.05 is 5 % more.
+
+    noise: as much as two runs of the same settings differed by.
+    """
+
+    change: float
+    low: float
+    high: float
+    noise: float | None = None
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        return not self.low <= 0 <= self.high and abs(self.change) > (self.noise or 0.0)
+
+
+class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):
+    trial: int
+    decision: Decision
+    reason: str
+    rounds: int  # that were complete
+    effects: dict[str, Effect] = {}
+
+
+Entry = Header | Trial | Run | Verdict
+
+
+class Ledger:
+    """Entries in memory and in the file. A line that a crash cut off is taken away when it is opened."""
+
+    def __init__(self, folder: Path, *, write: bool = True) -> None:
+        self.folder = folder
+        self.path = folder / FILE
+        self._file = None
+        if write:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self._file.close()
+                raise LabError(
+                    f"{self.path}: another tuning is writing it; wait, or use another --ledger"
+                ) from None
+        elif not self.path.exists():
+            raise BadInput(f"{self.path}: there is no ledger")
+        self.entries: list[Entry] = []
+        try:
+            whole = self._read()
+            if self._file is not None and whole < self.path.stat().st_size:
+                self._file.truncate(whole)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, entry: Entry) -> None:
+        """On disk when this returns."""
+        assert self._file is not None, "opened for reading"
+        self._file.write(msgspec.json.encode(entry) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.entries.append(entry)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- what it says ----
+
+    @property
+    def header(self) -> Header | None:
+        return next((entry for entry in self.entries if isinstance(entry, Header)), None)
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [entry for entry in self.entries if isinstance(entry, Trial)]
+
+    def verdict(self, trial: int) -> Verdict | None:
+        return next((e for e in self.entries if isinstance(e, Verdict) and e.trial == trial), None)
+
+    def runs(self, trial: int | None = None) -> Iterator[Run]:
+        """In their order; of one trial, or of all."""
+        for entry in self.entries:
+            if isinstance(entry, Run) and trial in (None, entry.trial):
+                yield entry
+
+    def rounds(self, trial: int) -> list[tuple[Run, Run]]:
+        """Complete rounds: an "a" and the "b" that was run right after it. A round of which a crash took one
+        half is run again whole, so that both halves are of the same moment."""
+        pairs: dict[int, tuple[Run, Run]] = {}
+        before: Run | None = None
+        for run in self.runs(trial):
+            if run.arm == "b" and before is not None and before.arm == "a" and before.round == run.round:
+                pairs[run.round] = (before, run)
+            before = run
+        return [pairs[number] for number in sorted(pairs)]
+
+    def _read(self) -> int:
+        """Entries of the file; returns how many bytes of it are whole lines."""
+        decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+        whole = 0
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                break  # the last one, cut off
+            try:
+                self.entries.append(decoder.decode(line))
+            except msgspec.DecodeError as error:
+                raise BadInput(f"{self.path}, line {number}: {error}") from error
+            whole += len(line)
+        header = self.header
+        if self.entries and header is None:
+            raise BadInput(f"{self.path}: its first line is no header; it is not a ledger")
+        if header is not None and header.version != VERSION:
+            raise BadInput(f"{self.path}: written as version {header.version}, this is version {VERSION}")
+        return whole
