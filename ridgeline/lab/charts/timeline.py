@@ -49,7 +49,8 @@ def timeline(
     legend, top = legend_svg(list(paints.items()), LEFT, TITLE_HEIGHT + 8, width - RIGHT)
     height = top + row_height * max(1, len(shown)) + BOTTOM
     moments = [moment for row in shown for span in row.spans for moment in (span.start, span.end)]
-    ends = Axis("", low=min([0.0, *moments]), high=max(moments, default=1.0))
+    first, last = min(moments, default=0.0), max(moments, default=1.0)
+    ends = Axis("", low=min(first, 0.0) if first < 0.3 * last else first, high=last)
     scale = fit_scale(ends, moments, LEFT, width - RIGHT, 75)
     bottom = height - BOTTOM
     parts = [f'<text class="title" x="{LEFT:.0f}" y="16">{escape(title)}</text>', legend]
