@@ -80,10 +80,13 @@ class Load:
     def retried(self) -> int:
         return self._client.retried
 
+    def prepare(self) -> None:
+        """Make the first bodies; takes its time, and is no part of the run."""
+        self._bodies.begin(self._script.openers())
+
     async def run(self) -> None:
         """Until all has ended, or the run's time is over."""
         openers = self._script.openers()
-        self._bodies.begin(openers)
         self.origin = now() + LEAD_S
         timers = [self._loop.call_later(self._run_s + LEAD_S, self._out_of_time)]
         if self._duration_s is not None:

@@ -61,10 +61,9 @@ async def run_bench(
     with _on_interrupt(runner.stop), _no_collection():
         warm_records = await runner.warm_up(scripts.warmup) if scripts.warmup.requests else []
         started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        cpu, begun = time.process_time(), now()
         records = await runner.measure(scripts.main)
-        seconds, cpu = now() - begun, time.process_time() - cpu
-    client_cpu = cpu / seconds if seconds > 0 else 0.0
+    seconds = runner.seconds
+    client_cpu = runner.cpu_s / seconds if seconds > 0 else 0.0
     mode: Mode = "open" if isinstance(config.mode, OpenLoop) else "closed"
     records = warm_records + sorted(records, key=lambda record: record.index)
     summary = summarize(records, mode, config.slo, client_cpu)
@@ -90,12 +89,13 @@ class _Runner:
         self._load: Load | None = None
         self.is_stopped = False
         self.retried = 0
+        self.seconds = self.cpu_s = 0.0  # of the latest load
 
     async def warm_up(self, script: PlannedScript) -> list[RequestRecord]:
         mode = self._config.mode
         at_once = mode.concurrency if isinstance(mode, ClosedLoop) else WARMUP_AT_ONCE
         load = self._make(script, ClosedLoop(at_once), "warm-up")
-        await self._run(load, "warm-up", len(script.requests))
+        await self._run(load)
         # Before the run: their moments are negative, counted back from its start.
         end = now()
         return [exchange.record(end) for exchange in load.exchanges]
@@ -103,7 +103,7 @@ class _Runner:
     async def measure(self, script: PlannedScript) -> list[RequestRecord]:
         load = self._make(script, self._config.mode, "run")
         if not self.is_stopped:
-            await self._run(load, "run", len(script.requests))
+            await self._run(load)
         self.retried = load.retried
         return [exchange.record(load.origin) for exchange in load.exchanges]
 
@@ -129,12 +129,15 @@ class _Runner:
             on_done=self._tally.ended,
         )
 
-    async def _run(self, load: Load, phase: str, total: int) -> None:
+    async def _run(self, load: Load) -> None:
+        load.prepare()
         self._load = load
         telling = asyncio.create_task(self._tell(load))
+        cpu, begun = time.process_time(), now()
         try:
             await load.run()
         finally:
+            self.seconds, self.cpu_s = now() - begun, time.process_time() - cpu
             telling.cancel()
             self._load = None
         self._on_progress(self._tally.progress(now() - load.origin, 0))

@@ -1,0 +1,177 @@
+"""The self-test: the bench measures a server whose latencies are known, and must find them.
+
+Run before every run (`ridgeline bench`), at the load the run will have, and by name (`ridgeline bench
+selftest`). A client that does not find known latencies on this machine at this load is refused: what it would
+say of an unknown server is worth nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from ridgeline.lab.bench.client import Address
+from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
+from ridgeline.lab.bench.metrics import Summary
+from ridgeline.lab.bench.mock_server import MockStats
+from ridgeline.lab.bench.plain_http import ask
+from ridgeline.lab.bench.result import BenchResult
+from ridgeline.lab.bench.run import run_bench
+from ridgeline.lab.errors import LabError
+from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+from ridgeline.lab.traffic.vocabulary import Vocabulary
+
+TTFT_MS, SPREAD_MS, TPOT_MS, TOKENS = 40.0, 20.0, 10.0, 16
+TOLERANCE_MS, TOLERANCE_SHARE = 2.0, 0.02
+START_TIMEOUT_S = 30.0
+LEAST_REQUESTS = 40
+_WORDS = Vocabulary(tuple(f"w{n}" for n in range(64)), tuple(range(64)), "tokenizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One known value and what was measured."""
+
+    name: str
+    known: float
+    measured: float
+
+    @property
+    def tolerance(self) -> float:
+        return max(TOLERANCE_MS, TOLERANCE_SHARE * self.known)
+
+    @property
+    def is_found(self) -> bool:
+        return abs(self.measured - self.known) <= self.tolerance
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.measured:.2f} ms, known {self.known:.2f} ± {self.tolerance:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """failure: why the client is refused; "" where it is not. Costs are CPU seconds per piece of work."""
+
+    load: str
+    failure: str
+    checks: tuple[Check, ...]
+    requests_per_s: float
+    chunks_per_s: float
+    client_cpu: float
+    client_us_per_request: float
+    client_us_per_chunk: float  # all of its CPU, shared among the chunks
+    dispatch_p99_ms: float | None
+    mock: MockStats
+
+    def facts(self) -> dict[str, Any]:
+        """For run.json."""
+        return {
+            "passed": not self.failure,
+            "failure": self.failure,
+            "load": self.load,
+            "checks": [asdict(check) | {"tolerance": check.tolerance} for check in self.checks],
+            "requests_per_s": self.requests_per_s,
+            "chunks_per_s": self.chunks_per_s,
+            "client_cpu": self.client_cpu,
+            "client_us_per_request": self.client_us_per_request,
+            "client_us_per_chunk": self.client_us_per_chunk,
+            "dispatch_p99_ms": self.dispatch_p99_ms,
+            "mock": msgspec.to_builtins(self.mock),
+        }
+
+
+async def self_test(load: OpenLoop | ClosedLoop, rate: float = 0.0, seconds: float = 3.0) -> SelfTest:
+    """Measure the mock server: at `rate` requests/s in an open loop, or at a closed loop's concurrency."""
+    if isinstance(load, OpenLoop):
+        count = max(round(rate * seconds), LEAST_REQUESTS)
+        moments, words = [number / rate for number in range(count)], f"open loop, {rate:g} requests/s"
+    else:
+        each_s = (TTFT_MS + SPREAD_MS / 2 + (TOKENS - 1) * TPOT_MS) / 1000
+        count = max(round(load.concurrency * seconds / each_s), LEAST_REQUESTS, 2 * load.concurrency)
+        moments, words = [0.0] * count, f"closed loop, {load.concurrency} at once"
+    traffic = Traffic("self-test", tuple(PlannedRequest(at, 16, TOKENS) for at in moments))
+    deadlines = Deadlines(connect_s=5, first_byte_s=10, between_s=5, request_s=20, run_s=seconds * 5 + 30)
+    async with mock_server(TTFT_MS, TPOT_MS, SPREAD_MS) as mock:
+        url = f"http://{mock.host}:{mock.port}"
+        config = BenchConfig(url, traffic, load, deadlines=deadlines, vocabulary=_WORDS, cache="as_is")
+        before = await stats_of(mock)
+        result = await run_bench(config)
+        return _verdict(words, result, await stats_of(mock), before)
+
+
+@contextlib.asynccontextmanager
+async def mock_server(ttft_ms: float, tpot_ms: float, spread_ms: float = 0.0) -> AsyncIterator[Address]:
+    """The mock in a process of its own, for as long as the context lasts."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ridgeline.lab.bench.mock_server"),
+        *("--ttft-ms", str(ttft_ms), "--tpot-ms", str(tpot_ms), "--spread-ms", str(spread_ms)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+        if not line.strip().isdigit():
+            raise LabError("the self-test's mock server did not start; what it said is above")
+        yield Address("127.0.0.1", "127.0.0.1", int(line), None)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def stats_of(mock: Address) -> MockStats:
+    _, body = await ask(mock, "GET", "/stats")
+    return msgspec.json.decode(body, type=MockStats)
+
+
+def _verdict(load: str, result: BenchResult, mock: MockStats, before: MockStats) -> SelfTest:
+    summary = result.summary
+    checks = _checks(summary)
+    failure = "; ".join([str(check) for check in checks if not check.is_found])
+    # A run is also invalid for reasons that have nothing to do with known latencies.
+    failure = "; ".join(part for part in (failure, *result.validity.reasons) if part)
+    if summary.failed:
+        failure = f"{summary.failed} of {summary.offered} requests failed: {summary.causes}; {failure}"
+    if failure and mock.late_p90_ms > TOLERANCE_MS / 2:
+        failure += (
+            f"; the mock itself was {mock.late_p90_ms:.1f} ms late (P90): this machine has no CPU to spare"
+        )
+    client_s = result.seconds * (result.validity.client_cpu or 0.0)
+    chunks = max(sum(len(record.chunk_at) for record in result.records), 1)
+    delay = result.validity.client_delay_p99_ms
+    return SelfTest(
+        load,
+        failure,
+        checks,
+        requests_per_s=rate.value or 0.0 if (rate := summary.metrics.get("requests_per_s")) else 0.0,
+        chunks_per_s=chunks / result.seconds,
+        client_cpu=result.validity.client_cpu or 0.0,
+        client_us_per_request=1e6 * client_s / max(summary.offered, 1),
+        client_us_per_chunk=1e6 * client_s / chunks,
+        dispatch_p99_ms=delay,
+        mock=msgspec.structs.replace(mock, cpu_s=mock.cpu_s - before.cpu_s),
+    )
+
+
+def _checks(summary: Summary) -> tuple[Check, ...]:
+    """Of the headline metrics P50, P90 and the mean; first tokens are spread evenly, so all are known."""
+    first, _, whole = summary.headline
+    rest = (TOKENS - 1) * TPOT_MS
+    known = {first: (TTFT_MS, SPREAD_MS), "tpot_ms": (TPOT_MS, 0.0), whole: (TTFT_MS + rest, SPREAD_MS)}
+    checks = []
+    for name, (least, spread) in known.items():
+        metric = summary.metrics[name]
+        for key, share in (("p50", 0.5), ("p90", 0.9)):
+            found = metric.percentiles[key]
+            if found is not None:
+                checks.append(Check(f"{name}.{key}", least + share * spread, found.value))
+        if metric.mean is not None:
+            checks.append(Check(f"{name}.mean", least + spread / 2, metric.mean))
+    return tuple(checks)
