@@ -1,64 +1,26 @@
-"""TrafficOptions: traffic as the command line and config files describe it; `build_traffic` makes it.
+"""Traffic as TrafficOptions describe it: a trace or distributions, never both.
 
-Flags, file keys and docs come from the dataclass. A trace or distributions, never both: settings that the
-chosen source does not use are refused by name.
+Settings that the chosen source does not use are refused by name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.engine.config import option
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic import operations
 from ridgeline.lab.traffic.arrivals import Arrivals, parse_arrivals
 from ridgeline.lab.traffic.lengths import parse_lengths
+from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.specs import split_kind, unknown_kind
 from ridgeline.lab.traffic.synthetic import conversations, synthetic
 from ridgeline.lab.traffic.traces import READERS
 
+__all__ = ["TrafficOptions", "build_traffic"]
+
 DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_REQUESTS = "512", "128", 100
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficOptions:
-    traffic: str | None = option(
-        None, "a trace: azure:FILE, mooncake:FILE, recorded:FILE or burstgpt:FILE; default: from --input …"
-    )
-    input: str | None = option(
-        None,
-        "prompt tokens: N, uniform:LOW,HIGH, normal:MEAN,SD, lognormal:MEAN,SIGMA or cdf:FILE; default 512",
-    )
-    output: str | None = option(None, "answer tokens, likewise; default 128")
-    arrivals: str | None = option(
-        None, "constant, poisson, gamma:CV or closed; default: a trace's own, else poisson, or closed"
-    )
-    burstiness: float | None = option(
-        None, "CV of the gaps of --arrivals gamma: 1 is poisson, more is burstier (vLLM's figure is 1/CV²)"
-    )
-    rate: float | None = option(
-        None, "arrivals per second; a trace is stretched to it; default: the trace's own"
-    )
-    end_rate: float | None = option(
-        None, "arrivals per second at the end: the rate changes evenly from --rate"
-    )
-    requests: int | None = option(
-        None, "how many, or how many conversations; default: all of a trace, else 100"
-    )
-    turns: str | None = option(None, "turns of each conversation, as --input; default: single requests")
-    turn_input: str | None = option(None, "new tokens of each later turn, as --input; default: as --input")
-    think_s: str | None = option(None, "seconds between an answer and the next turn, as --input; default 0")
-    speed: float | None = option(None, "play a trace so many times as fast")
-    window_start_s: float | None = option(None, "leave out what a trace has before this second")
-    window_s: float | None = option(None, "of a trace only so many seconds")
-    sample: float | None = option(None, "keep this share of a trace's requests, each at its moment")
-    max_context: int | None = option(None, "cut prompts so that prompt and answer fit so many tokens")
-    shared_prefix: int | None = option(None, "prompts begin with the same so many tokens, as a system prompt")
-    shared_prefix_share: float = option(1.0, "of how many of the prompts that is true, 0 to 1")
-    seed: int = option(0, "root of all random numbers; arrivals, lengths and words have streams of their own")
-    skip_bad_rows: bool = option(False, "go on without rows of a trace that cannot be read; they are counted")
 
 
 def build_traffic(options: TrafficOptions) -> Traffic:
