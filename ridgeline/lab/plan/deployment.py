@@ -1,0 +1,263 @@
+"""Deployment: a model on chips under an engine, and the work that one step is for one of those chips.
+
+Made by the planner and by `plan.measured`; `plan.analytic` turns Work into seconds. Counts bytes, operations
+and calls only: how fast they go is not its business.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.hardware import Chip
+from ridgeline.models.shapes import (
+    Attention,
+    Experts,
+    FullAttention,
+    LatentAttention,
+    LinearAttention,
+    Mamba2,
+    ModelShape,
+    Precision,
+    as_precision,
+    bytes_of,
+)
+
+ACTIVATION_BYTES = 2
+ENGINES = ("ridgeline", "vllm", "sglang", "trtllm")
+# Of a chip's memory, what engines give to weights and cache; the rest is workspace and fragments.
+USABLE_MEMORY = 0.9
+
+
+@dataclass(frozen=True)
+class Deployment:
+    shape: ModelShape
+    chip: Chip
+    backend: str = "ridgeline"
+    precision: Precision | str = "bfloat16"
+    kv_precision: str = "bfloat16"
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    attention_dp: int = 1
+    moe_tp: int = 1
+
+    def __post_init__(self) -> None:
+        if self.backend not in ENGINES:
+            raise BadInput(f"no such engine: {self.backend!r}; known are {', '.join(ENGINES)}")
+        for name in ("tp", "pp", "ep", "attention_dp", "moe_tp"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    # ---- how the model is spread ----
+
+    @property
+    def stage_gpus(self) -> int:
+        """Chips that hold one copy of a pipeline stage together."""
+        return max(self.tp * self.attention_dp, self.moe_tp * self.ep)
+
+    @property
+    def gpus(self) -> int:
+        return self.stage_gpus * self.pp
+
+    @property
+    def attention_copies(self) -> int:
+        """Groups that attend to different sequences: attention is repeated where experts are spread wider."""
+        return max(self.stage_gpus // self.tp, 1)
+
+    @cached_property
+    def kept(self) -> Precision:
+        return as_precision(self.precision)
+
+    @cached_property
+    def link(self) -> float:
+        """Bytes per second to the others of the group; of what it cannot have, nothing is ever sent."""
+        within = self.stage_gpus <= self.chip.link_domain
+        rate = self.chip.link_bytes_per_s if within else self.chip.internode_bytes_per_s
+        if rate is None and self.stage_gpus > 1:
+            raise BadInput(
+                f"{self.chip.name}: no link is known over which {self.stage_gpus} could work together"
+            )
+        return rate or 1.0
+
+    # ---- what one chip holds ----
+
+    @cached_property
+    def linear_bytes(self) -> float:
+        """Weights every step reads: projections, dense FFNs, shared experts, LM head."""
+        shape, kept = self.shape, self.kept
+        matrices = shape.projection_parameters * bytes_of(kept.attention)
+        matrices += shape.dense_parameters * bytes_of(kept.linear)
+        rest = (shape.vocab_size * shape.hidden_size + shape.small_parameters) * bytes_of(kept.rest)
+        return (matrices + rest) / self.tp
+
+    @cached_property
+    def all_bytes(self) -> float:
+        """Weights in memory."""
+        experts = self.shape.expert_parameters * bytes_of(self.kept.experts)
+        embeddings = self.shape.vocab_size * self.shape.hidden_size * bytes_of(self.kept.rest)
+        return (self.linear_bytes + embeddings / self.tp + experts / self.stage_gpus) / self.pp
+
+    def kept_bytes(self, context: int) -> float:
+        """Cache and states of one sequence, on each chip of the group that serves it."""
+        size = bytes_of(self.kv_precision)
+        return (
+            sum(n * kind.kept_bytes(context, size) / self._split(kind) for kind, n in self.mixers) / self.pp
+        )
+
+    def running(self, batch: float, context: int) -> float:
+        """How many of `batch` sequences can run at once: the others wait for room in the cache."""
+        room = max(USABLE_MEMORY * self.chip.memory_bytes - self.all_bytes, 0.02 * self.chip.memory_bytes)
+        fit = self.attention_copies * room / max(self.kept_bytes(context), 1.0)
+        return max(min(batch, fit), 1.0)
+
+    # ---- layers by kind ----
+
+    @cached_property
+    def mixers(self) -> tuple[tuple[Attention, int], ...]:
+        counts: dict[Attention, int] = {}
+        for layer, count in self.shape.kinds:
+            if layer.attention is not None:
+                counts[layer.attention] = counts.get(layer.attention, 0) + count
+        return tuple(counts.items())
+
+    @cached_property
+    def experts(self) -> tuple[tuple[Experts, int], ...]:
+        return tuple(
+            (layer.ffn, count) for layer, count in self.shape.kinds if isinstance(layer.ffn, Experts)
+        )
+
+    @property
+    def expert_layers(self) -> int:
+        return sum(count for _, count in self.experts)
+
+    @property
+    def latent_layers(self) -> int:
+        return sum(count for kind, count in self.mixers if isinstance(kind, LatentAttention))
+
+    @property
+    def recurrent_layers(self) -> int:
+        return sum(count for kind, count in self.mixers if isinstance(kind, LinearAttention | Mamba2))
+
+    def _split(self, kind: Attention) -> int:
+        """Over how many chips of a group the cache of a layer is divided; latents are repeated on each."""
+        if isinstance(kind, FullAttention):
+            return min(self.tp, kind.kv_heads)
+        return 1 if isinstance(kind, LatentAttention) else self.tp
+
+    # ---- rates and calls ----
+
+    @cached_property
+    def setting(self) -> Setting:
+        chip, kept = self.chip, self.kept
+        linear, experts = chip.unit(kept.linear), chip.unit(kept.experts)
+        layers, alone = len(self.shape.layers), self.stage_gpus == 1
+        reductions = 0 if self.tp == 1 else 2 * layers
+        return Setting(
+            bytes_per_s=chip.bytes_per_s,
+            linear_flops_per_s=chip.flops[linear],
+            expert_flops_per_s=chip.flops[experts],
+            attention_flops_per_s=chip.flops.get("bf16") or chip.flops_per_s("float32"),
+            link_bytes_per_s=self.link,
+            linear_fp8=float(linear == "fp8"),
+            linear_fp4=float(linear == "fp4"),
+            expert_fp8=float(experts == "fp8"),
+            expert_fp4=float(experts == "fp4"),
+            linear_int4=float(kept.linear == "int4"),
+            expert_int4=float(kept.experts == "int4"),
+            layers=layers,
+            quantized_layers=layers if linear in ("fp8", "fp4") else 0,
+            latent_layers=self.latent_layers,
+            recurrent_layers=self.recurrent_layers,
+            expert_layers=self.expert_layers,
+            reductions=reductions,
+            reduction_hops=reductions * math.log2(self.tp),
+            exchanges=0 if alone or (self.ep == 1 and self.attention_copies == 1) else self.expert_layers,
+            stage_hops=self.pp - 1,
+        )
+
+    # ---- work ----
+
+    def decode(self, batch: float, context: float) -> Work:
+        """One token for each of `batch` sequences that have `context` tokens behind them."""
+        shape, own = self.shape, max(batch / self.attention_copies, 1.0)
+        hidden, seen = shape.hidden_size, max(round(context), 1)
+        size = bytes_of(self.kv_precision)
+        expert_bytes = sum(n * e.expected_distinct(batch) * e.one_expert(hidden) for e, n in self.experts)
+        return Work(
+            linear_bytes=self.linear_bytes,
+            expert_bytes=expert_bytes * bytes_of(self.kept.experts) / self.stage_gpus,
+            cache_bytes=own * sum(n * k.read_bytes(seen, size) / self._split(k) for k, n in self.mixers),
+            linear_flops=own * (self._linear_flops + shape.lm_head_flops) / self.tp,
+            expert_flops=batch * self._expert_flops / self.stage_gpus,
+            attention_flops=own * sum(n * k.flops(1, seen) for k, n in self.mixers) / self.tp,
+            reduced_bytes=own * self._reduced_bytes,
+        )
+
+    def prefill(self, tokens: float, context: float = 0) -> Work:
+        """Prompt tokens after `context` tokens each. Their weights are those that the decodes read."""
+        spread = self.tp * self.attention_copies
+        whole = max(round(tokens), 1)
+        attention = self.shape.attention_flops(whole, round(context)) * (tokens / whole)
+        return Work(
+            linear_flops=tokens * self._linear_flops / spread / self.pp,
+            expert_flops=tokens * self._expert_flops / self.stage_gpus / self.pp,
+            attention_flops=attention / spread / self.pp,
+            reduced_bytes=tokens * self._reduced_bytes / self.attention_copies / self.pp,
+        )
+
+    @cached_property
+    def _linear_flops(self) -> float:
+        return 2.0 * (self.shape.projection_parameters + self.shape.dense_parameters)
+
+    @cached_property
+    def _expert_flops(self) -> float:
+        hidden = self.shape.hidden_size
+        return 2.0 * sum(n * e.per_token * e.expert_matrix(hidden) for e, n in self.experts)
+
+    @cached_property
+    def _reduced_bytes(self) -> float:
+        """Sent by each chip for one token: two all-reduces of its hidden state a layer."""
+        layers = len(self.shape.layers)
+        return 2 * layers * 2 * (self.tp - 1) / self.tp * self.shape.hidden_size * ACTIVATION_BYTES
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Rates of the chip and calls per pass; flags are 0 or 1. Fields may be arrays, as those of Work."""
+
+    bytes_per_s: float
+    linear_flops_per_s: float
+    expert_flops_per_s: float
+    attention_flops_per_s: float
+    link_bytes_per_s: float
+    linear_fp8: float
+    linear_fp4: float
+    expert_fp8: float
+    expert_fp4: float
+    linear_int4: float
+    expert_int4: float
+    layers: float
+    quantized_layers: float  # whose activations are quantized too: kernels of their own
+    latent_layers: float
+    recurrent_layers: float
+    expert_layers: float
+    reductions: float  # all-reduces
+    reduction_hops: float  # the same times log2 of those taking part
+    exchanges: float  # of tokens between experts' owners: expert layers that are spread
+    stage_hops: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one chip does in a pass. Fields may also be arrays of many passes: fitting uses that."""
+
+    linear_bytes: float = 0.0
+    expert_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    linear_flops: float = 0.0
+    expert_flops: float = 0.0
+    attention_flops: float = 0.0
+    reduced_bytes: float = 0.0
