@@ -259,8 +259,9 @@ class AsyncClient:
         assert isinstance(answer, Pong)
         return answer.stats
 
-    async def dump_steps(self) -> list[StepRecord]:
-        answer = await self._ask(DumpSteps(next(self._serials)))
+    async def dump_steps(self, since: int = -1) -> list[StepRecord]:
+        """The steps that the engine still keeps, after number `since`."""
+        answer = await self._ask(DumpSteps(next(self._serials), since))
         assert isinstance(answer, StepDump)
         return answer.steps
 

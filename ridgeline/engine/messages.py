@@ -56,9 +56,10 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class DumpSteps(msgspec.Struct, frozen=True, tag=True):
-    """Front → engine: answered by StepDump."""
+    """Front → engine: answered by StepDump, with the steps after number `since`."""
 
     id: int
+    since: int = -1
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

@@ -97,8 +97,8 @@ class EngineLoop:
                 self._publish(self._core.abort(f"{connection}:{request_id}", index))
             case Ping(id):
                 self._socket.send(connection, Pong(id, self._core.stats()))
-            case DumpSteps(id):
-                self._socket.send(connection, StepDump(id, self._core.steps.dump()))
+            case DumpSteps(id, since):
+                self._socket.send(connection, StepDump(id, self._core.steps.dump(since)))
             case Stop():
                 self._stopping = True
             case Opened():

@@ -116,6 +116,7 @@ ENDPOINTS = [
         "/debug/steps",
         health.steps,
         "The engine's last steps, one JSON object per line, oldest first",
+        query=health.StepsQuery,
         media_type="application/x-ndjson",
     ),
 ]

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 import ridgeline
+from ridgeline.server.batches.conversion import converted
 from ridgeline.server.bodies import Health, ModelCard, ModelList, Readiness, Version, encode
 from ridgeline.server.errors import NotReady
 from ridgeline.server.front import Front, Model
+from ridgeline.server.protocol import About, Body
 from ridgeline.telemetry.metrics import render_all
 from ridgeline.telemetry.stats import EngineStats
 
 _STARTED = int(time.time())
+
+
+class StepsQuery(Body, kw_only=True, frozen=True):
+    model: Annotated[str | None, About("which engine's steps; default: the first model's")] = None
+    since: Annotated[int, About("only steps after this `step_id`: for who asks again"), Meta(ge=-1)] = -1
 
 
 async def health(request: Request) -> Response:
@@ -58,11 +66,12 @@ async def show_model(request: Request) -> Response:
 
 
 async def steps(request: Request) -> Response:
-    """An engine's ring of step records, oldest first, one JSON object per line; `?model=` chooses which."""
-    client = Front.of(request).served(request.query_params.get("model")).model.engine.client
+    """An engine's ring of step records, oldest first, one JSON object per line."""
+    query = converted(dict(request.query_params), StepsQuery)
+    client = Front.of(request).served(query.model).model.engine.client
     if client is None:
         raise NotReady("the engine is not running")
-    lines = [encode(record) for record in await client.dump_steps()]
+    lines = [encode(record) for record in await client.dump_steps(query.since)]
     return Response(b"".join(line + b"\n" for line in lines), media_type="application/x-ndjson")
 
 

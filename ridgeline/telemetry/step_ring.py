@@ -6,6 +6,7 @@ Filled by the engine's loop once per step, so `append` is constant time; never b
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 
 from ridgeline.telemetry.stats import StepRecord
 
@@ -22,6 +23,11 @@ class StepRing:
     def __len__(self) -> int:
         return len(self._records)
 
-    def dump(self) -> list[StepRecord]:
-        """All kept records, oldest first."""
-        return list(self._records)
+    def dump(self, since: int = -1) -> list[StepRecord]:
+        """The kept records of steps after `since`, oldest first; all, where the engine is a new one."""
+        records = self._records
+        if records and records[-1].step_id < since:
+            return list(records)
+        newer = list(takewhile(lambda record: record.step_id > since, reversed(records)))
+        newer.reverse()
+        return newer

@@ -88,8 +88,9 @@ class ScriptedClient:
         self.asked.append({"prompt": prompt, "params": params, "request_id": request_id, **options})
         return ScriptedRequest(self, self.script(prompt, params), inbox, number, request_id)
 
-    async def dump_steps(self) -> list[StepRecord]:
-        return [StepRecord(1, 0.5, 10, 1, 100, 0, 0, 0.25, 0.001)]
+    async def dump_steps(self, since: int = -1) -> list[StepRecord]:
+        steps = [StepRecord(number, 0.5, 10 * number, 1, 100, 0, 0, 0.25, 0.001) for number in (1, 2)]
+        return [step for step in steps if step.step_id > since]
 
 
 class ScriptedRequest:

@@ -46,7 +46,11 @@ async def test_models_are_listed_and_shown(stage: Stage) -> None:
 async def test_steps_are_one_json_object_per_line(stage: Stage) -> None:
     async with stage.http() as http:
         lines = (await http.get("/debug/steps")).text.splitlines()
-    assert [json.loads(line)["prefill_tokens"] for line in lines] == [10]
+        newer = (await http.get("/debug/steps?since=1&model=alias")).text.splitlines()
+        wrong = await http.get("/debug/steps?since=yesterday")
+    assert [json.loads(line)["prefill_tokens"] for line in lines] == [10, 20]
+    assert newer == lines[1:]
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "since")
 
 
 async def test_version(stage: Stage) -> None:

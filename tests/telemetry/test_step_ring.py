@@ -20,6 +20,15 @@ def test_a_full_ring_forgets_the_oldest() -> None:
     assert len(ring) == 3
 
 
+def test_who_asks_again_gets_what_is_new() -> None:
+    ring = StepRing(10)
+    for step in range(5):
+        ring.append(record(step))
+    assert [kept.step_id for kept in ring.dump(since=2)] == [3, 4]
+    assert ring.dump(since=4) == []
+    assert len(ring.dump(since=100)) == 5  # of an engine that lived before this one
+
+
 def test_a_ring_for_no_records_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one record"):
         StepRing(0)
