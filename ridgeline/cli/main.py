@@ -22,7 +22,7 @@ from ridgeline.options import OptionError
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 # Each a module beside this one.
-VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "profile", "explain")
+VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "bench", "profile", "explain")
 
 EXAMPLES = """\
 examples:
@@ -32,6 +32,7 @@ examples:
   ridgeline batch in.jsonl out.jsonl     every line of a file
   ridgeline models list                  which models there are
   ridgeline doctor                       what is slow or missing on this machine
+  ridgeline bench http://127.0.0.1:8000  measure a server under load
   ridgeline profile                      where the time of an engine's steps goes
   ridgeline explain TTFT                 a term, its formula, and how to measure it
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ridgeline.lab.slo import Slo
+import msgspec
+
+from ridgeline.lab.bench.options import BenchOptions
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.slo import Slo, parse_slo
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
+
+DEFAULT_CONCURRENCY = 8
 
 Api = Literal["chat", "completions"]
 Cache = Literal["cold", "as_is", "primed"]
@@ -68,3 +74,54 @@ class BenchConfig:
     include_timing: bool = True
     vocabulary: Vocabulary | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+def config_of(
+    url: str, options: BenchOptions, traffic: Traffic, *, api_key: str = "", seed: int = 0
+) -> BenchConfig:
+    """A run as it was asked for. Traffic without moments is a closed loop's; with --concurrency, all is."""
+    has_moments = traffic.duration_s > 0
+    mode: ClosedLoop | OpenLoop = OpenLoop()
+    if options.concurrency is not None or not has_moments:
+        mode = ClosedLoop(DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency)
+    return BenchConfig(
+        url,
+        traffic,
+        mode,
+        model=options.model or "",
+        api=options.api,
+        api_key=api_key,
+        name=options.name or traffic.name,
+        seed=seed,
+        warmup=options.warmup,
+        slo=None if options.slo is None else parse_slo(options.slo),
+        duration_s=options.duration_s,
+        deadlines=Deadlines(
+            options.connect_s, options.first_byte_s, options.between_s, options.deadline_s, options.run_s
+        ),
+        cache=options.cache,
+        ignore_eos=options.ignore_eos,
+        temperature=options.temperature,
+        include_timing=options.server_timing,
+        vocabulary=None if options.tokenizer is None else _vocabulary(options.tokenizer),
+        extra=_body_fields(options.body),
+    )
+
+
+def _vocabulary(model: str) -> Vocabulary:
+    from ridgeline.models.registry import resolve
+    from ridgeline.models.tokenizer import Tokenizer
+
+    return Vocabulary.from_tokenizer(Tokenizer.load(resolve(model).path))
+
+
+def _body_fields(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"--body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput('--body must be a JSON object, as {"top_p": 0.9}')
+    return found

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from ridgeline.lab.bench.metrics import Summary
 from ridgeline.lab.bench.mock_server import MockStats
 from ridgeline.lab.bench.plain_http import ask
 from ridgeline.lab.bench.result import BenchResult
-from ridgeline.lab.bench.run import run_bench
+from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
@@ -31,6 +31,7 @@ TTFT_MS, SPREAD_MS, TPOT_MS, TOKENS = 40.0, 20.0, 10.0, 16
 TOLERANCE_MS, TOLERANCE_SHARE = 2.0, 0.02
 START_TIMEOUT_S = 30.0
 LEAST_REQUESTS = 40
+ATTEMPTS, BEFORE_S, LEAST_RATE = 3, 2.0, 20.0
 _WORDS = Vocabulary(tuple(f"w{n}" for n in range(64)), tuple(range(64)), "tokenizer")
 
 
@@ -68,6 +69,26 @@ class SelfTest:
     client_us_per_chunk: float  # all of its CPU, shared among the chunks
     dispatch_p99_ms: float | None
     mock: MockStats
+    attempt: int = 1
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"{self.load}: {'REFUSED: ' + self.failure if self.failure else 'passed'}"
+        for check in self.checks:
+            yield f"  {check}{'' if check.is_found else '   <- not found'}"
+        delay = "none" if self.dispatch_p99_ms is None else f"{self.dispatch_p99_ms:.2f} ms"
+        yield (
+            f"  reached {self.requests_per_s:.0f} requests/s, {self.chunks_per_s:.0f} chunks/s; "
+            f"dispatch delay P99 {delay}"
+        )
+        yield (
+            f"  client: {self.client_cpu:.2f} of a core, {self.client_us_per_request:.0f} µs of CPU "
+            f"a request ({self.client_us_per_chunk:.1f} µs a chunk)"
+        )
+        yield (
+            f"  mock: {self.mock.cpu_s:.2f} s of CPU; late by {self.mock.late_p50_ms:.2f} ms (P50), "
+            f"{self.mock.late_p99_ms:.2f} ms (P99)"
+        )
 
     def facts(self) -> dict[str, Any]:
         """For run.json."""
@@ -75,6 +96,7 @@ class SelfTest:
             "passed": not self.failure,
             "failure": self.failure,
             "load": self.load,
+            "attempt": self.attempt,
             "checks": [asdict(check) | {"tolerance": check.tolerance} for check in self.checks],
             "requests_per_s": self.requests_per_s,
             "chunks_per_s": self.chunks_per_s,
@@ -103,6 +125,22 @@ async def self_test(load: OpenLoop | ClosedLoop, rate: float = 0.0, seconds: flo
         before = await stats_of(mock)
         result = await run_bench(config)
         return _verdict(words, result, await stats_of(mock), before)
+
+
+def passed_before(load: OpenLoop | ClosedLoop, rate: float) -> SelfTest:
+    """The self-test that precedes a run at this load. LabError where it is not passed: other work on the
+    machine can spoil one, so it has a few attempts.
+    """
+    test = None
+    for attempt in range(1, ATTEMPTS + 1):
+        test = in_loop(self_test(load, max(rate, LEAST_RATE), BEFORE_S))
+        if not test.failure:
+            return replace(test, attempt=attempt)
+    assert test is not None
+    raise LabError(
+        f"the bench does not find known latencies on this machine at this load, so it would not find those "
+        f"of your server: {test.failure} (--no-selftest measures all the same, and says so)"
+    )
 
 
 @contextlib.asynccontextmanager
