@@ -249,7 +249,7 @@ def print_table(rows: Sequence[dict[str, Any]], *, nested: bool) -> None:
     mean = 100 * sum(deployments) / len(deployments)
     print(f"coverage, every deployment counted once: {mean:.0f} % of {len(deployments)}")
     print(
-        "light: median TPOT error of the roofline as it is; textbook: with 0.8 of the bandwidth, 0.6 of the FLOP"
+        "light: median TPOT error of the bare roofline; textbook: with 0.8 of the bandwidth, 0.6 of the FLOP"
     )
 
 

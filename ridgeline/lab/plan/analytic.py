@@ -42,21 +42,23 @@ def step_seconds(
     prefill_context_product: float,
     decode_batch: float,
     decode_context: float,
+    prefill_rows: float = 1,
 ) -> float:
-    """One step of prompt chunks and decodes together.
+    """One step of prompt chunks and decodes together; the arguments are those of `engine.step.StepWork`.
 
-    `prefill_context_product` is the sum over chunks of tokens · tokens cached before the chunk;
-    `decode_context` the mean length of the decoding sequences.
+    `prefill_context_product` is the sum over chunks of tokens · (tokens cached before + tokens), and
+    `decode_context` the sum of the lengths of the decoding sequences. Chunks count as equally long.
     """
     constants = engine_constants(deployment)
     seconds = constants.step_s + decode_batch * constants.sequence_s
     setting = deployment.setting
     prompt = None
     if prefill_tokens > 0:
-        prompt = deployment.prefill(prefill_tokens, prefill_context_product / prefill_tokens)
+        behind = prefill_context_product / prefill_tokens - prefill_tokens / max(prefill_rows, 1)
+        prompt = deployment.prefill(prefill_tokens, max(behind, 0.0), rows=max(prefill_rows, 1))
         seconds += setting.layers * constants.prefill_layer_s / (setting.stage_hops + 1)
     if decode_batch > 0:
-        work = deployment.decode(decode_batch, decode_context)
+        work = deployment.decode(decode_batch, decode_context / decode_batch)
         seconds += device_seconds(work, setting, constants)
         return seconds + (prompt_seconds(prompt, setting, constants) if prompt else 0.0)
     # Without decodes the prompt reads the weights itself, and of the experts those that it hits.

@@ -196,11 +196,12 @@ class Deployment:
             reduced_bytes=own * self._reduced_bytes,
         )
 
-    def prefill(self, tokens: float, context: float = 0) -> Work:
-        """Prompt tokens after `context` tokens each. Their weights are those that the decodes read."""
+    def prefill(self, tokens: float, context: float = 0, rows: float = 1) -> Work:
+        """Prompt tokens of `rows` sequences, each with `context` tokens behind it. Reads no weights: the
+        decodes beside it do."""
         spread = self.tp * self.attention_copies
-        whole = max(round(tokens), 1)
-        attention = self.shape.attention_flops(whole, round(context)) * (tokens / whole)
+        each = max(round(tokens / rows), 1)
+        attention = self.shape.attention_flops(each, round(context)) * (tokens / each)
         return Work(
             linear_flops=tokens * self._linear_flops / spread / self.pp,
             expert_flops=tokens * self._expert_flops / self.stage_gpus / self.pp,
