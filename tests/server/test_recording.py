@@ -13,6 +13,8 @@ import pytest
 from ridgeline.lab.traffic.traces import read_recorded
 from ridgeline.options import OptionError
 from ridgeline.server import recording
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.main import _front
 from ridgeline.server.recording import EndedRequest, TrafficRecorder
 from tests.server.scripted_client import hang
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
@@ -51,8 +53,12 @@ async def test_a_request_leaves_one_line_with_lengths_and_no_content(tmp_path: P
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_nothing_is_recorded_unless_it_was_asked_for() -> None:
-    assert Stage().front.recorder is None
+def test_a_server_records_only_where_it_was_told_to(tmp_path: Path) -> None:
+    assert _front([], ServerConfig(), None).recorder is None  # type: ignore[arg-type]
+    told = _front([], ServerConfig(record_traffic=tmp_path / "a"), None)  # type: ignore[arg-type]
+    assert told.recorder is not None
+    told.recorder.close()
+    assert (tmp_path / "a").exists()
 
 
 async def test_an_aborted_request_is_recorded_with_what_it_got(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 MOST_WORDS = 8192  # more make no prompt less alike
 LEAST_WORDS = 16
+MOST_ASKED = 128  # of a server, one by one
 _WORD = re.compile(r" ?[a-z]{3,12}")
 
 
@@ -98,19 +99,19 @@ async def _by_tokenize(post: Post, model: str) -> Vocabulary | None:
                 return tokens
         return None
 
-    whole = await encode(" ".join(COMMON_WORDS))
+    whole = await encode("the " + " ".join(COMMON_WORDS))
     if whole is None:
         return None
-    words, ids = list(COMMON_WORDS), whole
-    if len(whole) != len(words):
+    words, ids = list(COMMON_WORDS), whole[1:]
+    # At the beginning of lines they stand without a space, as the first of a prompt does.
+    lines = await encode("\n".join(COMMON_WORDS))
+    if len(ids) != len(words) or lines is None or len(lines) != 2 * len(words) - 1:
         words, ids = [], []
-        for word in COMMON_WORDS[:256]:  # some are several tokens: keep the others
-            pair = await encode(f"the {word}")
-            if pair is not None and len(pair) == 2:
+        for word in COMMON_WORDS[:MOST_ASKED]:  # some are several tokens: keep the others
+            alone, pair = await encode(word), await encode(f"the {word}")
+            if alone is not None and pair is not None and (len(alone), len(pair)) == (1, 2):
                 words.append(word)
                 ids.append(pair[1])
-    elif (again := await encode(f"the {words[0]}")) is not None and len(again) == 2:
-        ids = [again[1], *ids[1:]]  # the first word of a text has no space before it, and another id
     if len(words) < LEAST_WORDS:
         return None
     overheads = await _overheads(post, model, words)
