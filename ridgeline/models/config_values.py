@@ -145,6 +145,20 @@ class ConfigValues:
             raise self._wrong(key, "an object")
         return value
 
+    def objects(self, key: str) -> list[dict[str, Any]]:
+        """A list of objects; empty when absent or null."""
+        value = self._get(key)
+        if value is None or value is _MISSING:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self._wrong(key, "a list of objects")
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and switches something on."""
+        value = self._get(key)
+        return value is not _MISSING and is_set(value)
+
     def is_null(self, key: str) -> bool:
         """Written as null, or absent where that means null."""
         return self._get(key) is None

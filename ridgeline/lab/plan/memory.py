@@ -12,12 +12,11 @@ from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import Chip
 from ridgeline.lab.plan.operators import kv_share
 from ridgeline.models.shapes import (
+    Attention,
     DenseFfn,
     Experts,
     FullAttention,
-    LatentAttention,
     LinearAttention,
-    Mamba2,
     ModelShape,
     Precision,
     bytes_of,
@@ -167,7 +166,7 @@ def _widest(shape: ModelShape, chip: Chip) -> int:
     return max(count for count in tp_sizes(shape) if count <= chip.link_domain)
 
 
-def _heads(attention: FullAttention | LatentAttention | LinearAttention | Mamba2) -> int:
+def _heads(attention: Attention) -> int:
     return attention.key_heads if isinstance(attention, LinearAttention) else attention.heads
 
 

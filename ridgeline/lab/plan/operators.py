@@ -12,6 +12,7 @@ from typing import Literal
 
 from ridgeline.models.shapes import (
     Attention,
+    CompressedAttention,
     Experts,
     FullAttention,
     LatentAttention,
@@ -83,10 +84,10 @@ def operators(
 def kv_share(attention: Attention, tp: int) -> float:
     """What part of a layer's cache each of `tp` chips keeps and reads.
 
-    Heads are split; with fewer KV heads than chips some chips keep the same ones, and the latent vector of
-    MLA belongs to all heads, so every chip keeps it whole.
+    Heads are split; with fewer KV heads than chips some chips keep the same ones. The latent vector of MLA,
+    and the entries of compressed attention, belong to all heads, so every chip keeps them whole.
     """
-    if isinstance(attention, LatentAttention):
+    if isinstance(attention, LatentAttention | CompressedAttention):
         return 1.0
     if isinstance(attention, FullAttention):
         return 1 / min(tp, attention.kv_heads)

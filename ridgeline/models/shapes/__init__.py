@@ -3,6 +3,7 @@
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.shapes.attention import (
     Attention,
+    CompressedAttention,
     FullAttention,
     LatentAttention,
     LinearAttention,
@@ -16,6 +17,7 @@ from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 
 __all__ = [
     "Attention",
+    "CompressedAttention",
     "DenseFfn",
     "Experts",
     "ExtraWeights",

@@ -18,6 +18,27 @@ CONVOLUTION_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
+class SparseIndex:
+    """Small heads that score all tokens, so that attention reads only the best `top` of them."""
+
+    heads: int
+    head_dim: int
+    top: int  # tokens
+    owns_weights: bool = True  # False: this layer uses the choice of an earlier one
+    wide_keys: bool = False  # index keys at 16 bits; otherwise at 8, whatever the rest of the cache is
+
+    @property
+    def key_bytes(self) -> int:
+        if not self.owns_weights:
+            return 0
+        return 2 * self.head_dim if self.wide_keys else self.head_dim + INDEX_SCALE_BYTES
+
+    def flops(self, tokens: int, context: int) -> int:
+        pair = 2 * self.heads * self.head_dim if self.owns_weights else 0
+        return pair * attended_pairs(tokens, context, None)
+
+
+@dataclass(frozen=True, slots=True)
 class FullAttention:
     """Softmax attention over keys and values, whole or within a window."""
 
@@ -34,6 +55,7 @@ class FullAttention:
     head_gate: bool = False  # one gate per head
     keys_are_values: bool = False  # no projection for values
     sinks: bool = False  # a learned logit per head
+    index: SparseIndex | None = None
 
     @property
     def value_width(self) -> int:
@@ -47,7 +69,8 @@ class FullAttention:
         queries = self.heads * self.head_dim * (2 if self.output_gate else 1)
         values = 0 if self.keys_are_values else self.kv_heads * self.value_width
         gates = self.heads if self.head_gate else 0
-        return hidden * (queries + self.kv_heads * self.head_dim + values + gates)
+        index = (self.index.heads + 1) * self.index.head_dim if self.index else 0
+        return hidden * (queries + self.kv_heads * self.head_dim + values + gates + index)
 
     def output_matrix(self, hidden: int) -> int:
         return hidden * self.heads * self.value_width
@@ -59,6 +82,7 @@ class FullAttention:
         total += {"": 0, "head": 2 * self.head_dim, "projection": self.heads * self.head_dim + keys}[
             self.qk_norm
         ]
+        total += 2 * self.index.head_dim if self.index else 0
         return total + (self.heads if self.sinks else 0)
 
     def tokens_held(self, context: int) -> int:
@@ -71,9 +95,13 @@ class FullAttention:
         return self.tokens_held(context)
 
     def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        return self.tokens_held(context) * self.kv_elements * kv_bytes
+        index = context * self.index.key_bytes if self.index else 0
+        return self.tokens_held(context) * self.kv_elements * kv_bytes + index
 
     def read_bytes(self, context: int, kv_bytes: float) -> float:
+        if self.index is not None:
+            chosen = min(context, self.index.top)
+            return chosen * self.kv_elements * kv_bytes + context * self.index.key_bytes
         return self.tokens_seen(context) * self.kv_elements * kv_bytes
 
     def flops(self, tokens: int, context: int) -> int:
@@ -83,26 +111,10 @@ class FullAttention:
             return pair * (
                 _chunked_pairs(context + tokens, self.window) - _chunked_pairs(context, self.window)
             )
+        if self.index is not None:
+            scores = self.index.flops(tokens, context)
+            return pair * attended_pairs(tokens, context, self.index.top) + scores
         return pair * attended_pairs(tokens, context, self.window)
-
-
-@dataclass(frozen=True, slots=True)
-class SparseIndex:
-    """Small heads that score all tokens, so that attention reads only the best `top` of them."""
-
-    heads: int
-    head_dim: int
-    top: int
-    owns_weights: bool = True  # False: this layer uses the choice of an earlier one
-
-    @property
-    def key_bytes(self) -> int:
-        """Index keys are kept at 8 bits whatever the rest of the cache is."""
-        return self.head_dim + INDEX_SCALE_BYTES if self.owns_weights else 0
-
-    def flops(self, tokens: int, context: int) -> int:
-        pair = 2 * self.heads * self.head_dim if self.owns_weights else 0
-        return pair * attended_pairs(tokens, context, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,7 @@ class LinearAttention:
     value_dim: int
     convolution: int  # taps
     state_bytes: int = STATE_BYTES
+    decay_rank: int | None = None  # Kimi: every channel of a key decays by itself, through so narrow a matrix
 
     @property
     def kv_elements(self) -> int:
@@ -189,14 +202,18 @@ class LinearAttention:
 
     def input_matrix(self, hidden: int) -> int:
         gate = self.value_heads * self.value_dim
-        return hidden * (self.channels + gate + 2 * self.value_heads)
+        plain = hidden * (self.channels + gate + self.value_heads)
+        if self.decay_rank is None:
+            return plain + hidden * self.value_heads
+        return plain + self.decay_rank * (hidden + self.value_heads * self.key_dim)
 
     def output_matrix(self, hidden: int) -> int:
         return hidden * self.value_heads * self.value_dim
 
     def vectors(self, hidden: int) -> int:
         del hidden
-        return self.channels * self.convolution + 2 * self.value_heads + self.value_dim
+        decays = self.value_heads * (1 if self.decay_rank is None else self.key_dim)
+        return self.channels * self.convolution + self.value_heads + decays + self.value_dim
 
     def kept_bytes(self, context: int, kv_bytes: float) -> float:
         del context, kv_bytes
@@ -264,7 +281,77 @@ class Mamba2:
         return tokens * 5 * self.inner * self.state_size
 
 
-Attention = FullAttention | LatentAttention | LinearAttention | Mamba2
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """A window of plain tokens, and behind it one entry for every `ratio` tokens; keys are the values."""
+
+    heads: int
+    head_dim: int
+    q_lora_rank: int
+    window: int
+    ratio: int  # 0: the window alone
+    output_groups: int
+    output_rank: int
+    index: SparseIndex | None = None  # chooses among the entries; its `top` counts them
+    overlapping: bool = False  # an entry is made of its own tokens and those before
+
+    @property
+    def kv_elements(self) -> int:
+        return self.head_dim
+
+    @property
+    def _spread(self) -> int:
+        """How many features the making of entries takes per feature of one."""
+        return 2 if self.overlapping else 1
+
+    def input_matrix(self, hidden: int) -> int:
+        queries = self.q_lora_rank * (hidden + self.heads * self.head_dim)
+        total = queries + hidden * self.head_dim
+        if self.ratio:
+            total += 2 * hidden * self._spread * self.head_dim
+        if self.index is not None:
+            total += 2 * hidden * self._spread * self.index.head_dim
+            total += self.q_lora_rank * self.index.heads * self.index.head_dim + hidden * self.index.heads
+        return total
+
+    def output_matrix(self, hidden: int) -> int:
+        return self.output_rank * (self.heads * self.head_dim + self.output_groups * hidden)
+
+    def vectors(self, hidden: int) -> int:
+        del hidden
+        total = self.q_lora_rank + self.head_dim + self.heads
+        if self.ratio:
+            total += self.ratio * self._spread * self.head_dim + self.head_dim
+        if self.index is not None:
+            total += self.ratio * self._spread * self.index.head_dim + self.index.head_dim
+        return total
+
+    def entries(self, context: float) -> float:
+        return context / self.ratio if self.ratio else 0.0
+
+    def kept_bytes(self, context: int, kv_bytes: float) -> float:
+        tokens = min(context, self.window) + self.entries(context)
+        index = self.entries(context) * self.index.key_bytes if self.index else 0.0
+        return tokens * self.head_dim * kv_bytes + index
+
+    def read_bytes(self, context: int, kv_bytes: float) -> float:
+        entries = self.entries(context)
+        chosen = min(entries, self.index.top) if self.index else entries
+        index = entries * self.index.key_bytes if self.index else 0.0
+        return (min(context, self.window) + chosen) * self.head_dim * kv_bytes + index
+
+    def flops(self, tokens: int, context: int) -> int:
+        pair = 4 * self.heads * self.head_dim
+        total = pair * attended_pairs(tokens, context, self.window)
+        if self.ratio:
+            reach = self.index.top * self.ratio if self.index else None
+            total += pair * attended_pairs(tokens, context, reach) // self.ratio
+        if self.index is not None:
+            total += self.index.flops(tokens, context) // self.ratio
+        return total
+
+
+Attention = FullAttention | LatentAttention | LinearAttention | Mamba2 | CompressedAttention
 
 
 def _chunked_pairs(tokens: int, chunk: int) -> int:

@@ -15,29 +15,51 @@ from ridgeline.models.errors import ModelNotFound, UnsupportedModel
 from ridgeline.models.families import BY_MODEL_TYPE
 from ridgeline.models.read_spec import model_name, read_spec
 from ridgeline.models.registry import fetch_config, find_known, resolve
+from ridgeline.models.shapes.compressed import read_deepseek_v4
 from ridgeline.models.shapes.config import ShapeConfig
 from ridgeline.models.shapes.from_spec import shape_of
-from ridgeline.models.shapes.gpt_oss import read_gpt_oss
+from ridgeline.models.shapes.grouped import read_mimo, read_minimax_m2, read_minimax_m3
+from ridgeline.models.shapes.kimi_k3 import read_kimi_k3
 from ridgeline.models.shapes.latent import read_latent
+from ridgeline.models.shapes.nemotron import read_nemotron_h, read_pruned_llama
 from ridgeline.models.shapes.precision import Precision
 from ridgeline.models.shapes.qwen import read_qwen_hybrid, read_qwen_vl
 from ridgeline.models.shapes.shape import ModelShape
+from ridgeline.models.shapes.windowed import (
+    read_gemma4,
+    read_gpt_oss,
+    read_llama4,
+    read_mimo_v2,
+    read_step,
+)
 
 Reader = Callable[[ShapeConfig], ModelShape]
 
 # model_type → its reader. The families of ModelSpec are read through that.
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
+        "deepseek_ref": read_deepseek_v4,
         "deepseek_v3": read_latent,
         "deepseek_v32": read_latent,
+        "deepseek_v4": read_deepseek_v4,
+        "gemma4": read_gemma4,
         "glm_moe_dsa": read_latent,
         "gpt_oss": read_gpt_oss,
         "kimi_k2": read_latent,
         "kimi_k25": read_latent,
+        "kimi_k3": read_kimi_k3,
+        "llama4": read_llama4,
+        "mimo": read_mimo,
+        "mimo_v2_flash": read_mimo_v2,
+        "minimax_m2": read_minimax_m2,
+        "minimax_m3": read_minimax_m3,
+        "nemotron-nas": read_pruned_llama,
+        "nemotron_h": read_nemotron_h,
         "qwen3_5": read_qwen_hybrid,
         "qwen3_5_moe": read_qwen_hybrid,
         "qwen3_vl": read_qwen_vl,
         "qwen3_vl_moe": read_qwen_vl,
+        "step3p7": read_step,
     }
 )
 

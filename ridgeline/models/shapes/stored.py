@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.models.config_values import ConfigValues
@@ -34,7 +34,10 @@ def read_storage(values: ConfigValues, quantization: Mapping[str, Any] | None, l
         values.mapping("quantization_config") or {},
         dict(quantization or {}).get("quantization") or {},
     ]
-    return Storage(name, _precision(name, [part for part in settings if isinstance(part, dict)], layers))
+    precision = _precision(name, [part for part in settings if isinstance(part, dict)], layers)
+    if name == "fp8" and values.optional_text("expert_dtype") == "fp4":  # DeepSeek V4: a scale byte for 32
+        precision = replace(precision, experts="mxfp4")
+    return Storage(name, precision)
 
 
 def _precision(name: str, settings: list[dict[str, Any]], layers: int) -> Precision:

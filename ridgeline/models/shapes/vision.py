@@ -44,6 +44,17 @@ def kimi_tower(values: ConfigValues) -> ExtraWeights:
     return ExtraWeights(NAME, embedding + height * width * hidden + blocks + projector, resident=True)
 
 
+def gemma_tower(values: ConfigValues, text_hidden: int) -> ExtraWeights:
+    """Gemma 4: patches, two tables of positions, gated blocks with four norms, and one projection."""
+    hidden, inner = values.integer("hidden_size"), values.integer("intermediate_size")
+    width = values.integer("num_attention_heads") * values.integer("head_dim")
+    embedding = hidden * 3 * values.integer("patch_size") ** 2
+    positions = 2 * values.integer("position_embedding_size") * hidden
+    block = 4 * hidden * width + 2 * values.integer("head_dim") + 3 * hidden * inner + 4 * hidden
+    total = embedding + positions + values.integer("num_hidden_layers") * block + hidden * text_hidden
+    return ExtraWeights(NAME, total, resident=True)
+
+
 def _linear(inputs: int, outputs: int) -> int:
     """A matrix with its bias."""
     return outputs * (inputs + 1)

@@ -1,0 +1,66 @@
+"""Shape of DeepSeek V4: compressed attention behind a window, several residual streams, experts throughout.
+
+Called by `shapes.read` through its table.
+"""
+
+from __future__ import annotations
+
+from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.shapes.attention import CompressedAttention, SparseIndex
+from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
+from ridgeline.models.shapes.ffn import Experts
+from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
+
+SPARSE_RATIO = 4  # entries this fine are chosen among by an index, and overlap
+
+
+def read_deepseek_v4(config: ShapeConfig) -> ModelShape:
+    values = config.text()
+    count, hidden = layer_count(values), values.integer("hidden_size")
+    heads = values.optional_integer("num_nextn_predict_layers", minimum=0) or 0
+    ratios = values.integers("compress_ratios")
+    if len(ratios) != count + heads:
+        raise BrokenModel(
+            f"{values.where}: compress_ratios has {len(ratios)} entries for {count} layers and {heads} "
+            "prediction heads"
+        )
+    streams = values.integer("hc_mult")
+    # Reading the streams into a layer, mixing them and writing back takes a small matrix twice a layer.
+    mixing = 2 * ((2 + streams) * streams * (streams * hidden + 1) + 3)
+    joining = streams * (streams * hidden + 1) + 1
+    experts = _experts(values)
+    layers = tuple(LayerShape(_attention(values, ratio), experts, other=mixing) for ratio in ratios)
+    extra = sum(layer.parameters(hidden) for layer in layers[count:])
+    extra += heads * (2 * hidden * hidden + 3 * hidden + joining)
+    extras = (ExtraWeights("MTP", extra, resident=False),) if heads else ()
+    return build_shape(config, values, "deepseek_v4", layers[:count], extra_parameters=extras, other=joining)
+
+
+def _attention(values: ConfigValues, ratio: int) -> CompressedAttention:
+    sparse = ratio == SPARSE_RATIO
+    index = None
+    if sparse:
+        heads, head_dim = values.integer("index_n_heads"), values.integer("index_head_dim")
+        index = SparseIndex(heads, head_dim, values.integer("index_topk"))
+    return CompressedAttention(
+        heads=values.integer("num_attention_heads"),
+        head_dim=values.integer("head_dim"),
+        q_lora_rank=values.integer("q_lora_rank"),
+        window=values.integer("sliding_window"),
+        ratio=ratio,
+        output_groups=values.integer("o_groups"),
+        output_rank=values.integer("o_lora_rank"),
+        index=index,
+        overlapping=sparse,
+    )
+
+
+def _experts(values: ConfigValues) -> Experts:
+    size = values.integer("moe_intermediate_size")
+    return Experts(
+        num=values.integer("n_routed_experts"),
+        per_token=values.integer("num_experts_per_tok"),
+        size=size,
+        shared_size=size * values.integer("n_shared_experts", minimum=0),
+    )

@@ -1,0 +1,90 @@
+"""Shapes of models with grouped attention that have no ModelSpec: MiniMax M2 and M3, MiMo-7B.
+
+Called by `shapes.read` through its table. Attention is the same in every layer, but for M3's index.
+"""
+
+from __future__ import annotations
+
+from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.shapes.attention import FullAttention, SparseIndex
+from ridgeline.models.shapes.config import ShapeConfig, build_shape, flags_per_layer, layer_count
+from ridgeline.models.shapes.ffn import DenseFfn, Experts
+from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
+
+
+def read_minimax_m2(config: ShapeConfig) -> ModelShape:
+    """One norm over all query heads, one over all key heads; experts in every layer.
+
+    Published checkpoints do not hold the prediction heads that the config mentions.
+    """
+    values = config.text()
+    if values.text("qk_norm_type") != "per_layer":
+        raise UnsupportedModel(f"{values.where}: qk_norm_type is not per_layer, which is all M2 is known by")
+    experts = Experts(
+        num=values.integer("num_local_experts"),
+        per_token=values.integer("num_experts_per_tok"),
+        size=values.integer("intermediate_size"),
+        shared_size=values.optional_integer("shared_intermediate_size", minimum=0) or 0,
+    )
+    layers = (LayerShape(_attention(values, norm="projection"), experts),) * layer_count(values)
+    return build_shape(config, values, "minimax_m2", layers)
+
+
+def read_minimax_m3(config: ShapeConfig) -> ModelShape:
+    """An index chooses blocks of tokens in most layers; the first layers have no experts."""
+    values = config.text()
+    count = layer_count(values)
+    sparse = ConfigValues(
+        values.mapping("sparse_attention_config") or {}, values.where, prefix="sparse_attention_config."
+    )
+    indexed = flags_per_layer(sparse, "sparse_attention_freq", count)
+    routed = flags_per_layer(values, "moe_layer_freq", count)
+    index = SparseIndex(
+        heads=sparse.integer("sparse_num_index_heads"),
+        head_dim=sparse.integer("sparse_index_dim"),
+        top=sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size"),
+        wide_keys=True,
+    )
+    experts = Experts(
+        num=values.integer("num_local_experts"),
+        per_token=values.integer("num_experts_per_tok"),
+        size=values.integer("moe_intermediate_size"),
+        shared_size=values.integer("shared_intermediate_size") * values.integer("n_shared_experts"),
+    )
+    dense = DenseFfn(values.integer("dense_intermediate_size"))
+    layers = tuple(
+        LayerShape(
+            _attention(values, norm="head", index=index if indexed[layer] else None),
+            experts if routed[layer] else dense,
+        )
+        for layer in range(count)
+    )
+    return build_shape(config, values, "minimax_m3", layers)
+
+
+def read_mimo(config: ShapeConfig) -> ModelShape:
+    """MiMo-7B: a Qwen2 with a prediction head."""
+    values = config.text()
+    if values.flag("use_sliding_window", default=False):
+        raise UnsupportedModel(f"{values.where}: a sliding window in a MiMo is not known to the planner")
+    hidden = values.integer("hidden_size")
+    attention = _attention(values, bias=values.flag("attention_bias", default=True))
+    layer = LayerShape(attention, DenseFfn(values.integer("intermediate_size")))
+    heads = values.optional_integer("num_nextn_predict_layers", minimum=0) or 0
+    each = layer.parameters(hidden) + 2 * hidden * hidden + 3 * hidden
+    extras = (ExtraWeights("MTP", heads * each, resident=False),) if heads else ()
+    return build_shape(config, values, "mimo", (layer,) * layer_count(values), extra_parameters=extras)
+
+
+def _attention(
+    values: ConfigValues, *, norm: str = "", bias: bool = False, index: SparseIndex | None = None
+) -> FullAttention:
+    return FullAttention(
+        heads=values.integer("num_attention_heads"),
+        kv_heads=values.integer("num_key_value_heads"),
+        head_dim=values.integer("head_dim"),
+        qkv_bias=bias,
+        qk_norm="projection" if norm == "projection" else "head" if norm == "head" else "",
+        index=index,
+    )

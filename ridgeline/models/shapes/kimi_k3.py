@@ -1,0 +1,80 @@
+"""Shape of Kimi K3: delta attention, every fourth layer latent attention, experts in a narrower space.
+
+Called by `shapes.read` through its table. K2 is a DeepSeek V3 and read by `latent`.
+"""
+
+from __future__ import annotations
+
+from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.shapes.attention import Attention, LatentAttention, LinearAttention
+from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
+from ridgeline.models.shapes.ffn import DenseFfn, Experts
+from ridgeline.models.shapes.shape import LayerShape, ModelShape
+
+NORMS = 2
+RESIDUAL_VECTORS = 4  # a norm and a score before each half, to weigh what earlier layers left
+
+
+def read_kimi_k3(config: ShapeConfig) -> ModelShape:
+    """The vision tower is left out: next to 2.8 trillion parameters it does not count."""
+    values = config.text()
+    count, hidden = layer_count(values), values.integer("hidden_size")
+    linear = ConfigValues(
+        values.mapping("linear_attn_config") or {}, values.where, prefix="linear_attn_config."
+    )
+    latent = set(linear.integers("full_attn_layers"))  # counted from 1
+    if sorted(latent | set(linear.integers("kda_layers"))) != list(range(1, count + 1)):
+        raise BrokenModel(
+            f"{values.where}: full_attn_layers and kda_layers do not name each of {count} layers"
+        )
+    first = values.integer("first_k_dense_replace", minimum=0)
+    dense, experts = DenseFfn(values.integer("intermediate_size")), _experts(values)
+    kinds: dict[bool, Attention] = {True: _latent(values), False: _delta(linear)}
+    layers = tuple(
+        LayerShape(
+            kinds[index + 1 in latent],
+            dense if index < first else experts,
+            norms=NORMS + RESIDUAL_VECTORS,
+        )
+        for index in range(count)
+    )
+    return build_shape(config, values, "kimi_k3", layers, other=2 * hidden)
+
+
+def _latent(values: ConfigValues) -> LatentAttention:
+    return LatentAttention(
+        heads=values.integer("num_attention_heads"),
+        q_lora_rank=values.optional_integer("q_lora_rank"),
+        kv_lora_rank=values.integer("kv_lora_rank"),
+        nope_dim=values.integer("qk_nope_head_dim"),
+        rope_dim=values.integer("qk_rope_head_dim"),
+        value_dim=values.integer("v_head_dim"),
+        output_gate=values.flag("mla_use_output_gate", default=False),
+    )
+
+
+def _delta(values: ConfigValues) -> LinearAttention:
+    heads, head_dim = values.integer("num_heads"), values.integer("head_dim")
+    if not values.flag("use_full_rank_gate", default=False):
+        raise BrokenModel(f"{values.where}: {values.prefix}use_full_rank_gate must be true in a Kimi K3")
+    return LinearAttention(
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        convolution=values.integer("short_conv_kernel_size"),
+        decay_rank=head_dim,
+    )
+
+
+def _experts(values: ConfigValues) -> Experts:
+    size, latent = values.integer("moe_intermediate_size"), values.integer("routed_expert_hidden_size")
+    return Experts(
+        num=values.integer("num_experts"),
+        per_token=values.integer("num_experts_per_token"),
+        size=size,
+        shared_size=size * values.integer("num_shared_experts", minimum=0),
+        latent_size=latent,
+        other_vectors=latent if values.flag("latent_moe_use_norm", default=False) else 0,
+    )

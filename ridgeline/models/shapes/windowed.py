@@ -1,0 +1,203 @@
+"""Shapes of models that mix windowed with full attention: gpt-oss, MiMo-V2, Step 3, Gemma 4, Llama 4.
+
+Called by `shapes.read` through its table. What differs from layer to layer is read off each config's own
+list.
+"""
+
+from __future__ import annotations
+
+from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.shapes.attention import FullAttention
+from ridgeline.models.shapes.config import (
+    ShapeConfig,
+    build_shape,
+    flags_per_layer,
+    layer_count,
+    per_layer,
+)
+from ridgeline.models.shapes.ffn import DenseFfn, Experts, Ffn
+from ridgeline.models.shapes.shape import LayerShape, ModelShape
+from ridgeline.models.shapes.vision import gemma_tower
+
+SLIDING = "sliding_attention"
+
+
+def read_gpt_oss(config: ShapeConfig) -> ModelShape:
+    """Sinks in every layer, and experts with biases."""
+    values = config.text()
+    window, bias = values.integer("sliding_window"), values.flag("attention_bias", default=True)
+    experts = Experts(
+        num=values.integer("num_local_experts"),
+        per_token=values.integer("num_experts_per_tok"),
+        size=values.integer("intermediate_size"),
+        bias=True,
+    )
+
+    def attention(kind: str) -> FullAttention:
+        return FullAttention(
+            heads=values.integer("num_attention_heads"),
+            kv_heads=values.integer("num_key_value_heads"),
+            head_dim=values.integer("head_dim"),
+            window=window if kind == SLIDING else None,
+            qkv_bias=bias,
+            output_bias=bias,
+            sinks=True,
+        )
+
+    layers = tuple(LayerShape(attention(kind), experts) for kind in _kinds(values))
+    return build_shape(config, values, "gpt_oss", layers)
+
+
+def read_mimo_v2(config: ShapeConfig) -> ModelShape:
+    """Windowed layers have heads of their own and sinks; keys are wider than values."""
+    values = config.text()
+    count = layer_count(values)
+    windowed = flags_per_layer(values, "hybrid_layer_pattern", count)
+    sparse = flags_per_layer(values, "moe_layer_freq", count)
+    size = values.integer("moe_intermediate_size")
+    experts = Experts(
+        num=values.integer("n_routed_experts"),
+        per_token=values.integer("num_experts_per_tok"),
+        size=size,
+        shared_size=size * (values.optional_integer("n_shared_experts", minimum=0) or 0),
+    )
+    dense = DenseFfn(values.integer("intermediate_size"))
+
+    def attention(is_windowed: bool) -> FullAttention:
+        prefix = "swa_" if is_windowed else ""
+        sinks = "add_swa_attention_sink_bias" if is_windowed else "add_full_attention_sink_bias"
+        return FullAttention(
+            heads=values.integer(f"{prefix}num_attention_heads"),
+            kv_heads=values.integer(f"{prefix}num_key_value_heads"),
+            head_dim=values.integer(f"{prefix}head_dim"),
+            value_dim=values.integer(f"{prefix}v_head_dim"),
+            window=values.integer("sliding_window") if is_windowed else None,
+            sinks=values.flag(sinks, default=False),
+        )
+
+    layers = tuple(
+        LayerShape(attention(windowed[index]), experts if sparse[index] else dense) for index in range(count)
+    )
+    return build_shape(config, values, "mimo_v2_flash", layers)
+
+
+def read_step(config: ShapeConfig) -> ModelShape:
+    """Every head has a gate; windowed layers may have more heads."""
+    values = config.text(defaults={"head_dim": 128})
+    kinds = _kinds(values)
+    first = values.integer("first_k_dense_replace", minimum=0)
+    experts = Experts(
+        num=values.integer("num_experts"),
+        per_token=values.integer("num_experts_per_tok"),
+        size=values.integer("moe_intermediate_size"),
+        shared_size=values.integer("share_expert_dim"),
+    )
+    dense = DenseFfn(values.integer("intermediate_size"))
+    windowed = ConfigValues(values.mapping("attention_other_setting") or {}, values.where)
+
+    def attention(kind: str) -> FullAttention:
+        heads = values.integer("num_attention_heads")
+        if kind == SLIDING:
+            heads = windowed.optional_integer("num_attention_heads") or heads
+        return FullAttention(
+            heads=heads,
+            kv_heads=values.integer("num_key_value_heads"),
+            head_dim=values.integer("head_dim"),
+            window=values.integer("sliding_window") if kind == SLIDING else None,
+            qk_norm="head",
+            head_gate=True,
+        )
+
+    layers = tuple(
+        LayerShape(attention(kind), dense if index < first else experts) for index, kind in enumerate(kinds)
+    )
+    return build_shape(config, values, "step3p7", layers)
+
+
+def read_gemma4(config: ShapeConfig) -> ModelShape:
+    """Full layers have wider heads, and keys for values; experts stand beside a dense FFN."""
+    values = config.text()
+    for key, what in (
+        ("hidden_size_per_layer_input", "embeddings of their own for every layer"),
+        ("num_kv_shared_layers", "layers that share a cache"),
+    ):
+        if values.optional_integer(key, minimum=0):
+            raise UnsupportedModel(f"{values.where}: the planner does not count {what} ({key})")
+    same = values.flag("attention_k_eq_v", default=False)
+
+    def attention(kind: str) -> FullAttention:
+        if kind == SLIDING:
+            heads, dim = values.integer("num_key_value_heads"), values.integer("head_dim")
+        else:
+            dim = values.integer("global_head_dim")
+            heads = values.integer("num_global_key_value_heads" if same else "num_key_value_heads")
+        return FullAttention(
+            heads=values.integer("num_attention_heads"),
+            kv_heads=heads,
+            head_dim=dim,
+            window=values.integer("sliding_window") if kind == SLIDING else None,
+            qk_norm="head",
+            keys_are_values=same and kind != SLIDING,
+        )
+
+    ffn, norms = _gemma_ffn(values)
+    layers = tuple(LayerShape(attention(kind), ffn, norms=norms) for kind in _kinds(values))
+    vision = config.vision()
+    extras = () if vision is None else (gemma_tower(vision, values.integer("hidden_size")),)
+    return build_shape(config, values, "gemma4", layers, extra_parameters=extras)
+
+
+def _gemma_ffn(values: ConfigValues) -> tuple[Ffn, int]:
+    """(FFN, norms of a layer)."""
+    size = values.integer("intermediate_size")
+    if not values.flag("enable_moe_block", default=False):
+        return DenseFfn(size), 4
+    num, hidden = values.integer("num_experts"), values.integer("hidden_size")
+    experts = Experts(
+        num=num,
+        per_token=values.integer("top_k_experts"),
+        size=values.integer("moe_intermediate_size"),
+        shared_size=size,
+        other_vectors=hidden + num,  # scales of the router's input and of its choices
+    )
+    return experts, 7
+
+
+def read_llama4(config: ShapeConfig) -> ModelShape:
+    """Three layers attend within chunks, every fourth to everything; experts in every layer or in turn."""
+    values = config.text(defaults={"no_rope_layer_interval": 4})
+    count, step = layer_count(values), values.integer("interleave_moe_layer_step")
+    interval, chunk = values.integer("no_rope_layer_interval"), values.integer("attention_chunk_size")
+    size = values.integer("intermediate_size")
+    experts = Experts(
+        num=values.integer("num_local_experts"),
+        per_token=values.integer("num_experts_per_tok"),
+        size=size,
+        shared_size=size,
+    )
+    dense = DenseFfn(values.integer("intermediate_size_mlp"))
+
+    def attention(index: int) -> FullAttention:
+        whole = (index + 1) % interval == 0
+        return FullAttention(
+            heads=values.integer("num_attention_heads"),
+            kv_heads=values.integer("num_key_value_heads"),
+            head_dim=values.integer("head_dim"),
+            window=None if whole else chunk,
+            chunked=not whole,
+            qkv_bias=values.flag("attention_bias", default=False),
+            output_bias=values.flag("attention_bias", default=False),
+        )
+
+    layers = tuple(
+        LayerShape(attention(index), experts if (index + 1) % step == 0 else dense) for index in range(count)
+    )
+    return build_shape(config, values, "llama4", layers)
+
+
+def _kinds(values: ConfigValues) -> list[str]:
+    kinds = per_layer(values, "layer_types", layer_count(values))
+    if kinds is None or not set(kinds) <= {SLIDING, "full_attention"}:
+        raise BrokenModel(f"{values.where}: layer_types must name each layer {SLIDING} or full_attention")
+    return kinds
