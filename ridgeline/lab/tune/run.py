@@ -1,0 +1,112 @@
+"""Tuning: a ledger, the servers and the search put together, for `ridgeline tune` to call.
+
+A ledger that is there already is gone on with; what it measures may not change under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.slo import parse_slo
+from ridgeline.lab.tune.climb import Climb, Report, Search
+from ridgeline.lab.tune.effects import more_is_better
+from ridgeline.lab.tune.ledger import Header, Ledger, Settings, Verdict
+from ridgeline.lab.tune.measure import ServerMeasure, Workload
+from ridgeline.lab.tune.report import CONFIG_FILE, write_winner
+
+RUNS = "runs"  # the folder of the bench runs, beside the ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a new ledger is to find out."""
+
+    model: str
+    base: Settings
+    workload: Workload
+    objective: str
+    rounds: int
+    slo: str = ""
+
+    def header(self) -> Header:
+        more_is_better(self.objective)
+        if self.slo:
+            parse_slo(self.slo)
+        EngineConfig(**self.base)  # settings to start from that cannot be are refused here
+        if self.rounds < 2:
+            raise BadInput(f"--rounds must be at least 2, got {self.rounds}: one has no interval")
+        return Header(
+            model=self.model,
+            base=self.base,
+            objective=self.objective,
+            workload=self.workload.as_dict(),
+            rounds=self.rounds,
+            seed=self.workload.traffic.seed,
+            slo=self.slo,
+        )
+
+
+@contextmanager
+def opened(folder: Path, question: Question | None) -> Iterator[Ledger]:
+    """The ledger of this folder, begun with `question` where it is new. None: there must be one."""
+    if question is None and not (folder / "ledger.jsonl").exists():
+        raise BadInput(f"{folder}: there is no ledger; name a MODEL to begin one")
+    wanted = None if question is None else question.header()
+    with Ledger(folder) as ledger:
+        if ledger.header is None:
+            if wanted is None:
+                raise BadInput(f"{ledger.path} is empty: name a MODEL to begin it")
+            ledger.append(wanted)
+        elif wanted is not None and ledger.header != wanted:
+            different = ", ".join(_differences(ledger.header, wanted))
+            raise BadInput(
+                f"{ledger.path} measures something else ({different}): leave those away to go on with it, "
+                "or name another --ledger"
+            )
+        yield ledger
+
+
+def climb(ledger: Ledger, search: Search, report: Report) -> str:
+    """Search for better settings; says how it ended. The winner's file is up to date however it ends."""
+    try:
+        return _climb(ledger, search, report).run()
+    finally:
+        write_winner(ledger, ledger.folder / CONFIG_FILE)
+
+
+def try_one(ledger: Ledger, change: Settings, parent: int, report: Report) -> Verdict:
+    """A single trial, by hand."""
+    try:
+        return _climb(ledger, Search(), report).trial(change, parent)
+    finally:
+        write_winner(ledger, ledger.folder / CONFIG_FILE)
+
+
+def _climb(ledger: Ledger, search: Search, report: Report) -> Climb:
+    header = ledger.header
+    assert header is not None
+    workload = Workload.from_dict(header.workload)
+    slo = parse_slo(header.slo) if header.slo else None
+    measure = ServerMeasure(header.model, workload, ledger.folder / RUNS, slo, report)
+    return Climb(ledger, measure, search, report)
+
+
+def _differences(old: Header, new: Header) -> Sequence[str]:
+    def flat(header: Header) -> dict[str, Any]:
+        traffic: dict[str, Any] = header.workload.get("traffic", {})
+        rest = {key: value for key, value in header.workload.items() if key != "traffic"}
+        own = {name: getattr(header, name) for name in ("model", "base", "objective", "rounds", "slo")}
+        return own | rest | traffic
+
+    before, after = flat(old), flat(new)
+    return [
+        f"{name} {before.get(name)!r}, not {after.get(name)!r}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]

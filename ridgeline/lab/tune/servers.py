@@ -1,0 +1,158 @@
+"""TunedServer: one `ridgeline serve` with the settings of a run, started for it and stopped after it.
+
+A process of its own on a free port; the lab reaches it over HTTP alone. A server that refuses its settings or
+dies is a NotMeasured with the reason from its log, never an end of the search. It ends with the tuner.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from ridgeline.lab.tune.climb import NotMeasured
+from ridgeline.lab.tune.ledger import Settings
+
+POLL_S = 0.1
+STOP_S = 20.0  # then it is killed
+_PR_SET_PDEATHSIG = 1
+_LOG_LEVELS = ("warning", "error", "critical")
+
+
+class TunedServer:
+    """Use as a context: inside it the server answers at `url`."""
+
+    def __init__(self, model: str, settings: Settings, folder: Path, ready_s: float = 180.0) -> None:
+        self._folder = folder
+        self._ready_s = ready_s
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "server.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "config.toml"
+        config.write_text(engine_toml({"model": model} | settings), encoding="utf-8")
+        self._command = [sys.executable, "-P", "-m", "ridgeline.cli.main", "serve", "--config", str(config)]
+        self._command += ["--host", "127.0.0.1", "--port", str(self.port), "--drain-s", "1"]
+        self._command += ["--state-dir", str(folder / "state")]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> TunedServer:
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the tuner, which then stops it
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+        try:
+            self._await_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def check_alive(self) -> None:
+        """NotMeasured where it has ended meanwhile."""
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            raise NotMeasured("died", f"the server ended ({_how(code)}): {last_words(self.log)}")
+
+    def stop(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _await_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + self._ready_s
+        while time.monotonic() < deadline:
+            code = self._process.poll()
+            if code is not None:
+                raise NotMeasured("refused", last_words(self.log) or f"the server ended ({_how(code)})")
+            if self._is_ready():
+                return
+            time.sleep(POLL_S)
+        raise NotMeasured("refused", f"it was not ready within {self._ready_s:.0f} s: {last_words(self.log)}")
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:  # not listening yet, or 503
+            return False
+
+
+def engine_toml(settings: Settings) -> str:
+    """A file that `ridgeline serve --config` reads."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if value is not None]
+    return "\n".join(["[engine]", *lines, ""])
+
+
+def last_words(log: Path) -> str:
+    """The last line of a server's log that says something went wrong, else the last line."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    words = [text for line in lines if (text := _message(line))]
+    wrong = [text for line in lines if _is_wrong(line) and (text := _message(line))]
+    return (wrong or words or [""])[-1]
+
+
+def _message(line: str) -> str:
+    """The text of a line, whether it is logged as JSON or plain."""
+    fields = _fields(line)
+    text = str(fields.get("message") or fields.get("msg") or fields.get("event") or "") if fields else line
+    return text.strip().removeprefix("ridgeline: ")
+
+
+def _is_wrong(line: str) -> bool:
+    fields = _fields(line)
+    if fields:
+        return str(fields.get("level", "")).lower() in _LOG_LEVELS
+    return line.startswith("ridgeline: ") or "error" in line.lower()
+
+
+def _fields(line: str) -> dict[str, Any]:
+    if not line.startswith("{"):
+        return {}
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _end_with_parent() -> None:
+    """In the child: a tuner that is killed leaves no server behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

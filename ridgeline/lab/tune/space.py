@@ -1,0 +1,82 @@
+"""Settings and the values they may take, as they are written on the command line: `step_tokens=64,256`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.tune.ledger import Settings
+from ridgeline.options import Option, OptionError, check_values, options_of
+
+FIXED = ("model", "step_ring", "memory_share")  # nothing to tune in these
+_OPTIONS = {option.name: option for option in options_of(EngineConfig) if option.name not in FIXED}
+
+
+def default_space(cpus: int) -> dict[str, tuple[Any, ...]]:
+    """What is tried where nothing was named: settings that change no answer, the most promising first."""
+    return {
+        "step_tokens": (64, 128, 256, 512, 1024),
+        "prefill_chunk": (64, 128, 256, 512),
+        "max_running": (8, 16, 32, 64, 128),
+        "threads": tuple(sorted({max(1, cpus // 2), cpus})),
+        "prefix_cache": (True, False),
+    }
+
+
+def parse_space(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """`KEY=VALUE,VALUE` each; values in their order, which is the order the search walks in."""
+    space: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, values = _split(text, "--try")
+        if key in space:
+            raise BadInput(f"--try {key} is given twice: write all its values in one")
+        if len(set(map(str, values))) != len(values):
+            raise BadInput(f"--try {text}: a value stands there twice")
+        space[key] = tuple(values)
+    return space
+
+
+def parse_settings(texts: Sequence[str], flag: str = "--set") -> Settings:
+    """`KEY=VALUE` each. Several of one key are refused: the last would win in silence."""
+    settings: Settings = {}
+    for text in texts:
+        key, values = _split(text, flag)
+        if len(values) != 1:
+            raise BadInput(f"{flag} {text}: one value, not {len(values)}")
+        if key in settings:
+            raise BadInput(f"{flag} {key} is given twice")
+        settings[key] = values[0]
+    return settings
+
+
+def _split(text: str, flag: str) -> tuple[str, list[Any]]:
+    key, equals, rest = text.partition("=")
+    key = key.strip().replace("-", "_")
+    option = _OPTIONS.get(key)
+    if option is None:
+        near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_OPTIONS)}"
+        raise BadInput(f"{flag} {text}: no engine setting {key!r}; {hint}")
+    parts = [part.strip() for part in rest.split(",")]
+    if not equals or not all(parts):
+        raise BadInput(f"{flag} {text}: write {key}=VALUE" + (",VALUE" if flag == "--try" else ""))
+    return key, [_value(option, part, f"{flag} ") for part in parts]
+
+
+def _value(option: Option, text: str, where: str) -> Any:
+    value: Any = text
+    if option.base is bool:
+        value = {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
+    elif option.base is not str:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+    try:
+        return check_values(EngineConfig, {option.name: value}, where)[option.name]
+    except OptionError as error:
+        raise BadInput(str(error)) from error
