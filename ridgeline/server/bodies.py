@@ -181,6 +181,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None  # ours, as is what follows; None until the engine has said hello
     task: str | None = None  # "generate" or "embed"
     root: str | UnsetType = UNSET  # an alias's own model
+    limits: dict[str, float] | UnsetType = UNSET  # of its machine, which figures stand beside; where measured
     owned_by: str = "ridgeline"
 
 

@@ -78,9 +78,12 @@ async def steps(request: Request) -> Response:
 def _card(front: Front, model: Model, name: str) -> ModelCard:
     client = model.engine.client
     max_context = client.hello.max_context if client else None
+    limits = client.hello.limits if client and client.hello.limits else UNSET
     root = UNSET if name == model.names[0] else model.names[0]
     task = front.task_of(model)
-    return ModelCard(id=name, created=_STARTED, max_model_len=max_context, task=task, root=root)
+    return ModelCard(
+        id=name, created=_STARTED, max_model_len=max_context, task=task, root=root, limits=limits
+    )
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response:

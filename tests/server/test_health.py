@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 import ridgeline
 from ridgeline.server.config import ServerConfig
 from tests.server.scripted_client import MAX_CONTEXT
@@ -41,6 +43,14 @@ async def test_models_are_listed_and_shown(stage: Stage) -> None:
     assert shown.json() == listed["data"][1]
     assert (shown.json()["object"], shown.json()["max_model_len"]) == ("model", MAX_CONTEXT)
     assert (missing.status_code, missing.json()["error"]["param"]) == (404, "model")
+
+
+async def test_models_tell_the_limits_of_their_machine_where_these_were_measured(stage: Stage) -> None:
+    async with stage.http() as http:
+        assert "limits" not in (await http.get("/v1/models")).json()["data"][0]
+        measured = {"decode_tokens_per_s": 410.0}
+        stage.client.hello = msgspec.structs.replace(stage.client.hello, limits=measured)
+        assert (await http.get("/v1/models/alias")).json()["limits"] == measured
 
 
 async def test_steps_are_one_json_object_per_line(stage: Stage) -> None:
