@@ -9,7 +9,7 @@ import msgspec
 
 from ridgeline.lab.bench.record import RequestRecord
 
-LEAST_SHARE = 0.2  # of the run must be steady, else the whole run is the window and says so
+LEAST_SHARE = 1 / 3  # of the run must be steady, and as long as an answer, else the whole run is the window
 
 
 class Window(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,8 +37,9 @@ def steady_window(offered: Sequence[RequestRecord]) -> Window:
     last_due = max(record.t_sched for record in offered)
     last_end = max(record.t_end or 0.0 for record in ended)
     ok = [record for record in ended if record.status == "ok"] or ended
-    filled = first + statistics.median((record.t_end or 0.0) - record.t_sched for record in ok)
-    if last_due - filled < LEAST_SHARE * (last_end - first):
+    each = statistics.median((record.t_end or 0.0) - record.t_sched for record in ok)
+    filled = first + each
+    if last_due - filled < max(LEAST_SHARE * (last_end - first), each):
         return Window(first, last_end, "too short to be steady: the whole run, its start and end included")
     return Window(filled, last_due)
 
