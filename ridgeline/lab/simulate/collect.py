@@ -1,0 +1,89 @@
+"""collect_steps(): every step record of a server during a run, by asking for the new ones again and again.
+
+The engine keeps a ring; asked often enough, nothing of it is lost. Used beside a bench by `measure`. A poll
+that fails is made up for by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ridgeline.lab.errors import LabError
+from ridgeline.telemetry.stats import StepRecord
+
+EVERY_S = 1.0
+TIMEOUT_S = 10.0
+PATIENCE = 5  # polls that fail in a row before it is given up
+
+_decoder = msgspec.json.Decoder(StepRecord)
+
+
+@dataclass
+class Collected:
+    """lost: steps that the ring had dropped before they were asked for."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    lost: int = 0
+
+    def add(self, new: list[StepRecord]) -> None:
+        if self.records and new:
+            self.lost += max(0, new[0].step_id - self.records[-1].step_id - 1)
+        self.records += new
+
+
+async def collect_steps(
+    url: str, stop: asyncio.Event, *, model: str = "", api_key: str = "", every_s: float = EVERY_S
+) -> Collected:
+    """From now on until `stop` is set, and once more then. Raises LabError where the server has no steps."""
+    found = Collected()
+    last = await _newest(url, model, api_key)
+    failures = 0
+    is_over = False
+    while not is_over:
+        try:
+            await asyncio.wait_for(stop.wait(), every_s)
+            is_over = True
+        except TimeoutError:
+            pass
+        try:
+            new = await asyncio.to_thread(_ask, url, last, model, api_key)
+        except LabError:
+            failures += 1
+            if failures >= PATIENCE or is_over:
+                raise
+            continue
+        failures = 0
+        found.add(new)
+        if new:
+            last = new[-1].step_id
+    return found
+
+
+async def _newest(url: str, model: str, api_key: str) -> int:
+    """The number of the last step before the run; what was kept of others' traffic is not the run's."""
+    records = await asyncio.to_thread(_ask, url, -1, model, api_key)
+    return records[-1].step_id if records else -1
+
+
+def _ask(url: str, since: int, model: str, api_key: str) -> list[StepRecord]:
+    query = {"since": str(since)} | ({"model": model} if model else {})
+    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    request = urllib.request.Request(f"{base}/debug/steps?{urllib.parse.urlencode(query)}")
+    if api_key:
+        request.add_header("authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            lines = answer.read().splitlines()
+        return [_decoder.decode(line) for line in lines]
+    except urllib.error.HTTPError as error:
+        raise LabError(
+            f"{base} answers /debug/steps with {error.code}: step times are fitted on ridgeline servers"
+        ) from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise LabError(f"{base}/debug/steps: {error}; is a ridgeline server running there?") from error
