@@ -28,7 +28,7 @@ PAIRED_SHARE = 0.9  # of the requests must be in both runs
 
 HIGHER_IS_BETTER = ("requests_per_s", "output_tokens_per_s", "input_tokens_per_s", "goodput_per_s")
 # Settings that name a run, rather than make it.
-NAMES_ONLY = ("name", "started_at", "ended_at", "made_at", "out", "salt", "duration_s", "version")
+NAMES_ONLY = ("name", "started_at", "ended_at", "made_at", "out", "salt", "version")
 
 
 @dataclass(frozen=True)

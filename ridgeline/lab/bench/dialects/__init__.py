@@ -13,11 +13,20 @@ from typing import Any
 import msgspec
 
 from ridgeline.lab.bench.dialects.aiperf import to_aiperf, to_aiperf_csv
-from ridgeline.lab.bench.dialects.facts import RunFacts
+from ridgeline.lab.bench.dialects.facts import RunFacts, facts_of
 from ridgeline.lab.bench.dialects.guidellm import to_guidellm
 from ridgeline.lab.bench.dialects.vllm import to_vllm
 
-__all__ = ["DIALECTS", "RunFacts", "export", "to_aiperf", "to_aiperf_csv", "to_guidellm", "to_vllm"]
+__all__ = [
+    "DIALECTS",
+    "RunFacts",
+    "export",
+    "facts_of",
+    "to_aiperf",
+    "to_aiperf_csv",
+    "to_guidellm",
+    "to_vllm",
+]
 
 # The files each tool would have written; vLLM's has a name of its own for every run.
 DIALECTS: dict[str, dict[str, Callable[[RunFacts], Any]]] = {

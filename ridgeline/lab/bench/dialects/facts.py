@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.result import BenchResult
 
 Values = npt.NDArray[np.float64]
 
@@ -42,6 +44,30 @@ class RunFacts:
     @property
     def cancelled(self) -> list[RequestRecord]:
         return [record for record in self.records if record.status == "cancelled"]
+
+
+def facts_of(result: BenchResult) -> RunFacts:
+    settings = result.settings
+    traffic = settings.get("traffic_facts") or {}
+    is_open = result.summary.mode == "open"
+    variation = traffic.get("gap_cv")
+    begun = datetime.fromisoformat(result.started_at).timestamp() if result.started_at else 0.0
+    return RunFacts(
+        records=[
+            r for r in result.records if not r.warmup and (r.status != "cancelled" or r.t_send is not None)
+        ],
+        model=str(settings.get("model", "")),
+        url=str(settings.get("url", "")),
+        api=str(settings.get("api", "completions")),
+        started_at=begun,
+        concurrency=settings.get("concurrency"),
+        rate=traffic.get("rps") if is_open else None,
+        burstiness=1 / variation**2 if is_open and variation else 1.0,
+        seed=int(settings.get("seed", 0)),
+        interrupted=result.interrupted,
+        bounds_ms={} if result.summary.slo is None else result.summary.slo.bounds_ms(),
+        settings=settings,
+    )
 
 
 def sent(record: RequestRecord) -> float:
