@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.cli.bench_results import add_results
 from ridgeline.cli.parsing import Verbs, add_subverb, add_verb, path_argument
 from ridgeline.cli.source import API_KEY_VARIABLE
 from ridgeline.lab.bench.options import BenchOptions
@@ -52,6 +53,7 @@ def add_parser(verbs: Verbs) -> None:
     add_flags(parser, "traffic", TrafficOptions, title="the traffic")
     parser.set_defaults(run=run)
     _add_selftest(parser)
+    add_results(parser)
     # Sub-verbs of others: one call each.
 
 
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--concurrency is a closed loop and --rate an open one: give one of them")
     from ridgeline.lab.bench.config import config_of
     from ridgeline.lab.bench.progress import shown
+    from ridgeline.lab.bench.report_file import write_report
     from ridgeline.lab.bench.run import in_loop, run_bench
     from ridgeline.lab.traffic.describe import describe
     from ridgeline.lab.traffic.source import build_traffic
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         result = in_loop(run_bench(config, on_progress, facts))
     folder = args.out or _folder(config.name)
     result.save(folder)
+    write_report(folder)
     _show(result, folder, args.json)
     if result.interrupted:
         return EXIT_INTERRUPTED
