@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.bench_results import add_results
+from ridgeline.cli.bench_sweep import add_sweep
 from ridgeline.cli.parsing import Verbs, add_subverb, add_verb, path_argument
 from ridgeline.cli.source import API_KEY_VARIABLE
 from ridgeline.lab.bench.options import BenchOptions
@@ -54,7 +55,8 @@ def add_parser(verbs: Verbs) -> None:
     parser.set_defaults(run=run)
     _add_selftest(parser)
     add_results(parser)
-    # Sub-verbs of others: one call each.
+
+    add_sweep(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from ridgeline.lab.slo import Limit, Slo
 
 VERSION = 1
 SWEEP_FILE = "sweep.json"
+STOPPED = "stopped by its user"
 Over = Literal["rate", "concurrency"]
 RunPoint = Callable[[float], Awaitable[BenchResult]]
 
@@ -92,6 +93,10 @@ class SweepResult(msgspec.Struct, omit_defaults=True):
     started_at: str = ""
     version: int = VERSION
 
+    @property
+    def is_interrupted(self) -> bool:
+        return self.ended == STOPPED
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / (SWEEP_FILE + ".part")
@@ -137,7 +142,7 @@ async def sweep(
             longest_s = max(longest_s, clock() - point_begun)
             measured.save(place)
             if measured.interrupted:
-                search.reason = "stopped by its user"
+                search.reason = STOPPED
                 break
         before = [point for point in result.points if point.load < load and point.valid]
         point = judged(measured, load, place.name, before[-1] if before else None, config)

@@ -1,7 +1,8 @@
 """Vocabulary: words that are one token each for a model, so that a text of n words has n tokens.
 
 Found in the model's own tokenizer where it is here, else with the server's /tokenize, else by what the server
-counts (`usage.prompt_tokens`). Which of these it was, and what a chat template adds, is kept with the run.
+counts (`usage.prompt_tokens`); where it says nothing at all, common words are taken for one token each. Which
+of these it was is kept with the run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ridgeline.lab.errors import LabError
 from ridgeline.lab.traffic.common_words import COMMON_WORDS
 from ridgeline.models.tokenizer import Tokenizer
 
-CountedBy = Literal["tokenizer", "/tokenize", "usage"]
+CountedBy = Literal["tokenizer", "/tokenize", "usage", "assumption"]
 # A path and a body in, the answer's JSON out; None where the server has no such path or refuses.
 Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
@@ -121,17 +122,14 @@ async def _by_tokenize(post: Post, model: str) -> Vocabulary | None:
 
 
 async def _by_usage(post: Post, model: str) -> Vocabulary:
-    """By the prompt tokens that two requests of different length were counted as."""
+    """By the prompt tokens that two requests of different length were counted as, if they were counted."""
     words = list(COMMON_WORDS)
     while len(words) >= LEAST_WORDS:
         overheads = await _overheads(post, model, words)
         if overheads is not None:
             return Vocabulary(tuple(words), (), "usage", *overheads)
         words = words[: len(words) // 2]  # the shortest and most frequent come first
-    raise LabError(
-        "the server does not say how many tokens a prompt has (no /tokenize, no usage), or counts them as "
-        "nothing plausible: name the model's files with --tokenizer"
-    )
+    return Vocabulary(COMMON_WORDS, (), "assumption", 0, 0)
 
 
 async def _overheads(post: Post, model: str, words: Sequence[str]) -> tuple[int, int | None, int] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ridgeline.lab.bench.conversation import Conversations, form_of
-from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.prompts import Form, Prompt, PromptMaker
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
@@ -160,9 +160,11 @@ async def test_without_tokenize_the_usage_is_believed(tokenizer: Tokenizer, voca
         PromptMaker(found, form="ids")
 
 
-async def test_a_server_that_counts_nothing_is_an_error_that_says_what_to_do(tokenizer: Tokenizer) -> None:
-    with pytest.raises(LabError, match="--tokenizer"):
-        await Vocabulary.from_server(Server(tokenizer, set()).post, "m")
+async def test_of_a_server_that_counts_nothing_words_are_assumed_to_be_tokens(tokenizer: Tokenizer) -> None:
+    found = await Vocabulary.from_server(Server(tokenizer, set()).post, "m")
+    assert found.counted_by == "assumption"
+    prompt = PromptMaker(found, form="chat").prompt(0, PlannedRequest(0, 40, 1))
+    assert len(prompt.fields["messages"][0]["content"].split()) == 40
 
 
 async def test_words_that_a_server_splits_are_left_out(tokenizer: Tokenizer) -> None:
