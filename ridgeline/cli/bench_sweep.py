@@ -55,8 +55,10 @@ def run(args: argparse.Namespace) -> int:
     bench = build(BenchOptions, given_flags(args, "bench"))
     traffic = build(TrafficOptions, given_flags(args, "traffic"))
     from ridgeline.lab.bench.progress import shown
+    from ridgeline.lab.bench.report_file import write_report
     from ridgeline.lab.bench.run import in_loop
     from ridgeline.lab.bench.selftest import passed_before
+    from ridgeline.lab.bench.sweep import Point
     from ridgeline.lab.bench.sweep_point import run_sweep, selftest_load
     from ridgeline.lab.bench.sweep_text import closing_lines, head, point_line
 
@@ -65,6 +67,11 @@ def run(args: argparse.Namespace) -> int:
         print("self-test: a server of known latencies …", file=sys.stderr)
         facts = passed_before(*selftest_load(options)).facts()
     folder = args.out or RESULTS / f"{datetime.now():%Y%m%d-%H%M%S}-sweep"
+
+    def on_point(point: Point) -> None:
+        print(point_line(point, options.over), flush=True)
+        write_report(folder / point.folder)
+
     print(head(options.over))
     with shown(sys.stderr) as on_progress:
         result = in_loop(
@@ -76,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
                 folder,
                 api_key=args.api_key or os.environ.get(API_KEY_VARIABLE, ""),
                 selftest=facts,
-                on_point=lambda point: print(point_line(point, options.over), flush=True),
+                on_point=on_point,
                 on_progress=on_progress,
             )
         )
     print("\n".join(closing_lines(result)))
-    print(f"kept in {folder}", file=sys.stderr)
+    print(f"kept in {folder}; {write_report(folder)}", file=sys.stderr)
     return EXIT_INTERRUPTED if result.is_interrupted else 0

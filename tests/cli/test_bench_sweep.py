@@ -30,6 +30,7 @@ async def test_a_sweep_prints_a_line_for_each_load_and_goes_on(
             "largest",
             "ended:",
         ]
+        assert all((out / place / "report.html").exists() for place in ("", "concurrency-1"))
         kept = SweepResult.load(out)
         assert [point.load for point in kept.points] == [1, 4]
         one, four = (point.metrics["requests_per_s"] for point in kept.points)

@@ -19,7 +19,7 @@ import msgspec
 from ridgeline.lab.bench.metrics import flat
 from ridgeline.lab.bench.result import RUN_FILE, BenchResult
 from ridgeline.lab.bench.search import Search
-from ridgeline.lab.errors import BadInput
+from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.slo import Limit, Slo
 
 VERSION = 1
@@ -138,7 +138,13 @@ async def sweep(
                 search.reason = f"the time of {config.budget_s:g} s is used up"
                 break
             point_begun = clock()
-            measured = await run_point(load)
+            try:
+                measured = await run_point(load)
+            except LabError as error:
+                if not result.points:
+                    raise
+                search.reason = f"at {load:g}: {error}"
+                break
             longest_s = max(longest_s, clock() - point_begun)
             measured.save(place)
             if measured.interrupted:

@@ -20,7 +20,7 @@ from ridgeline.lab.bench.search import Search
 from ridgeline.lab.bench.sweep import SweepConfig, SweepResult, sweep
 from ridgeline.lab.bench.sweep_point import point_config
 from ridgeline.lab.bench.validity import Validity
-from ridgeline.lab.errors import BadInput
+from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.source import TrafficOptions
@@ -226,6 +226,20 @@ async def test_a_client_that_cannot_keep_up_ends_the_sweep(tmp_path: Path) -> No
     found = await sweep(SweepConfig("rate"), run_point, tmp_path)
     assert [point.load for point in found.points] == [1, 2, 4]
     assert "the client could not keep up" in found.ended
+
+
+async def test_a_server_that_is_gone_ends_the_sweep_with_what_was_measured(tmp_path: Path) -> None:
+    async def run_point(load: float) -> BenchResult:
+        if load > 2:
+            raise LabError("nobody answers at http://x")
+        return pretended(load)
+
+    found = await sweep(SweepConfig("rate"), run_point, tmp_path)
+    assert found.ended == "at 4: nobody answers at http://x"
+    assert found.best == 2
+    assert SweepResult.load(tmp_path) == found
+    with pytest.raises(LabError, match="nobody answers"):
+        await sweep(SweepConfig("rate", start=4), run_point, tmp_path / "never")
 
 
 @pytest.mark.parametrize(
