@@ -219,7 +219,7 @@ class _Connection(asyncio.Protocol):
         self._at = 0.0
         self._requests = 0
         self._refusal = b""
-        self._is_complete = False
+        self._is_complete = self._is_kept = False
 
     def send(self, exchange: Exchange) -> None:
         assert self._transport is not None
@@ -296,6 +296,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_complete = True
+        self._is_kept = self._parser.should_keep_alive()  # the parser forgets it with the message
 
     def _end(self) -> None:
         exchange = self._exchange
@@ -321,7 +322,7 @@ class _Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         assert self._transport is not None
-        if self._parser.should_keep_alive() and not self._transport.is_closing():
+        if self._is_kept and not self._transport.is_closing():
             self._client._idle.append(self)
         else:
             self._transport.close()

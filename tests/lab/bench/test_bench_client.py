@@ -1,0 +1,369 @@
+"""The client against servers that misbehave, one kind of fault each: a record with its cause, no hang."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import pytest
+
+from ridgeline.lab.bench.client import Address, Client, Exchange
+from ridgeline.lab.bench.config import Deadlines
+from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.timer import now
+from ridgeline.lab.traffic.request import PlannedRequest
+from tests.conftest import free_port
+from tests.lab.bench.faulty_server import FINISH, HEAD, Behaviour, Call, faulty_server
+
+SHORT = Deadlines(connect_s=0.3, first_byte_s=0.3, between_s=0.3, request_s=1.0)
+PLENTY = Deadlines(connect_s=20, first_byte_s=20, between_s=20, request_s=20)
+BODY = b'{"max_tokens":4}'
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+
+
+async def send(address: Address, deadlines: Deadlines = PLENTY, times: int = 1) -> list[RequestRecord]:
+    """So many requests, one after the other, over one client."""
+    done: asyncio.Queue[Exchange] = asyncio.Queue()
+    client = Client(address, deadlines, done.put_nowait)
+    origin = now()
+    records = []
+    try:
+        for number in range(times):
+            client.send(Exchange(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
+            records.append((await asyncio.wait_for(done.get(), 30)).record(origin))
+        assert not client.live
+    finally:
+        client.close()
+    return records
+
+
+async def sent_to(behave: Behaviour, deadlines: Deadlines = PLENTY) -> RequestRecord:
+    async with faulty_server(behave) as (address, _):
+        return (await send(address, deadlines))[0]
+
+
+async def test_a_good_answer_is_ok_with_its_counts_and_stamps_in_order() -> None:
+    async def good(call: Call) -> None:
+        await call.raw(HEAD)
+        await asyncio.sleep(0.02)
+        await call.text()
+        await asyncio.sleep(0.02)
+        await call.text()
+        await asyncio.sleep(0.02)
+        await call.end(2)
+
+    record = await sent_to(good)
+    assert (record.status, record.cause, record.http_status) == ("ok", "", 200)
+    assert (record.n_in, record.n_out, record.counted_by, record.split_by) == (4, 2, "usage", "one_each")
+    assert record.chunk_tokens == [1, 1]
+    stamps = [record.t_send, record.t_first, record.t_last, record.t_end]
+    assert None not in stamps
+    assert stamps == sorted(stamps)  # type: ignore[type-var]
+    assert record.t_last is not None
+    assert record.t_end is not None
+    assert record.t_last < record.t_end  # the last content, not [DONE]
+
+
+async def test_nobody_listening_is_refused() -> None:
+    port = free_port()
+    record = (await send(Address("127.0.0.1", "127.0.0.1", port, None)))[0]
+    assert (record.status, record.cause, record.t_send) == ("failed", "refused", None)
+
+
+async def test_a_connection_cut_hard_is_reset() -> None:
+    async def cut(call: Call) -> None:
+        call.reset()
+
+    record = await sent_to(cut)
+    assert (record.status, record.cause) == ("failed", "reset")
+
+
+async def test_a_connection_closed_without_a_word_is_reset() -> None:
+    async def closed(call: Call) -> None:
+        call.close()
+
+    record = await sent_to(closed)
+    assert (record.status, record.cause) == ("failed", "reset")
+    assert "before an answer" in record.error
+
+
+@pytest.mark.parametrize("status", [400, 429, 503])
+async def test_a_refusal_has_its_status_and_the_servers_words(status: int) -> None:
+    async def refuse(call: Call) -> None:
+        await call.reply(status, b'{"error":{"message":"too much of it"}}')
+
+    record = await sent_to(refuse)
+    assert (record.status, record.cause, record.http_status) == ("failed", f"http_{status}", status)
+    assert "too much of it" in record.error
+
+
+async def test_bytes_that_are_no_http_are_garbage() -> None:
+    async def garbage(call: Call) -> None:
+        await call.raw(b"\x00\xff\xfehello\r\n\r\n" * 10)
+
+    record = await sent_to(garbage)
+    assert (record.status, record.cause) == ("failed", "garbage")
+
+
+@pytest.mark.parametrize("line", [b"{not json}", b"[1, 2]", b'{"choices": 3}', b'"\xff\xfe"'])
+async def test_events_that_are_no_completions_are_garbage(line: bytes) -> None:
+    async def garbage(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.text()
+        await call.events(line)
+        await call.end(2)
+
+    record = await sent_to(garbage)
+    assert (record.status, record.cause) == ("failed", "garbage")
+    assert "data:" in record.error  # shows what came
+
+
+async def test_a_page_instead_of_a_stream_is_garbage() -> None:
+    async def page(call: Call) -> None:
+        await call.reply(200, b"<html><body>\nwelcome\n</body></html>\n")
+
+    assert (await sent_to(page)).cause == "garbage"
+
+
+async def test_a_whole_answer_that_was_not_streamed_is_garbage_and_not_an_answer() -> None:
+    async def whole(call: Call) -> None:
+        await call.reply(200, b'{"choices":[{"text":"all at once","finish_reason":"stop"}]}')
+
+    record = await sent_to(whole)
+    assert (record.status, record.cause) == ("failed", "garbage")
+
+
+async def test_a_stream_that_ends_without_a_finish_is_truncated_however_clean_its_end() -> None:
+    async def short(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.text()
+        await call.raw(b"0\r\n\r\n")
+
+    record = await sent_to(short)
+    assert (record.status, record.cause) == ("failed", "truncated")
+
+
+async def test_a_stream_cut_in_the_middle_is_truncated() -> None:
+    async def cut(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.text()
+        call.close()
+
+    record = await sent_to(cut)
+    assert (record.status, record.cause) == ("failed", "truncated")
+    assert len(record.chunk_at) == 1  # what came is kept
+
+
+async def test_an_error_event_fails_the_answer_with_the_servers_words() -> None:
+    async def broken(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.text()
+        await call.events({"error": {"message": "the engine died", "code": 500}})
+        call.close()
+
+    record = await sent_to(broken)
+    assert (record.status, record.cause, record.error) == ("failed", "server_error", "the engine died")
+
+
+async def test_an_answer_without_a_token_is_empty() -> None:
+    async def silent(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.end()
+
+    assert (await sent_to(silent)).cause == "empty"
+
+
+async def test_a_server_that_never_answers_is_given_up_at_the_first_byte_deadline() -> None:
+    async def hang(call: Call) -> None:
+        await asyncio.sleep(60)
+
+    record = await sent_to(hang, SHORT)
+    assert (record.status, record.cause) == ("timeout", "first_byte_timeout")
+
+
+async def test_a_stream_that_stalls_is_given_up_between_chunks() -> None:
+    async def stall(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.text()
+        await asyncio.sleep(60)
+
+    record = await sent_to(stall, SHORT)
+    assert (record.status, record.cause) == ("timeout", "stalled")
+    assert record.chunk_tokens == [1]
+
+
+async def test_a_stream_that_drips_comments_for_ever_is_given_up_at_the_requests_deadline() -> None:
+    async def drip(call: Call) -> None:
+        await call.raw(HEAD)
+        while True:
+            await call.raw(b"d\r\n: waiting...\n\r\n")
+            await asyncio.sleep(0.05)
+
+    record = await sent_to(drip, SHORT)
+    assert (record.status, record.cause) == ("timeout", "request_timeout")
+
+
+async def test_a_listener_that_does_not_speak_tls_is_a_failure_of_tls() -> None:
+    async def good(call: Call) -> None:
+        await call.answer()
+
+    async with faulty_server(good) as (address, _):
+        secured = Address("localhost", address.ip, address.port, ssl.create_default_context())
+        record = (await send(secured, SHORT))[0]
+    assert record.cause in ("tls", "reset", "connect_timeout")
+    assert record.status != "ok"
+
+
+async def test_one_connection_serves_one_request_after_the_other() -> None:
+    async def good(call: Call) -> None:
+        await call.answer()
+
+    async with faulty_server(good) as (address, server):
+        records = await send(address, times=5)
+    assert [record.status for record in records] == ["ok"] * 5
+    assert server.connections == 1
+    assert [record.connect_s > 0 for record in records] == [True, False, False, False, False]
+
+
+async def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure() -> None:
+    """The server takes the second request of a connection as a reason to close it, as after its idle time."""
+
+    async def once(call: Call) -> None:
+        if call.number == 1:
+            call.close()
+        else:
+            await call.answer()
+
+    async with faulty_server(once) as (address, server):
+        records = await send(address, times=2)
+    assert [record.status for record in records] == ["ok", "ok"]
+    assert server.calls == 3
+
+
+async def test_events_that_arrive_together_are_one_chunk() -> None:
+    async def bundle(call: Call) -> None:
+        await call.raw(HEAD)
+        await asyncio.sleep(0.02)
+        event = {"choices": [{"index": 0, "text": " a"}]}
+        await call.events(event, event, event)
+        await asyncio.sleep(0.05)
+        await call.text()
+        await asyncio.sleep(0.05)
+        await call.end(4)
+
+    record = await sent_to(bundle)
+    assert (record.chunk_tokens, record.n_first, record.split_by) == ([3, 1], 3, "one_each")
+
+
+async def test_usage_that_runs_along_splits_tokens_over_chunks_exactly() -> None:
+    async def counted(call: Call) -> None:
+        await call.raw(HEAD)
+        for total in (2, 3, 7):
+            await asyncio.sleep(0.03)
+            await call.text(usage={"prompt_tokens": 4, "completion_tokens": total})
+        await asyncio.sleep(0.03)
+        await call.end(7)
+
+    record = await sent_to(counted)
+    assert (record.chunk_tokens, record.n_first, record.n_out) == ([2, 1, 4], 2, 7)
+    assert record.split_by == "usage"
+
+
+async def test_usage_in_the_last_chunk_is_the_sum_and_not_that_chunks() -> None:
+    async def summed(call: Call) -> None:
+        await call.raw(HEAD)
+        for _ in range(2):
+            await asyncio.sleep(0.03)
+            await call.text()
+        await asyncio.sleep(0.03)
+        choice = {"index": 0, "text": " b", "finish_reason": "stop"}
+        await call.events({"choices": [choice], "usage": {"prompt_tokens": 4, "completion_tokens": 3}})
+        await call.raw(b"0\r\n\r\n")
+
+    record = await sent_to(summed)
+    assert (record.status, record.chunk_tokens, record.split_by) == ("ok", [1, 1, 1], "one_each")
+
+
+async def test_more_tokens_than_chunks_are_spread_after_the_first_and_flagged() -> None:
+    async def bundled(call: Call) -> None:
+        await call.raw(HEAD)
+        for _ in range(3):
+            await asyncio.sleep(0.03)
+            await call.text(" several words")
+        await asyncio.sleep(0.03)
+        await call.end(8)
+
+    record = await sent_to(bundled)
+    assert (record.n_out, sum(record.chunk_tokens), record.n_first) == (8, 8, 1)
+    assert record.split_by == "spread"
+
+
+async def test_without_usage_chunks_are_counted_and_flagged() -> None:
+    async def uncounted(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.text()
+        await asyncio.sleep(0.03)
+        await call.text()
+        await asyncio.sleep(0.03)
+        await call.end()
+
+    record = await sent_to(uncounted)
+    assert (record.n_out, record.counted_by, record.n_in, record.n_cached) == (2, "chunks", None, None)
+
+
+async def test_reasoning_counts_as_output_and_is_not_visible() -> None:
+    async def think(call: Call) -> None:
+        await call.raw(HEAD)
+        for delta in ({"role": "assistant", "content": ""}, {"reasoning_content": "hm"}, {"content": "yes"}):
+            await asyncio.sleep(0.03)
+            await call.events({"choices": [{"index": 0, "delta": delta}]})
+        await asyncio.sleep(0.03)
+        await call.end(2)
+
+    record = await sent_to(think)
+    assert len(record.chunk_at) == 2  # the role alone is no token
+    assert record.t_first == record.chunk_at[0]
+    assert record.t_first_visible == record.chunk_at[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 4,
+                    "completion_tokens": 1,
+                    "timing": [{"queue_ms": 1, "ttft_ms": 2}],
+                }
+            },
+            (1.0, 2.0, None),
+        ),
+        ({"timings": {"prompt_ms": 5.0, "predicted_ms": 7.0, "cache_n": 3}}, (None, 5.0, 12.0)),
+    ],
+)
+async def test_a_servers_own_timings_are_kept(more: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    async def timed(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.text()
+        await call.events(FINISH | more)
+        await call.raw(b"0\r\n\r\n")
+
+    server = (await sent_to(timed)).server
+    assert server is not None
+    assert (server.queue_ms, server.ttft_ms, server.inference_ms) == expected
+
+
+async def test_an_answer_in_single_bytes_with_carriage_returns_is_read_all_the_same() -> None:
+    async def drip(call: Call) -> None:
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"
+        events = (
+            b': hi\r\n\r\ndata: {"choices":[{"text":"a","finish_reason":"stop"}]}\r\n\r\ndata: [DONE]\r\n\r\n'
+        )
+        for place in range(len(head + events)):
+            await call.raw((head + events)[place : place + 1])
+        call.close()
+
+    record = await sent_to(drip)
+    assert record.n_out == 1
