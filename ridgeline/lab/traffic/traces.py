@@ -38,13 +38,14 @@ def read_burstgpt(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> 
 
 
 class _MooncakeLine(msgspec.Struct):
-    """timestamp in milliseconds. block_tokens: ours alone; Mooncake's blocks have 512."""
+    """timestamp in milliseconds. The last two are ours alone; Mooncake's blocks have 512 tokens."""
 
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: list[int] = []
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
+    model: str = ""
 
 
 def read_mooncake(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
@@ -78,6 +79,7 @@ def _read_blocks(trace: Trace, may_be_unanswered: bool = False) -> int:
     """The rows of a file with hash ids, and how many tokens a block has."""
     decoder = msgspec.json.Decoder(_MooncakeLine)
     block_tokens, unanswered = 0, 0
+    models: set[str] = set()
     for number, line in trace.lines():
         try:
             row = decoder.decode(line)
@@ -100,8 +102,11 @@ def _read_blocks(trace: Trace, may_be_unanswered: bool = False) -> int:
             )
         else:
             at = row.timestamp / 1000
+            models.add(row.model)
             trace.add(Row(number, at, row.input_length, row.output_length, tuple(row.hash_ids)))
     trace.note_unanswered(unanswered)
+    if len(models) > 1:
+        trace.notes.append(f"requests were for {len(models)} models: {', '.join(sorted(models))}")
     return block_tokens
 
 

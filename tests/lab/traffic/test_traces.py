@@ -180,6 +180,14 @@ def test_recordings_are_read_in_the_order_of_arrival(tmp_path: Path) -> None:
     assert found.notes == ("1 requests that got no token of an answer were left out",)
 
 
+def test_a_recording_of_several_models_is_noted(tmp_path: Path) -> None:
+    rows = "".join(
+        f'{{"timestamp":{i},"input_length":5,"output_length":1,"block_tokens":64,"model":"{name}"}}\n'
+        for i, name in enumerate("bab")
+    )
+    assert read_recorded(trace_file(tmp_path, rows)).notes == ("requests were for 2 models: a, b",)
+
+
 def test_blocks_of_two_sizes_do_not_mix(tmp_path: Path) -> None:
     rows = (
         '{"timestamp":1,"input_length":70,"output_length":5,"hash_ids":[7,8],"block_tokens":64}\n'
