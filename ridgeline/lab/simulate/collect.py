@@ -11,10 +11,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
-from ridgeline.lab.errors import LabError
+from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.telemetry.stats import StepRecord
 
 EVERY_S = 1.0
@@ -69,6 +70,21 @@ async def _newest(url: str, model: str, api_key: str) -> int:
     """The number of the last step before the run; what was kept of others' traffic is not the run's."""
     records = await asyncio.to_thread(_ask, url, -1, model, api_key)
     return records[-1].step_id if records else -1
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """A file of step records, one JSON object per line, as /debug/steps writes them."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(_decoder.decode(line))
+        except msgspec.DecodeError as error:
+            raise BadInput(f"{path}, line {number}: not a step record: {error}") from error
+    return records
 
 
 def _ask(url: str, since: int, model: str, api_key: str) -> list[StepRecord]:

@@ -36,20 +36,23 @@ def fit_step_times(
     lookahead: int = 0,
     batches: Sequence[int] = (),
     about: Mapping[str, str] | None = None,
+    is_noisy: bool = True,
 ) -> StepTimes:
     """traces: step records by the name of the run they come from, each in the order of its steps
     lookahead: how many steps are launched before the oldest is read
     batches: sizes that decode steps are padded to (graph buckets)
+    is_noisy: steps far from the others were disturbed; False: every one of them is as it should be
 
     Raises LabError where there are too few records to tell anything.
     """
-    times = _fit([record for trace in traces.values() for record in trace], batches)
+    rounds = ROUNDS if is_noisy else 1
+    times = _fit([record for trace in traces.values() for record in trace], batches, rounds)
     errors = []
     if len(traces) > 1:
         for name, held_out in traces.items():
             others = [record for other, trace in traces.items() if other != name for record in trace]
             if _enough(others) and held_out:
-                errors.append(error_on(_fit(others, batches), name, held_out))
+                errors.append(error_on(_fit(others, batches, rounds), name, held_out))
     return msgspec.structs.replace(
         times,
         host=_fit_host(list(traces.values()), lookahead),
@@ -91,7 +94,7 @@ def _enough(records: Sequence[StepRecord]) -> bool:
     return len(records) >= 2 * FEWEST
 
 
-def _fit(records: Sequence[StepRecord], batches: Sequence[int]) -> StepTimes:
+def _fit(records: Sequence[StepRecord], batches: Sequence[int], rounds: int) -> StepTimes:
     records = [record for record in records if record.busy_s > 0]
     if not _enough(records):
         raise LabError(
@@ -103,13 +106,13 @@ def _fit(records: Sequence[StepRecord], batches: Sequence[int]) -> StepTimes:
     mixed = [record for record in records if record.prefill_tokens]
     # A kind of step that hardly occurs has no coefficients of its own.
     terms = {
-        name: _fit_terms(own if len(own) >= FEWEST else records, padded)
+        name: _fit_terms(own if len(own) >= FEWEST else records, padded, rounds)
         for name, own in (("decode", decode), ("mixed", mixed))
     }
     return msgspec.structs.replace(padded, **terms)
 
 
-def _fit_terms(records: Sequence[StepRecord], padded: StepTimes) -> Terms:
+def _fit_terms(records: Sequence[StepRecord], padded: StepTimes, rounds: int) -> Terms:
     """In pieces where that predicts better what was not fitted, else in one."""
     work = [work_of(record) for record in records]
     seconds = np.array([record.busy_s for record in records])
@@ -126,9 +129,9 @@ def _fit_terms(records: Sequence[StepRecord], padded: StepTimes) -> Terms:
     knots: tuple[float, ...] = (0.0,)
     pieces = _knots(tokens)
     if len(pieces) > 1:
-        straight, bent = (_cross_error(tokens, rest, seconds, k) for k in (knots, pieces))
+        straight, bent = (_cross_error(tokens, rest, seconds, k, rounds) for k in (knots, pieces))
         knots = pieces if bent < GAIN * straight else knots
-    coefficients = _solve(_columns(tokens, rest, knots), seconds)
+    coefficients = _solve(_columns(tokens, rest, knots), seconds, rounds)
     predicted = _columns(tokens, rest, knots) @ coefficients
     ratios = seconds / predicted
     ordinary = (ratios < ORDINARY) & (ratios > 1 / ORDINARY)
@@ -169,18 +172,18 @@ def _columns(tokens: Array, rest: Array, knots: tuple[float, ...]) -> Array:
     return np.column_stack([np.ones_like(tokens), *pieces, rest])
 
 
-def _cross_error(tokens: Array, rest: Array, seconds: Array, knots: tuple[float, ...]) -> float:
+def _cross_error(tokens: Array, rest: Array, seconds: Array, knots: tuple[float, ...], rounds: int) -> float:
     """The median relative error on each third of the records, in time, by a fit on the other two."""
     errors: list[Array] = []
     for part in np.array_split(np.arange(len(seconds)), 3):
         others = np.setdiff1d(np.arange(len(seconds)), part)
-        solution = _solve(_columns(tokens[others], rest[others], knots), seconds[others])
+        solution = _solve(_columns(tokens[others], rest[others], knots), seconds[others], rounds)
         predicted = _columns(tokens[part], rest[part], knots) @ solution
         errors.append(np.abs(predicted / seconds[part] - 1))
     return float(np.median(np.concatenate(errors)))
 
 
-def _solve(columns: Array, seconds: Array) -> Array:
+def _solve(columns: Array, seconds: Array, rounds: int = ROUNDS) -> Array:
     """Coefficients ≥ 0 with the least squares of relative errors, weighing less what is far off."""
     from scipy.optimize import nnls
 
@@ -188,7 +191,7 @@ def _solve(columns: Array, seconds: Array) -> Array:
     relative = columns / scale / seconds[:, None]
     weights = np.ones_like(seconds)
     solution: Any = None
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         solution, _ = nnls(relative * weights[:, None], weights)
         off = np.log(np.maximum(relative @ solution, 1e-9))
         spread = max(1.4826 * float(np.median(np.abs(off - np.median(off)))), 1e-4)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.run import run_bench
+from ridgeline.lab.bench.target import find_target
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.simulate.collect import collect_steps
 from ridgeline.lab.simulate.fit import fit_step_times
 from ridgeline.lab.simulate.front import FrontTimes, fit_front
 from ridgeline.lab.simulate.step_times import StepTimes
+from ridgeline.lab.simulate.stored import THIS_MACHINE, keep_times
 from ridgeline.lab.traffic.arrivals import parse_arrivals
 from ridgeline.lab.traffic.lengths import parse_lengths
 from ridgeline.lab.traffic.operations import clipped
@@ -57,7 +60,7 @@ LOTS = (
     Lot("short prompts, many streams", 48, "uniform:8,160", "uniform:24,160", 0.2),
     Lot("long prompts, short answers", 5, "lognormal:2200,0.7", "uniform:4,40", 0.22),
     Lot("some of all", 10, "lognormal:500,1.3", "lognormal:90,0.8", 0.2),
-    Lot("conversations", 24, "lognormal:1000,0.8", "lognormal:200,0.6", 0.2),
+    Lot("conversations", 20, "lognormal:1000,0.8", "lognormal:200,0.6", 0.2),
 )
 
 
@@ -69,6 +72,39 @@ class Measured:
     front: FrontTimes
     steps: Mapping[str, list[StepRecord]]
     notes: tuple[str, ...] = ()
+
+
+async def fit_server(
+    url: str,
+    *,
+    hardware: str = THIS_MACHINE,
+    settings: Mapping[str, str] | None = None,
+    seconds: float = DEFAULT_SECONDS,
+    model: str = "",
+    api_key: str = "",
+    lookahead: int = 0,
+    on_lot: Callable[[str], None] = lambda name: None,
+) -> tuple[Measured, Path]:
+    """What `ridgeline plan fit` does: measure, fit, and keep it for plans of this model on this hardware.
+
+    settings: of the server's engine, as `stored.settings_of` has them: those that change a step's time
+    """
+    asked = BenchConfig(url, Traffic("", ()), ClosedLoop(1), model=model, api_key=api_key)
+    target = await find_target(asked)
+    if target.kind != "ridgeline" or target.max_context is None:
+        raise LabError(f"{url} is no ridgeline server: only those tell their steps")
+    about = {"model": target.model, "hardware": hardware, **(settings or {})}
+    measured = await measure_steps(
+        url,
+        context=target.max_context,
+        seconds=seconds,
+        model=target.model,
+        api_key=api_key,
+        lookahead=lookahead,
+        about=about,
+        on_lot=on_lot,
+    )
+    return measured, keep_times(measured.times, measured.front, target.model, hardware, settings)
 
 
 async def measure_steps(
