@@ -48,7 +48,8 @@ def report_charts(result: BenchResult) -> Iterator[str]:
     yield _e2e(result, ok, len(offered))
     yield _tpot(result, ok)
     yield _gaps(ok)
-    yield _by_length(ok)
+    if len({record.n_in for record in ok}) > 1:
+        yield _by_length(ok)
     yield _rate(result, ok)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from ridgeline.lab.charts.marks import Axis, Bars, Line, Mark, Point, Points, Rule
 from ridgeline.lab.charts.scale import Scale, fit_scale, number
@@ -37,7 +37,7 @@ def chart(
     y_scale = fit_scale(y, _values(marks, "y"), height - BOTTOM, top, 38)
     parts = [f'<text class="title" x="{left:.0f}" y="16">{escape(title)}</text>', legend]
     parts += _grid(x, y, x_scale, y_scale)
-    if not any(True for _ in _values([mark for mark, _ in coloured], "x")):
+    if not any(x_scale.shows(value) for value in _values([mark for mark, _ in coloured], "x")):
         parts.append(_text(width / 2, (top + height - BOTTOM) / 2, "nothing to show", "middle"))
     rules = [mark for mark in marks if isinstance(mark, Rule)]
     parts += [_rule(mark, x_scale, y_scale) for mark in rules if _inside(mark, x_scale, y_scale)]
@@ -280,14 +280,18 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 
 def _thinned(spots: Sequence[Spot]) -> list[int]:
-    """Indexes of the points that can be told apart on the screen, first and last always among them."""
-    kept = [0]
-    for index in range(1, len(spots)):
-        last = spots[kept[-1]]
-        if abs(spots[index][0] - last[0]) >= 0.5 or abs(spots[index][1] - last[1]) >= 0.5:
-            kept.append(index)
-    if kept[-1] != len(spots) - 1:
-        kept.append(len(spots) - 1)
+    """Of neighbours in one column of pixels the first, the lowest, the highest and the last."""
+    kept: list[int] = []
+    for _, column in groupby(range(len(spots)), key=lambda index: round(spots[index][0])):
+        places = list(column)
+        height = {place: spots[place][1] for place in places}
+        ends = (
+            places[0],
+            min(places, key=height.__getitem__),
+            max(places, key=height.__getitem__),
+            places[-1],
+        )
+        kept += sorted(set(ends))
     return kept
 
 
