@@ -87,8 +87,9 @@ def decide(
 
 
 def percent(effect: Effect) -> str:
-    """+4.2 % [+2.9, +5.5]"""
-    return f"{100 * effect.change:+.1f} % [{100 * effect.low:+.1f}, {100 * effect.high:+.1f}]"
+    """+4.2 % [+2.9, +5.5]; what is more than ten times as much is said in times."""
+    high = f"{100 * effect.high:+.1f}" if effect.high < 9 else f"{1 + effect.high:.3g} times"
+    return f"{100 * effect.change:+.1f} % [{100 * effect.low:+.1f}, {high}]"
 
 
 def means(runs: Sequence[Metrics]) -> dict[str, float]:

@@ -1,0 +1,44 @@
+"""A running server's processes are sampled side by side, and its step records read."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from ridgeline.lab.errors import LabError
+from ridgeline.lab.profile.host import host_lines, profile_processes, read_steps
+from tests.conftest import LiveServer
+
+
+def generate(server: LiveServer, tokens: int) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    request = urllib.request.Request(
+        f"{server.base_url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
+
+
+def test_front_and_engine_are_sampled_while_they_serve(live_server: LiveServer, tmp_path: Path) -> None:
+    load = threading.Thread(target=generate, args=(live_server, 600))
+    load.start()
+    found = profile_processes(live_server.pid, 1, tmp_path, url=live_server.base_url)
+    load.join()
+    roles = {process.role: process for process in found.processes}
+    assert {"front", "engine"} <= roles.keys()
+    assert roles["engine"].samples > 0
+    assert json.loads((tmp_path / f"engine-{roles['engine'].pid}.speedscope.json").read_text())["profiles"]
+    assert found.steps is not None
+    assert found.steps > 0
+    text = "\n".join(host_lines(found))
+    assert f"engine, process {roles['engine'].pid}" in text
+    assert f"{found.steps} steps" in text
+
+
+def test_an_address_without_step_records_is_an_error_in_one_line() -> None:
+    with pytest.raises(LabError, match="did not answer with step records"):
+        read_steps("http://127.0.0.1:9")

@@ -1,0 +1,134 @@
+"""Real servers under the tuner: measured, refused, dead; and one whole trial, which takes a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.lab.bench.result import BenchResult
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.traffic.source import TrafficOptions
+from ridgeline.lab.tune.climb import NotMeasured, RunId
+from ridgeline.lab.tune.ledger import Ledger
+from ridgeline.lab.tune.measure import ServerMeasure, Workload
+from ridgeline.lab.tune.run import Question, opened
+from ridgeline.lab.tune.servers import TunedServer
+
+MODEL = "smollm2-135m"
+TRAFFIC = TrafficOptions(input="40", output="4", requests=3)
+WORKLOAD = Workload(TRAFFIC, concurrency=2, warmup=1, run_s=60.0, keep_invalid=True)
+
+
+def measure(folder: Path) -> ServerMeasure:
+    return ServerMeasure(MODEL, WORKLOAD, folder, None, lambda text: None)
+
+
+def test_a_configuration_is_measured_on_a_server_of_its_own(smollm2_path: Path, tmp_path: Path) -> None:
+    metrics = measure(tmp_path)({"kv_tokens": 2048, "step_tokens": 64}, RunId(3, 1, "b"))
+    assert metrics["output_tokens_per_s"] > 0
+    assert metrics["failures"] == 0
+    folder = tmp_path / "003-2b"
+    kept = BenchResult.load(folder)
+    assert kept.summary.ok == 3
+    assert kept.settings["seed"] == 1
+    assert "step_tokens = 64" in (folder / "config.toml").read_text()
+
+
+def test_settings_that_the_engine_refuses_are_told_with_its_reason(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(NotMeasured, match="lower --kv-tokens") as caught:
+        measure(tmp_path)({"kv_tokens": 10**12}, RunId(1, 0, "b"))
+    assert caught.value.outcome == "refused"
+
+
+def test_a_server_that_dies_is_told_of(smollm2_path: Path, tmp_path: Path) -> None:
+    with TunedServer(MODEL, {"kv_tokens": 2048}, tmp_path) as server:
+        server.check_alive()
+        assert server._process is not None
+        os.kill(server._process.pid, signal.SIGKILL)
+        server._process.wait()
+        with pytest.raises(NotMeasured, match="SIGKILL") as caught:
+            server.check_alive()
+    assert caught.value.outcome == "died"
+
+
+def question(**changes: object) -> Question:
+    values = {
+        "model": MODEL,
+        "base": {},
+        "workload": WORKLOAD,
+        "objective": "output_tokens_per_s",
+        "rounds": 2,
+    }
+    return Question(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_a_workload_comes_back_from_the_ledger_as_it_was(tmp_path: Path) -> None:
+    with opened(tmp_path, question()):
+        pass
+    with opened(tmp_path, None) as ledger:
+        assert ledger.header is not None
+        assert Workload.from_dict(ledger.header.workload) == WORKLOAD
+
+
+def test_a_ledger_is_not_gone_on_with_under_another_load(tmp_path: Path) -> None:
+    with opened(tmp_path, question()):
+        pass
+    with opened(tmp_path, question()):
+        pass
+    other = Workload(TrafficOptions(input="80", output="4", requests=3), 2, 1, 60.0, keep_invalid=True)
+    with pytest.raises(BadInput, match="input '40', not '80'"), opened(tmp_path, question(workload=other)):
+        pass
+    with pytest.raises(BadInput, match="rounds 2, not 3"), opened(tmp_path, question(rounds=3)):
+        pass
+
+
+def test_wrong_usage_is_refused_before_a_server_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "none")
+    for arguments, wanted in (
+        (["tune", "--ledger", folder], "name a MODEL"),
+        (["tune", "--ledger", folder, "--rounds", "4"], "--rounds is of a new ledger"),
+        (["tune", "show", "--ledger", folder], "there is no ledger"),
+        (["tune", "trial", "threads=1", "max_running=2", "--ledger", folder], "one key, not 2"),
+        (["tune", MODEL, "--ledger", folder, "--rounds", "1"], "--rounds must be at least 2"),
+        (["tune", MODEL, "--ledger", folder, "--objective", "client_cpu"], "no better direction"),
+        (["tune", MODEL, "--ledger", folder, "--rate", "2", "--concurrency", "4"], "--concurrency"),
+        (["tune", MODEL, "--ledger", folder, "--try", "stap=1"], "no engine setting"),
+        (["tune", MODEL, "--ledger", folder, "--hardware", "h2000"], "h200"),
+    ):
+        assert main(arguments) == 2, arguments
+        assert wanted in capsys.readouterr().err
+    assert not (tmp_path / "none" / "ledger.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_whole_search_on_real_servers(
+    smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "tune",
+        MODEL,
+        "--ledger",
+        str(tmp_path),
+        "--set",
+        "kv_tokens=4096",
+        "--set",
+        "max_running=1",
+    ]
+    arguments += ["--try", "max_running=1,8", "--concurrency", "8", "--requests", "16", "--input", "30"]
+    arguments += ["--output", "32", "--warmup", "2", "--rounds", "3", "--keep-invalid"]
+    assert main(arguments) == 0
+    with Ledger(tmp_path, write=False) as ledger:
+        verdict = ledger.verdict(1)
+        assert verdict is not None
+        assert verdict.rounds == 3
+        assert "max_running 1 → 8" in capsys.readouterr().out
+    assert (tmp_path / "winner.toml").exists()
+    assert (tmp_path / "ledger.html").exists()
