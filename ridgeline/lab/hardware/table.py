@@ -228,7 +228,8 @@ CHIPS: tuple[Chip, ...] = (
         watts=575,
         source=RTX_BLACKWELL,
         sources={
-            "flops.bf16": RTX_BLACKWELL + ": 419 with sparsity, FP32 accumulation, halved",
+            "flops.bf16": RTX_BLACKWELL + ": 419 with sparsity, FP32 accumulation, halved; at higher clocks "
+            "xzwgit/gpu-flops-bench measured 254",
             "flops.fp8": RTX_BLACKWELL + ": 1,676 with sparsity, halved; xzwgit/gpu-flops-bench measured 774",
             "flops.fp4": RTX_BLACKWELL
             + ": 3,352 with sparsity, halved; xzwgit/gpu-flops-bench measured 1,617",
