@@ -4,9 +4,10 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from ridgeline.engine.forecast import OutputLengths
 from ridgeline.engine.request import SeqState, Sequence
 from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult
@@ -23,7 +24,9 @@ class Driver:
     """The engine's loop around a scheduler, with a clock that counts turns."""
 
     def __init__(self, figures: SchedulerLimits, lookahead: int) -> None:
-        self.scheduler = Scheduler(figures, rng=random.Random(1), lookahead=lookahead)
+        # Who expects answers to be short admits too many, and sequences have to give way.
+        hopeful = OutputLengths(evidence=10**6, cold_tokens=1)
+        self.scheduler = Scheduler(figures, rng=random.Random(1), output_lengths=hopeful, lookahead=lookahead)
         self.flights: list[StepPlan] = []
         self.turn_number = 0
 
@@ -112,6 +115,7 @@ def test_a_run_taken_at_once_equals_as_many_steps(
             stepping.turn()
         assert state(leaping.scheduler) == state(stepping.scheduler)
         leaping.scheduler.check_integrity()
+    event(f"somebody gave way: {stepping.scheduler.stats().preemptions > 0}")
 
 
 def test_a_run_ends_before_somebody_ends() -> None:
