@@ -10,7 +10,7 @@ cdf:FILE              JSON pairs [tokens, cumulative share]; even within each st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -39,10 +39,15 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
+    """Of tokens, every whole number from low to high alike; of seconds, every moment between them."""
+
     low: float
     high: float
+    is_whole: bool = True
 
     def draw(self, count: int, random: np.random.Generator) -> NDArray[np.float64]:
+        if not self.is_whole:
+            return random.uniform(self.low, self.high, count)
         return random.integers(round(self.low), round(self.high), count, endpoint=True).astype(np.float64)
 
 
@@ -102,6 +107,14 @@ def parse_lengths(text: str, field: str = "length") -> Lengths:
         raise BadInput(f"{field}: the spread of {text!r} must not be negative")
     mean = _positive(mean, "MEAN", field, text)
     return Normal(mean, spread) if kind == "normal" else LogNormal(mean, spread)
+
+
+def parse_seconds(text: str, field: str = "seconds") -> Lengths:
+    """The same distributions for pauses: not rounded, and 0 is a pause too."""
+    if text.strip() == "0":
+        return Fixed(0.0)
+    found = parse_lengths(text, field)
+    return replace(found, is_whole=False) if isinstance(found, Uniform) else found
 
 
 def read_cdf(path: Path, field: str = "length") -> Empirical:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic import operations
 from ridgeline.lab.traffic.arrivals import Arrivals, parse_arrivals
-from ridgeline.lab.traffic.lengths import parse_lengths
+from ridgeline.lab.traffic.lengths import parse_lengths, parse_seconds
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.specs import split_kind, unknown_kind
@@ -67,7 +67,7 @@ def _synthetic(options: TrafficOptions) -> Traffic:
         later_input_tokens=None
         if options.turn_input is None
         else parse_lengths(options.turn_input, "--turn-input"),
-        think_s=None if options.think_s is None else parse_lengths(options.think_s, "--think-s"),
+        think_s=None if options.think_s is None else parse_seconds(options.think_s, "--think-s"),
         arrivals=arrivals,
         rate=rate,
         end_rate=options.end_rate,

@@ -16,6 +16,7 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
 SHOWN = 5  # problems that an error lists
+COARSE_S = 0.1  # stamps that move in steps from this on are spread
 SILENCE_S, SILENCE_GAPS = 60.0, 10.0  # no request for so long, and for so many mean gaps, is worth a note
 
 
@@ -58,13 +59,21 @@ class Trace:
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """The file's lines with their numbers, without those that are empty."""
+        empty: list[int] = []  # since the last line that was not; those at the end are nobody's mistake
+        skipped: list[int] = []
         try:
             with self.path.open(encoding="utf-8-sig", errors="replace", newline=None) as file:
                 for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        yield number, line.rstrip("\n")
+                    if not line.strip():
+                        empty.append(number)
+                        continue
+                    skipped += empty
+                    empty.clear()
+                    yield number, line.rstrip("\n")
         except OSError as error:
             raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from error
+        if skipped:
+            self.notes.append(f"{len(skipped)} lines are empty, the first of them line {skipped[0]}")
 
     def traffic(
         self, prefix_block_tokens: int = 0, spread: np.random.Generator | None = None, is_sorted: bool = True
@@ -127,7 +136,7 @@ class Trace:
     def _spread(self, at: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Requests with one stamp, evenly at random until the next stamp, in the order of the file."""
         stamps, counts = np.unique(at, return_counts=True)
-        if len(stamps) < 2 or counts.max() < 2:
+        if len(stamps) < 2 or counts.max() < 2 or np.median(np.diff(stamps)) < COARSE_S:
             return at
         widths = np.diff(stamps)
         widths = np.append(widths, np.median(widths))

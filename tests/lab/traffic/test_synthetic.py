@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.arrivals import Arrivals, parse_arrivals
 from ridgeline.lab.traffic.describe import describe
-from ridgeline.lab.traffic.lengths import Fixed, parse_lengths, read_cdf, whole_tokens
+from ridgeline.lab.traffic.lengths import Fixed, parse_lengths, parse_seconds, read_cdf, whole_tokens
 from ridgeline.lab.traffic.seeds import stream
 from ridgeline.lab.traffic.synthetic import conversations, synthetic
 
@@ -71,6 +71,12 @@ def test_lengths_have_the_mean_and_tail_of_their_distribution(text: str, mean: f
     drawn = whole_tokens(parse_lengths(text).draw(200_000, stream(7, "lengths")))
     assert np.mean(drawn) == pytest.approx(mean, rel=0.01)
     assert np.quantile(drawn, 0.99) == pytest.approx(p99, rel=0.03)
+
+
+def test_pauses_are_not_rounded_and_may_be_nothing() -> None:
+    drawn = parse_seconds("uniform:0.25,0.75").draw(1000, stream(0, "x"))
+    assert 0.25 <= drawn.min() < 0.3 < 0.7 < drawn.max() <= 0.75
+    assert parse_seconds("0").draw(3, stream(0, "x")).tolist() == [0, 0, 0]
 
 
 def test_lengths_are_never_below_one() -> None:

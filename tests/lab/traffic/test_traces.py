@@ -74,6 +74,13 @@ def test_spreading_is_the_same_for_a_seed_and_another_for_another(tmp_path: Path
     assert read_mooncake(path, seed=3).requests != read_mooncake(path, seed=4).requests
 
 
+def test_fine_stamps_are_left_as_they_are(tmp_path: Path) -> None:
+    rows = "".join(f'{{"timestamp":{20 * (i // 2)},"input_length":9,"output_length":1}}\n' for i in range(50))
+    found = read_mooncake(trace_file(tmp_path, rows))
+    assert [request.at for request in found.requests] == pytest.approx([0.02 * (i // 2) for i in range(50)])
+    assert found.notes == ()
+
+
 # ── broken ones ──────────────────────────────────────────────────────────────────────────────────────────
 
 BROKEN_AZURE = (
@@ -111,6 +118,7 @@ def test_skipped_rows_are_counted_and_unsorted_ones_sorted(tmp_path: Path) -> No
     assert [round(request.at, 3) for request in found.requests] == [0.0, 1.319, 6.819, 7.319]
     assert any(note.startswith("5 bad rows were left out (line 3:") for note in found.notes)
     assert "1 rows were out of order and were sorted" in found.notes
+    assert "1 lines are empty, the first of them line 6" in found.notes
 
 
 def test_an_unsorted_row_is_named_with_the_line_before_it(tmp_path: Path) -> None:
