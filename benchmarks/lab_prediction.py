@@ -1,0 +1,346 @@
+"""Does the simulator predict what a server measures? Fitted on synthetic traffic, held against traces.
+
+A real `ridgeline serve` and the bench, on this machine. Fitting traffic first (synthetic: no trace is used);
+then windows of the Azure conversation and code traces, cut to the model's context and stretched to 30, 60 and
+90 % of what the simulator says the server can take: each is replayed and simulated, and the two are compared
+(the claim: median error within 15 %). Last the policies: prefill chunks of 64, 256 and 1024 on the same
+window, predicted and measured in the same order.
+
+    python benchmarks/lab_prediction.py [MODEL] [--quick] [--fit-seconds 100] [--case-seconds 90]
+
+About 22 minutes, with --quick about 4. The engine, the front and the client share the cores: run it on a
+machine that does nothing else; the share that others took is printed for every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import msgspec
+from versus.quiet_machine import busy_seconds, own_seconds
+
+from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.lab.bench.config import BenchConfig, OpenLoop
+from ridgeline.lab.bench.metrics import flat, summarize
+from ridgeline.lab.bench.run import in_loop, run_bench
+from ridgeline.lab.simulate import FrontTimes, SimulatedRun, StepTimes, simulate
+from ridgeline.lab.simulate.collect import collect_steps
+from ridgeline.lab.simulate.fit import error_on
+from ridgeline.lab.simulate.measure import Measured, measure_steps
+from ridgeline.lab.traffic.operations import at_rate, clipped, first, window
+from ridgeline.lab.traffic.request import Traffic
+from ridgeline.lab.traffic.traces import read_azure
+
+START_S = 120
+CONTEXT, KV_TOKENS, MAX_RUNNING, BLOCK = 8192, 65_536, 64, 16
+CHUNKS = (64, 256, 1024)
+DEFAULT_CHUNK = 256
+LOADS = (0.3, 0.6, 0.9)
+FIRST_SECOND = {"conversation": 600, "code": 1500}  # of the trace; each case then takes the next window
+METRICS = (
+    "ttft_sched_ms.p50",
+    "ttft_sched_ms.p90",
+    "tpot_ms.p50",
+    "tpot_ms.p90",
+    "output_tokens_per_s",
+)
+ALLOWED = 0.15
+ALIKE = 0.05  # two policies whose measured figures differ by less have no order
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    chunk: int
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Compared:
+    """measured and predicted by metric; `step_total`: predicted / measured seconds of the same steps, - 1."""
+
+    case: str
+    chunk: int
+    requests: int
+    rate: float
+    measured: dict[str, float]
+    predicted: dict[str, float]
+    low: dict[str, float]
+    high: dict[str, float]
+    foreign_share: float
+    step_median: float
+    step_total: float
+    caveats: list[str]
+    valid: bool
+
+    def error(self, metric: str) -> float:
+        return self.predicted[metric] / self.measured[metric] - 1
+
+
+# ── the server ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def limits(chunk: int) -> SchedulerLimits:
+    """What the flags of `server` make of an engine."""
+    return SchedulerLimits(
+        step_tokens=chunk + MAX_RUNNING,
+        prefill_chunk=chunk,
+        max_running=MAX_RUNNING,
+        max_waiting=512,
+        block_size=BLOCK,
+        num_blocks=KV_TOKENS // BLOCK,
+        max_context=CONTEXT,
+    )
+
+
+@contextlib.contextmanager
+def server(model: str, chunk: int) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    figures = limits(chunk)
+    flags = {
+        "--port": port,
+        "--log-level": "error",
+        "--step-tokens": figures.step_tokens,
+        "--prefill-chunk": figures.prefill_chunk,
+        "--max-running": figures.max_running,
+        "--kv-tokens": KV_TOKENS,
+        "--max-context": CONTEXT,
+        "--step-ring": 65_536,
+    }
+    with tempfile.TemporaryDirectory(prefix="ridgeline-bench-") as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "ridgeline.cli.main",
+            "serve",
+            model,
+            "--state-dir",
+            f"{folder}/state",
+        ]
+        command += [str(part) for flag in flags.items() for part in flag]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            _await_ready(process, f"http://127.0.0.1:{port}")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def _await_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise SystemExit("the server did not start")
+
+
+# ── a case ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def capacity(trace: Traffic, times: StepTimes, front: FrontTimes) -> float:
+    """Requests per second that the server completes when it is never without work, by simulation."""
+    sample = replace(first(window(trace, 0), 400), name=trace.name)
+    run = simulate(sample, limits(DEFAULT_CHUNK), times, front=front, concurrency=MAX_RUNNING)
+    ends = sorted(record.t_end for record in run.records if record.t_end is not None)
+    fifth = len(ends) // 5  # without the beginning and the end, when it is not full
+    return (len(ends) - 2 * fifth) / (ends[-fifth] - ends[fifth])
+
+
+def cases_of(name: str, trace: Traffic, rate: float, seconds: float, start_s: float) -> list[Case]:
+    """One per load, each of a window of its own."""
+    made = []
+    for load in LOADS:
+        count = max(int(rate * load * seconds), 8)
+        requests = first(window(trace, start_s), count)
+        start_s += requests.duration_s + 1
+        made.append(Case(f"{name} {load:.0%}", DEFAULT_CHUNK, at_rate(requests, rate * load)))
+    return made
+
+
+def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
+    """Measure, then predict: nothing that was measured goes into the prediction."""
+    busy, own, begun = busy_seconds(), own_seconds(), time.monotonic()
+    result, steps = in_loop(_replay(url, model, case))
+    taken = (busy_seconds() - busy) - (own_seconds() - own)
+    foreign = max(0.0, taken / (time.monotonic() - begun) / (os.cpu_count() or 1))
+    expected = _simulated(case, fitted.times, fitted.front)
+    spread = fitted.times.spread
+    ends = [
+        flat(summarize(_simulated(case, fitted.times.scaled(factor), fitted.front).records, "open"))
+        for factor in (1 / (1 + spread), 1 + spread)
+    ]
+    error = error_on(fitted.times, case.name, steps)
+    measured, predicted = flat(result.summary), flat(summarize(expected.records, "open"))
+    return Compared(
+        case=case.name,
+        chunk=case.chunk,
+        requests=len(case.traffic.requests),
+        rate=len(case.traffic.requests) / max(case.traffic.duration_s, 1e-9),
+        measured={name: measured[name] for name in METRICS},
+        predicted={name: predicted[name] for name in METRICS},
+        low={name: min(end[name] for end in ends) for name in METRICS},
+        high={name: max(end[name] for end in ends) for name in METRICS},
+        foreign_share=foreign,
+        step_median=error.median,
+        step_total=error.total,
+        caveats=expected.caveats,
+        valid=result.validity.valid,
+    )
+
+
+def _simulated(case: Case, times: StepTimes, front: FrontTimes) -> SimulatedRun:
+    return simulate(case.traffic, limits(case.chunk), times, front=front)
+
+
+async def _replay(url: str, model: str, case: Case) -> tuple[Any, Any]:
+    stop = asyncio.Event()
+    collecting = asyncio.create_task(collect_steps(url, stop))
+    try:
+        result = await run_bench(
+            BenchConfig(url=url, model=model, traffic=case.traffic, mode=OpenLoop(), name=case.name, warmup=1)
+        )
+    finally:
+        stop.set()
+    return result, (await collecting).records
+
+
+# ── what comes out ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def show(compared: Compared) -> None:
+    print(f"\n{compared.case}, chunk {compared.chunk}: {compared.requests} requests at {compared.rate:.2f}/s")
+    print(
+        f"  others took {compared.foreign_share:.0%} of the cores; the same steps are off by "
+        f"{compared.step_median:.1%} (median) and {compared.step_total:+.1%} (all together)"
+        f"{'' if compared.valid else '; INVALID: the client was too slow'}"
+    )
+    print(f"  {'metric':22}{'measured':>11}{'predicted':>11}{'error':>8}   interval")
+    for name in METRICS:
+        print(
+            f"  {name:22}{compared.measured[name]:11.1f}{compared.predicted[name]:11.1f}"
+            f"{compared.error(name):+8.1%}   {compared.low[name]:.1f} - {compared.high[name]:.1f}"
+        )
+    for caveat in compared.caveats:
+        print(f"  note: {caveat}")
+
+
+def order_score(policies: list[Compared], metric: str) -> tuple[int, int]:
+    """Pairs of policies that are predicted in the order that was measured, and pairs that have one."""
+    right = pairs = 0
+    for place, one in enumerate(policies):
+        for other in policies[place + 1 :]:
+            measured = one.measured[metric] / other.measured[metric]
+            if abs(measured - 1) < ALIKE:
+                continue
+            pairs += 1
+            right += (one.predicted[metric] < other.predicted[metric]) == (measured < 1)
+    return right, pairs
+
+
+def verdict(cases: list[Compared], policies: list[Compared]) -> dict[str, Any]:
+    medians = {name: statistics.median(abs(case.error(name)) for case in cases) for name in METRICS}
+    print("\nmedian error over the cases (claim: at most 15 %)")
+    for name, value in medians.items():
+        print(f"  {name:22}{value:7.1%}  {'ok' if value <= ALLOWED else 'MISSED'}")
+    inside = [case.low[name] <= case.measured[name] <= case.high[name] for case in cases for name in METRICS]
+    print(f"measured inside the interval: {sum(inside)} of {len(inside)}")
+    orders = {name: order_score(policies, name) for name in METRICS[:-1]}
+    print("chunk sizes in the right order: pairs right of those that differ")
+    for name, (right, pairs) in orders.items():
+        print(f"  {name:22}{right} of {pairs}")
+    return {"median_errors": medians, "orders": orders, "inside": [sum(inside), len(inside)]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--quick", action="store_true", help="minutes: short windows, few cases")
+    parser.add_argument("--fit-seconds", type=float, default=100.0)
+    parser.add_argument("--case-seconds", type=float, default=90.0)
+    parser.add_argument("--times", type=Path, help="step times and front of an earlier run, instead of a fit")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/azure-llm-2023"))
+    parser.add_argument("--json", type=Path, default=Path("bench-results/lab_prediction.json"))
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the server is stopped too
+    if args.quick:
+        args.fit_seconds, args.case_seconds = 40.0, 20.0
+    traces = {
+        "conversation": clipped(read_azure(args.data / "AzureLLMInferenceTrace_conv.csv"), CONTEXT),
+        "code": clipped(read_azure(args.data / "AzureLLMInferenceTrace_code.csv"), CONTEXT),
+    }
+    # Fitted where steps may be large, so that every chunk below is within the range.
+    with server(args.model, max(CHUNKS)) as url:
+        fitted = in_loop(
+            measure_steps(
+                url, context=CONTEXT, seconds=args.fit_seconds, on_lot=lambda name: print(f"fitting: {name}")
+            )
+        )
+    for error in fitted.times.errors:
+        print(f"  held out {error.trace!r}: {error.median:.1%} median, {error.total:+.1%} in all")
+    for note in fitted.notes:
+        print(f"  note: {note}")
+    rates = {name: capacity(trace, fitted.times, fitted.front) for name, trace in traces.items()}
+    print("capacity by simulation: " + ", ".join(f"{name} {rate:.2f}/s" for name, rate in rates.items()))
+    cases = [
+        case
+        for name, trace in traces.items()
+        for case in cases_of(name, trace, rates[name], args.case_seconds, FIRST_SECOND[name])
+    ]
+    compared: list[Compared] = []
+    with server(args.model, DEFAULT_CHUNK) as url:
+        for case in cases[1::2] if args.quick else cases:
+            compared.append(compare(url, args.model, case, fitted))
+            show(compared[-1])
+    policies: list[Compared] = []
+    window_s = args.case_seconds
+    policy = cases_of("conversation", traces["conversation"], rates["conversation"], window_s, 2400)[1]
+    for chunk in CHUNKS:
+        with server(args.model, chunk) as url:
+            case = Case(policy.name, chunk, policy.traffic)
+            policies.append(compare(url, args.model, case, fitted))
+            show(policies[-1])
+    report = {
+        "machine": platform.processor() or platform.machine(),
+        "model": args.model,
+        "capacity": rates,
+        "times": msgspec.to_builtins(fitted.times),
+        "front": msgspec.to_builtins(fitted.front),
+        "cases": [asdict(case) for case in compared],
+        "policies": [asdict(case) for case in policies],
+        **verdict(compared, policies),
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(report, indent=1))
+    print(f"written: {args.json}")
+
+
+if __name__ == "__main__":
+    main()
