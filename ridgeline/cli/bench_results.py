@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,14 +173,17 @@ def run_coldstart(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.cold_start import ColdStartConfig, cold_starts
     from ridgeline.lab.bench.cold_start_report import cold_start_page, cold_start_text
 
-    config = ColdStartConfig(
-        shlex.split(args.command) if args.command else _serve_command(args.model or DEFAULT_MODEL),
-        repeats=args.repeats,
-        page_cache="as_is" if args.page_cache == "as-is" else args.page_cache,
-        evict=args.evict or _own_files(args),
-        timeout_s=args.timeout_s,
-    )
-    found = cold_starts(config, lambda number, start: _say(number, args.repeats, start))
+    # A server of its own: one on the user's state directory would go on with their batches.
+    with tempfile.TemporaryDirectory(prefix="ridgeline-coldstart-") as state:
+        own = _serve_command(args.model or DEFAULT_MODEL, state)
+        config = ColdStartConfig(
+            shlex.split(args.command) if args.command else own,
+            repeats=args.repeats,
+            page_cache="as_is" if args.page_cache == "as-is" else args.page_cache,
+            evict=args.evict or _own_files(args),
+            timeout_s=args.timeout_s,
+        )
+        found = cold_starts(config, lambda number, start: _say(number, args.repeats, start))
     print(msgspec.json.encode(found).decode() if args.json else cold_start_text(found))
     folder = args.out or Path("bench-results") / f"{datetime.now():%Y%m%d-%H%M%S}-coldstart"
     data, page = (folder / name for name in COLDSTART_FILES)
@@ -189,8 +193,9 @@ def run_coldstart(args: argparse.Namespace) -> int:
     return INVALID if any(start.failure for start in found.starts) else 0
 
 
-def _serve_command(model: str) -> list[str]:
-    return [sys.executable, "-m", "ridgeline.cli.main", "serve", model, "--port", "{port}"]
+def _serve_command(model: str, state: str) -> list[str]:
+    flags = ["--port", "{port}", "--state-dir", state]
+    return [sys.executable, "-m", "ridgeline.cli.main", "serve", model, *flags]
 
 
 def _own_files(args: argparse.Namespace) -> list[Path]:

@@ -31,7 +31,10 @@ def cold_start_page(found: ColdStarts) -> str:
         parts.append(banner(f"{len(failures)} of {len(found.starts)} starts failed", reasons))
     parts += [paragraph(_about(found)), heading("Segments")]
     parts.append(table(["", "median", "least", "most", "starts"], _rows(found)))
-    drawn = timeline("Every start", [_row(i, s) for i, s in enumerate(found.starts, 1)], STAGES, width=1040)
+    rows_drawn = [_row(number, start) for number, start in enumerate(found.starts, 1)]
+    drawn = timeline(
+        "Every start", rows_drawn, STAGES, x_label="seconds from the spawn", y_label="starts", width=1040
+    )
     parts.append(charts([drawn], wide=True))
     head = ["start", *SEGMENTS]
     rows: list[list[str | Cell]] = [

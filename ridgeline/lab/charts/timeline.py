@@ -36,6 +36,7 @@ def timeline(
     *,
     colours: Sequence[int] | None = None,
     x_label: str = "seconds from the start",
+    y_label: str = "requests",
     width: int = 720,
     standalone: bool = False,
 ) -> str:
@@ -43,7 +44,7 @@ def timeline(
     shown = list(rows)
     if len(shown) > MOST_ROWS:
         shown = [rows[index * len(rows) // MOST_ROWS] for index in range(MOST_ROWS)]
-        title = f"{title} ({MOST_ROWS} of {len(rows)} requests, evenly chosen)"
+        title = f"{title} ({MOST_ROWS} of {len(rows)} {y_label}, evenly chosen)"
     paints = {kind: colour(colours[index] if colours else index) for index, kind in enumerate(kinds)}
     row_height = max(2.0, min(12.0, 360 / max(1, len(shown))))
     legend, top = legend_svg(list(paints.items()), LEFT, TITLE_HEIGHT + 8, width - RIGHT)
@@ -81,7 +82,7 @@ def timeline(
         f'<text x="{(LEFT + width - RIGHT) / 2:.1f}" y="{bottom + 32:.1f}" text-anchor="middle">'
         f"{escape(x_label)}</text>"
         f'<text transform="translate(14 {(top + bottom) / 2:.1f}) rotate(-90)" text-anchor="middle">'
-        "requests</text>"
+        f"{escape(y_label)}</text>"
     )
     return svg(title, width, height, parts, standalone)
 
