@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import datetime
 import gc
+import os
 import platform
 import signal
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
 from typing import Any, TypeVar
+
+import msgspec
 
 import ridgeline
 from ridgeline.lab.bench.ceilings import shares
@@ -175,7 +178,7 @@ def _longest_s(config: BenchConfig, script: PlannedScript, mode: ClosedLoop | Op
 
 
 def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str, Any]:
-    return {
+    settings = {
         "name": config.name,
         "url": config.url,
         "model": target.model,
@@ -201,8 +204,11 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
             "ridgeline": ridgeline.__version__,
             "python": platform.python_version(),
             "machine": platform.platform(),
+            "cores": os.cpu_count(),
         },
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))  # as it will be read again
+    return plain
 
 
 def _cache_condition(config: BenchConfig, target: Target) -> str:

@@ -1,0 +1,361 @@
+"""Whole runs: against servers that misbehave, and against a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
+from ridgeline.lab.bench.metrics import flat
+from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.result import BenchResult
+from ridgeline.lab.bench.run import in_loop, run_bench
+from ridgeline.lab.bench.text_summary import text_of
+from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.lab.slo import parse_slo
+from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+from ridgeline.lab.traffic.vocabulary import Vocabulary
+from tests.conftest import LiveServer, free_port
+from tests.lab.bench.faulty_server import HEAD, Behaviour, Call, faulty_server
+
+WORDS = Vocabulary(tuple(f"w{n}" for n in range(32)), tuple(range(32)), "tokenizer")
+
+
+def traffic(*moments: float) -> Traffic:
+    return Traffic("test", tuple(PlannedRequest(at, 4, 3) for at in moments))
+
+
+def at_once(count: int) -> Traffic:
+    return traffic(*[0.0] * count)
+
+
+def config(url: str, sent: Traffic, mode: ClosedLoop | OpenLoop, **more: Any) -> BenchConfig:
+    return BenchConfig(url, sent, mode, vocabulary=WORDS, **more)
+
+
+async def ran(behave: Behaviour, sent: Traffic, mode: ClosedLoop | OpenLoop, **more: Any) -> BenchResult:
+    async with faulty_server(behave) as (_, server):
+        return await run_bench(config(server.url, sent, mode, **more))
+
+
+async def good(call: Call) -> None:
+    await call.answer(call.body["max_tokens"])
+
+
+async def slow(call: Call) -> None:
+    await asyncio.sleep(0.05)
+    await call.answer(3)
+
+
+def sent_at(record: RequestRecord) -> float:
+    assert record.t_send is not None
+    return record.t_send
+
+
+# ── closed loops ──
+
+
+async def test_a_closed_loop_keeps_exactly_its_concurrency_under_way() -> None:
+    async with faulty_server(slow) as (_, server):
+        result = await run_bench(config(server.url, at_once(20), ClosedLoop(4)))
+        assert (server.peak, server.calls) == (4, 20)
+    named = flat(result.summary)
+    assert named["concurrency_peak"] == 4
+    assert result.summary.ok == 20
+
+
+async def test_a_slot_is_due_again_when_its_answer_has_ended() -> None:
+    result = await ran(slow, at_once(4), ClosedLoop(1))
+    for before, after in zip(result.records, result.records[1:], strict=False):
+        assert after.t_sched == before.t_end
+
+
+async def test_a_failed_request_frees_its_slot() -> None:
+    async def every_other(call: Call) -> None:
+        await (good(call) if call.number % 2 else call.reply(503, b'{"error":{"message":"full"}}'))
+
+    result = await ran(every_other, at_once(10), ClosedLoop(2))
+    assert (result.summary.ok, result.summary.causes) == (5, {"http_503": 5})
+
+
+async def test_nothing_is_sent_after_the_runs_duration_and_what_is_under_way_is_awaited() -> None:
+    result = await ran(slow, at_once(500), ClosedLoop(2), duration_s=0.3)
+    assert 2 <= result.summary.ok < 40
+    assert result.summary.failed == result.summary.cancelled == 0
+
+
+# ── open loops ──
+
+
+async def test_an_open_loop_keeps_to_its_moments_though_the_server_stalls() -> None:
+    async def stall(call: Call) -> None:
+        await asyncio.sleep(0.6)
+        await call.answer(3)
+
+    moments = [0.0, 0.05, 0.1, 0.3, 0.31, 0.4]
+    async with faulty_server(stall) as (_, server):
+        result = await run_bench(config(server.url, traffic(*moments), OpenLoop()))
+        assert server.peak == 6  # all under way before the first had ended
+    assert [record.t_sched for record in result.records] == pytest.approx(moments)
+    first_end = min(record.t_end or 0 for record in result.records)
+    assert all(sent_at(record) < first_end for record in result.records)
+    assert result.summary.headline[0] == "ttft_sched_ms"
+
+
+async def test_a_server_that_hangs_never_hangs_the_run() -> None:
+    async def hang(call: Call) -> None:
+        await asyncio.sleep(600)
+
+    short = Deadlines(first_byte_s=0.2)
+    result = await ran(hang, traffic(0.0, 0.05, 0.1), OpenLoop(), deadlines=short)
+    assert result.summary.causes == {"first_byte_timeout": 3}
+    assert not result.validity.valid
+    assert "nothing to measure" in result.validity.reasons[0]
+
+
+async def test_the_runs_own_deadline_ends_what_is_under_way_and_counts_it_as_failed() -> None:
+    async def hang(call: Call) -> None:
+        await asyncio.sleep(600)
+
+    result = await ran(hang, traffic(0.0, 0.05, 30.0), OpenLoop(), deadlines=Deadlines(run_s=0.4))
+    assert result.summary.causes == {"run_timeout": 2}
+
+
+async def test_a_server_that_dies_in_the_middle_of_a_run_is_counted_by_cause() -> None:
+    async with faulty_server(good) as (_, server):
+
+        async def dying(call: Call) -> None:
+            if call.number < 3:
+                await call.answer(3)
+            else:
+                call.reset()
+
+        server.behave = dying
+        result = await run_bench(config(server.url, at_once(8), ClosedLoop(1)))
+    assert (result.summary.ok, result.summary.causes) == (3, {"reset": 5})
+    assert result.validity.valid  # the server's fault, not the client's
+    assert "5 of 8 requests failed" in " ".join(result.validity.warnings)
+
+
+# ── before the run ──
+
+
+async def test_no_server_is_one_line_of_advice() -> None:
+    with pytest.raises(LabError, match="cannot reach"):
+        await run_bench(config(f"http://127.0.0.1:{free_port()}", at_once(1), ClosedLoop(1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"url": "ftp://x"}, "not a server's address"),
+        ({"url": "http://h:99999"}, "port"),
+        ({"traffic": at_once(0)}, "nothing to send"),
+        ({"mode": ClosedLoop(0)}, "at least 1"),
+        ({"duration_s": -1.0}, "above 0"),
+        ({"deadlines": Deadlines(between_s=0.0)}, "between_s"),
+    ],
+)
+async def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        await run_bench(replace(config("http://127.0.0.1:1", at_once(1), ClosedLoop(1)), **changes))
+
+
+async def test_fields_that_a_server_refuses_are_left_out_and_told() -> None:
+    """As a hosted server does with names it does not know."""
+
+    async def strict(call: Call) -> None:
+        assert "ignore_eos" not in call.body
+        await call.answer(call.body["max_completion_tokens"])
+
+    async with faulty_server(strict) as (_, server):
+
+        async def refusing(call: Call) -> None:
+            if "ignore_eos" in call.body:
+                await call.reply(400, b'{"error":{"message":"Unrecognized argument: ignore_eos"}}')
+            elif "max_tokens" in call.body:
+                await call.reply(400, b'{"error":{"message":"Use max_completion_tokens instead"}}')
+            else:
+                await strict(call)
+
+        server.behave, server.is_looked_at = refusing, False
+        result = await run_bench(config(server.url, at_once(3), ClosedLoop(1), api="completions"))
+    assert result.summary.ok == 3
+    assert result.settings["refused_fields"] == ["ignore_eos"]
+
+
+async def test_a_key_is_sent_and_a_missing_one_is_named() -> None:
+    keys: list[str] = []
+
+    async def keyed(call: Call) -> None:
+        keys.append(call.head.partition("authorization: ")[2].partition("\r\n")[0])
+        await call.answer(3)
+
+    await ran(keyed, at_once(1), ClosedLoop(1), api_key="SeCrEt")
+    assert keys == ["bearer secret"]  # the test's server lowers heads
+
+    async with faulty_server(good) as (_, server):
+        server.models_status = 401
+        with pytest.raises(LabError, match="--api-key"):
+            await run_bench(config(server.url, at_once(1), ClosedLoop(1)))
+
+
+# ── warm-up, stops, files ──
+
+
+async def test_warm_up_requests_come_first_with_words_of_their_own() -> None:
+    prompts: list[Any] = []
+
+    async def noted(call: Call) -> None:
+        prompts.append(tuple(call.body["prompt"]))
+        await call.answer(3)
+
+    result = await ran(noted, at_once(5), ClosedLoop(2), warmup=3)
+    assert (result.summary.warmup, result.summary.offered) == (3, 5)
+    assert len(set(prompts)) == 8
+    assert all(record.t_end is not None and record.t_end <= 0 for record in result.records if record.warmup)
+
+
+async def test_a_primed_run_has_sent_every_prompt_before() -> None:
+    prompts: list[Any] = []
+
+    async def noted(call: Call) -> None:
+        prompts.append((tuple(call.body["prompt"]), call.body["max_tokens"]))
+        await call.answer(call.body["max_tokens"])
+
+    result = await ran(noted, at_once(4), ClosedLoop(1), cache="primed")
+    before, after = prompts[:4], prompts[4:]
+    assert [words for words, _ in before] == [words for words, _ in after]
+    assert {tokens for _, tokens in before} == {1}
+    assert "primed" in result.settings["prefix_cache"]
+
+
+async def test_the_same_seed_draws_the_same_words_unless_the_run_is_to_be_cold() -> None:
+    prompts: list[Any] = []
+
+    async def noted(call: Call) -> None:
+        prompts.append(tuple(call.body["prompt"]))
+        await call.answer(3)
+
+    for cache, seed in (("as_is", 1), ("as_is", 1), ("as_is", 2), ("cold", 1)):
+        await ran(noted, at_once(1), ClosedLoop(1), cache=cache, seed=seed)
+    first, again, other, cold = prompts
+    assert first == again
+    assert len({first, other, cold}) == 3
+
+
+async def test_turns_of_a_conversation_follow_their_answers_and_fail_with_them() -> None:
+    def turns(conversation: int) -> list[PlannedRequest]:
+        return [
+            PlannedRequest(0.0, 4 + 7 * turn, 3, conversation=conversation, turn=turn, think_s=0.05)
+            for turn in range(3)
+        ]
+
+    async def moody(call: Call) -> None:
+        if "w0" not in call.body["prompt"] and call.number == 1:
+            await call.reply(500, b"{}")
+        else:
+            await call.answer(3)
+
+    sent = Traffic("talk", tuple(turns(0) + turns(1)))
+    result = await ran(moody, sent, ClosedLoop(1))
+    by_turn = {(record.conversation, record.turn): record for record in result.records}
+    assert len(by_turn) == 6
+    statuses = [record.status for record in result.records]
+    assert statuses.count("failed") in (2, 3)  # the refused one and what hung on it
+    causes = result.summary.causes
+    assert causes["http_500"] == 1
+    assert causes["earlier_turn"] == statuses.count("failed") - 1
+    ok = [by for by, record in by_turn.items() if record.status == "ok" and by[1] > 0]
+    for conversation, turn in ok:
+        before, record = by_turn[conversation, turn - 1], by_turn[conversation, turn]
+        assert before.t_end is not None
+        assert record.t_sched == pytest.approx(before.t_end + 0.05)
+
+
+def test_ctrl_c_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    async def interrupted() -> BenchResult:
+        async def first_ones(call: Call) -> None:
+            if call.number == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            if call.number >= 3:
+                await asyncio.sleep(600)
+            await call.answer(3)
+
+        async with faulty_server(first_ones) as (_, server):
+            return await run_bench(config(server.url, at_once(100), ClosedLoop(3)))
+
+    result = in_loop(interrupted())
+    assert result.interrupted
+    assert (result.summary.ok, result.summary.cancelled, result.summary.failed) == (3, 3, 0)
+    result.save(tmp_path)
+    assert BenchResult.load(tmp_path).summary.ok == 3
+    assert "stopped early" in text_of(result)
+
+
+async def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    async def half(call: Call) -> None:
+        await (good(call) if call.number % 2 else call.reply(500, b"{}"))
+
+    result = await ran(half, at_once(6), ClosedLoop(1), slo=parse_slo("ttft=1000"))
+    assert flat(result.summary)["adj_ttft_ms.p90"] == float("inf")  # which JSON has no number for
+    result.save(tmp_path)
+    again = BenchResult.load(tmp_path)
+    assert again == result
+
+
+def test_a_broken_run_folder_is_refused_by_line(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"run\.json"):
+        BenchResult.load(tmp_path)
+    result = asyncio.run(ran(good, at_once(2), ClosedLoop(1)))
+    result.save(tmp_path)
+    with (tmp_path / "requests.jsonl").open("ab") as file:
+        file.write(b'{"index": "one"}\n')
+    with pytest.raises(BadInput, match="line 3"):
+        BenchResult.load(tmp_path)
+
+
+# ── a real server ──
+
+
+def test_a_real_server_is_measured_in_both_loops_and_its_limits_stand_beside(
+    live_server: LiveServer, tmp_path: Path
+) -> None:
+    sent = Traffic("real", tuple(PlannedRequest(0.1 * n, 40, 12) for n in range(12)))
+    for mode, api in ((ClosedLoop(3), "completions"), (OpenLoop(), "chat")):
+        asked = BenchConfig(live_server.base_url, sent, mode, api=api, warmup=2, slo=parse_slo("ttft=60000"))
+        result = in_loop(run_bench(asked))
+        assert (result.summary.ok, result.summary.causes) == (12, {})
+        assert result.settings["server"] == "ridgeline"
+        for record in result.records:
+            assert (record.n_in, record.n_out, record.counted_by) == (40, 12, "usage")
+            assert record.server is not None
+        named = flat(result.summary)
+        assert named["attainment"] == 1.0
+        assert named["cache_hit"] is not None
+        # By its own clock the server is never slower than it looks from outside.
+        assert named["server_ttft_ms.p50"] <= named["ttft_ms.p50"]
+        assert named["inference_ms.mean"] + named["outside_inference_ms.mean"] == pytest.approx(
+            named["e2e_ms.mean"]
+        )
+        assert {share.name for share in result.shares} >= {"output_tokens_per_s", "computed_tokens_per_s"}
+        assert "% of" in text_of(result)
+        result.save(tmp_path / api)
+        assert BenchResult.load(tmp_path / api) == result
+
+
+async def test_a_stream_of_comments_keeps_no_run_alive_beyond_a_requests_deadline() -> None:
+    async def drip(call: Call) -> None:
+        await call.raw(HEAD)
+        while True:
+            await call.raw(b"4\r\n: .\n\r\n")
+            await asyncio.sleep(0.05)
+
+    result = await ran(drip, at_once(2), ClosedLoop(2), deadlines=Deadlines(request_s=0.5))
+    assert result.summary.causes == {"request_timeout": 2}
