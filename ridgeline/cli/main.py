@@ -22,7 +22,7 @@ from ridgeline.options import OptionError
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 # Each a module beside this one.
-VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "bench", "tune", "profile", "explain")
+VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "bench", "plan", "tune", "profile", "explain")
 
 EXAMPLES = """\
 examples:
@@ -33,6 +33,7 @@ examples:
   ridgeline models list                  which models there are
   ridgeline doctor                       what is slow or missing on this machine
   ridgeline bench http://127.0.0.1:8000  measure a server under load
+  ridgeline plan smollm2-135m            what serving a model takes, with a prediction
   ridgeline tune smollm2-135m            find better settings, one change at a time
   ridgeline profile                      where the time of an engine's steps goes
   ridgeline explain TTFT                 a term, its formula, and how to measure it

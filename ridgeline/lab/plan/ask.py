@@ -58,6 +58,7 @@ class Demand:
     options: TrafficOptions
     traffic: Traffic
     rate: float | None
+    asked: TrafficOptions  # as they were given: which counts are the user's own
 
     @property
     def mean_input(self) -> float:
@@ -79,12 +80,13 @@ class Demand:
     def share(self, arrivals_per_s: float) -> Demand:
         """The part of it that one of several replicas gets: the same kind of requests at so many arrivals."""
         if self.rate is None or self.options.traffic is None:
-            options = replace(
-                self.options, rate=arrivals_per_s, requests=_count(self.options, arrivals_per_s)
-            )
+            requests = _count(self.asked, arrivals_per_s)
+            options = replace(self.options, rate=arrivals_per_s, requests=requests)
+        elif arrivals_per_s > self.rate:  # more than there is: the same, faster
+            options = replace(self.options, rate=arrivals_per_s, speed=None)
         else:
             options = replace(self.options, sample=(self.options.sample or 1.0) * arrivals_per_s / self.rate)
-        return Demand(options, build_traffic(options), arrivals_per_s)
+        return Demand(options, build_traffic(options), arrivals_per_s, self.asked)
 
 
 def read_slo(text: str | None) -> Slo:
@@ -113,7 +115,7 @@ def read_demand(options: TrafficOptions) -> Demand:
         traffic = build_traffic(options)
         if not traffic.requests:
             raise BadInput(f"{options.traffic}: no request in it")
-        return Demand(options, traffic, operations.rate_of(traffic))
+        return Demand(options, traffic, operations.rate_of(traffic), options)
     named = replace(
         options,
         input=options.input or DEFAULT_INPUT,
@@ -121,7 +123,7 @@ def read_demand(options: TrafficOptions) -> Demand:
         arrivals=options.arrivals or "poisson",
         requests=_count(options, options.rate or 1.0),
     )
-    return Demand(named, build_traffic(replace(named, rate=options.rate or 1.0)), options.rate)
+    return Demand(named, build_traffic(replace(named, rate=options.rate or 1.0)), options.rate, options)
 
 
 def _count(options: TrafficOptions, rate: float) -> int:

@@ -147,13 +147,13 @@ def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float) -> S
 def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tight: bool) -> Step:
     """ridge_batch: sequences at which a decode step's arithmetic takes as long as reading the weights."""
     question = "speculate?"
-    room = SPECULATION_LOAD * ridge_batch
-    figures = {"batch": batch, "ridge_batch": ridge_batch, "tokens_with_draft": batch * (DRAFT_TOKENS + 1)}
+    tokens = round(batch) * (DRAFT_TOKENS + 1)
+    figures = {"batch": batch, "ridge_batch": ridge_batch, "tokens_with_draft": float(tokens)}
     compared = (
-        f"{batch:.0f} sequences with drafts of {DRAFT_TOKENS} are {batch * (DRAFT_TOKENS + 1):.0f} tokens a "
-        f"step; arithmetic binds from {ridge_batch:.0f} on"
+        f"{batch:.0f} at once with drafts of {DRAFT_TOKENS} are {tokens} tokens a step; arithmetic binds from "
+        f"{ridge_batch:.0f} on"
     )
-    if batch * (DRAFT_TOKENS + 1) > room:
+    if tokens > SPECULATION_LOAD * ridge_batch:
         return Step(
             question, "no", f"{compared}: no room that would be free", figures, "speculative decoding"
         )

@@ -165,6 +165,29 @@ def store(prediction: Prediction, verdict: Verdict, path: Path | None = None) ->
     return append_residuals(residuals, path) if residuals else None
 
 
+def verdict_facts(verdict: Verdict) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "run": verdict.run.name,
+        "median_error": verdict.median_error,
+        "inside": verdict.inside,
+        "scores": [
+            {
+                "metric": score.metric,
+                "predicted": score.predicted.mid,
+                "low": score.predicted.low,
+                "high": score.predicted.high,
+                "measured": score.measured,
+                "error": score.error,
+                "inside": score.is_inside,
+            }
+            for score in verdict.scores
+        ],
+        "missing": list(verdict.missing),
+        "caveats": list(verdict.caveats),
+    }
+
+
 def _is_same_model(planned: str, ran: str) -> bool:
     """A server may serve a model by its bare name."""
     names = [name.rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf") for name in (planned, ran)]

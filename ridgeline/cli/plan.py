@@ -1,0 +1,342 @@
+"""`ridgeline plan`: what it takes to serve a model within limits and a budget; verify and fit beside it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_subverb, add_verb, path_argument
+from ridgeline.lab.errors import BadInput
+from ridgeline.lab.traffic.options import TrafficOptions
+from ridgeline.options import add_flags, build, given_flags
+
+if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
+    from ridgeline.lab.hardware import Chip
+    from ridgeline.lab.plan.answer import Question
+    from ridgeline.lab.plan.ask import Demand
+    from ridgeline.lab.plan.prices import Offers
+    from ridgeline.models.shapes import ModelShape
+
+GPUS_MAX = 64
+ENGINES = ("auto", "ridgeline", "vllm", "sglang", "trtllm")
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+DESCRIPTION = """\
+Plan how to serve a model: which hardware and how much of it, what each replica will measure, what it costs,
+and why, step by step. MODEL may also be a config.json alone; no weights are read. The traffic is simulated on
+the real scheduler with step times that were fitted on this machine (`plan fit`), or else computed from first
+principles; every figure has an interval. What cannot be had is answered with the constraint that binds and
+the nearest that could.
+
+Writes plan.toml (for `ridgeline serve --config`), prediction.json (for `plan verify`) and plan.html."""
+
+EXAMPLES = """\
+  ridgeline plan smollm2-135m --hardware cpu --input 256 --output 64 --rate 1
+  ridgeline plan hf:Qwen/Qwen3-8B --hardware h200 --rate 50 --input 2048 --output 256 \\
+       --slo ttft_p90=400ms,tpot_p90=50ms --budget '$20000/month'
+  ridgeline plan ./config.json --hardware h100 --gpus-max 16 --traffic azure:trace.csv --busy-hours 10
+  ridgeline plan verify plan/prediction.json bench-results/20261115-run
+  ridgeline plan fit http://127.0.0.1:8000
+"""
+
+VERIFY = """\
+Score a prediction against runs of `ridgeline bench`: predicted, measured, the error, and whether it was
+inside its interval. What it missed by is kept, and later plans of the same model on the same hardware are
+corrected by it, in value and in width. A run that is invalid or sent other traffic is refused; --force scores
+it, and learns nothing from it. plan prints the bench command that sends the right traffic."""
+
+VERIFY_EXAMPLES = """\
+  ridgeline plan verify plan/prediction.json bench-results/20261115-run
+  ridgeline plan verify plan/prediction.json bench-results/a bench-results/b --json
+"""
+
+FIT = """\
+Measure how long a running server's steps take under traffic of many kinds, fit step times to that, and keep
+them: plans for this model on this hardware are then simulated with them. Takes about two minutes, best on a
+machine that does nothing else. The server must be a ridgeline of this version."""
+
+FIT_EXAMPLES = """\
+  ridgeline plan fit
+  ridgeline plan fit http://127.0.0.1:8000 --config plan/plan.toml --seconds 180
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "plan", "what it takes to serve a model", DESCRIPTION, EXAMPLES)
+    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
+    what = parser.add_argument_group("plan")
+    what.add_argument(
+        "--hardware",
+        metavar="NAME",
+        default="cpu",
+        help="a chip by name, or cpu: this machine (default: cpu)",
+    )
+    what.add_argument(
+        "--gpus-max", type=int, metavar="N", help=f"most chips in all (default: {GPUS_MAX}; cpu: 1)"
+    )
+    what.add_argument(
+        "--slo", metavar="LIMITS", help="such as ttft_p90=400ms,tpot_p90=50ms (default: 2s, 100ms)"
+    )
+    what.add_argument("--budget", metavar="USD", help="such as $5000/month, $0.40/Mtok or $0.01/request")
+    what.add_argument(
+        "--engine", choices=ENGINES, default="auto", help="auto: ridgeline where it can, else vllm"
+    )
+    what.add_argument(
+        "--precision", metavar="NAME", help="of weights: bfloat16, fp8, int8 … (default: as stored)"
+    )
+    what.add_argument(
+        "--kv-precision", metavar="NAME", default="bfloat16", help="of the cache (default: bfloat16)"
+    )
+    what.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        metavar="KEY=V",
+        help="a setting of the engine to plan with",
+    )
+    what.add_argument("--out", metavar="DIR", type=path_argument, help="where to write (default: plan)")
+    what.add_argument("--json", action="store_true", help="print the prediction as JSON instead of the plan")
+    money = parser.add_argument_group("money")
+    money.add_argument(
+        "--gpu-price", type=float, metavar="USD", help="of a chip and hour (default: the table's)"
+    )
+    money.add_argument("--hosted", metavar="MODEL", help="hosted model to compare with, as provider/model")
+    money.add_argument("--price-in", type=float, metavar="USD", help="hosted, per million input tokens")
+    money.add_argument("--price-out", type=float, metavar="USD", help="hosted, per million output tokens")
+    money.add_argument(
+        "--price-cached", type=float, metavar="USD", help="hosted, per million cached input tokens"
+    )
+    money.add_argument(
+        "--busy-hours", type=float, default=24.0, metavar="H", help="of a day, for traffic of less than one"
+    )
+    money.add_argument("--users", type=float, metavar="N", help="who share the bill")
+    add_flags(parser, "traffic", TrafficOptions, title="the traffic")
+    parser.set_defaults(run=run)
+    _add_verify(parser)
+    _add_fit(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ridgeline.lab.plan.make import make_plan
+    from ridgeline.lab.plan.result import commands, write_plan
+    from ridgeline.lab.plan.steps import decisions
+    from ridgeline.lab.plan.text import plan_lines
+
+    with working(sys.stderr) as report:
+        plan = make_plan(question_of(args), report)
+    steps = decisions(plan)
+    folder = args.out or Path("plan")
+    written = write_plan(plan, steps, folder)
+    if args.json:
+        print(written.prediction.read_text(encoding="utf-8"), end="")
+        return 0
+    print("\n".join(plan_lines(plan, steps)))
+    print()
+    for what, command in commands(plan, folder):
+        print(f"{what + ':':<16} {command}")
+    print(f"{'read it:':<16} {written.page}")
+    return 0
+
+
+def question_of(args: argparse.Namespace) -> Question:
+    """Everything that was asked, parsed and looked up."""
+    from ridgeline.lab.hardware import chip
+    from ridgeline.lab.plan.answer import Question
+    from ridgeline.lab.plan.ask import parse_budget, read_demand, read_slo
+    from ridgeline.models.shapes import format_name, read_shape
+
+    slo = read_slo(args.slo)
+    budget = None if args.budget is None else parse_budget(args.budget)
+    demand = read_demand(build(TrafficOptions, given_flags(args, "traffic")))
+    hardware = chip(args.hardware)
+    shape = read_shape(args.model)
+    try:
+        kv_precision = format_name(args.kv_precision)
+    except ValueError as error:
+        raise BadInput(f"--kv-precision: {error}") from error
+    offers, why_none = offers_of(args, shape, demand)
+    return Question(
+        model=args.model,
+        shape=shape,
+        chip=hardware,
+        demand=demand,
+        slo=slo,
+        gpus_max=gpus_max(args.gpus_max, hardware),
+        engine=args.engine,
+        precision=args.precision,
+        kv_precision=kv_precision,
+        budget=budget,
+        usd_per_gpu_hour=positive("--gpu-price", args.gpu_price) or hardware.usd_per_hour,
+        offers=offers,
+        no_offers=why_none,
+        busy_hours=args.busy_hours,
+        users=positive("--users", args.users),
+        settings=engine_values(args.settings or []),
+    )
+
+
+def offers_of(args: argparse.Namespace, shape: ModelShape, demand: Demand) -> tuple[Offers | None, str]:
+    """Prices as given, else as listed; and why there are none."""
+    from ridgeline.lab.errors import LabError
+    from ridgeline.lab.plan.prices import given_offer, hosted_offers
+
+    price_in, price_out = positive("--price-in", args.price_in), positive("--price-out", args.price_out)
+    if (price_in is None) != (price_out is None):
+        raise BadInput("--price-in and --price-out go together")
+    if price_in is not None and price_out is not None:
+        return given_offer(price_in, price_out, positive("--price-cached", args.price_cached)), ""
+    if args.price_cached is not None:
+        raise BadInput("--price-cached needs --price-in and --price-out")
+    ratio = demand.mean_input / demand.mean_output
+    try:
+        return hosted_offers(shape.name, shape.parameters, wanted=args.hosted, in_to_out=ratio), ""
+    except BadInput:
+        raise
+    except LabError as error:  # the table is not installed: a plan does not need it
+        return None, str(error)
+
+
+def gpus_max(asked: int | None, hardware: Chip) -> int:
+    if asked is not None and asked < 1:
+        raise BadInput(f"--gpus-max must be at least 1, got {asked}")
+    if hardware.name == "cpu":
+        return 1
+    return asked or GPUS_MAX
+
+
+def positive(flag: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise BadInput(f"{flag} must be above 0, got {value:g}")
+    return value
+
+
+def engine_values(pairs: list[str]) -> dict[str, Any]:
+    """`--set KEY=V`, each value as a config file would have it."""
+    import tomllib
+
+    from ridgeline.engine.config import EngineConfig
+    from ridgeline.options import check_values
+
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise BadInput(f"--set {pair}: write KEY=VALUE")
+        try:
+            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key.strip()] = text  # a word without quotes
+    return check_values(EngineConfig, values, where="--set ")
+
+
+@contextlib.contextmanager
+def working(stream: TextIO) -> Iterator[Callable[[str], None]]:
+    """What is under way, on a terminal's last line; elsewhere nothing."""
+    if not stream.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(file=stream).status("reading") as status:
+        yield lambda text: status.update(text)
+
+
+# ── plan verify ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _add_verify(plan: argparse.ArgumentParser) -> None:
+    parser = add_subverb(plan, "verify", VERIFY, VERIFY_EXAMPLES)
+    parser.add_argument(
+        "prediction", metavar="PREDICTION", type=path_argument, help="prediction.json of a plan"
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=path_argument, help="folder of a `ridgeline bench` run"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="score runs that are no test of it, with a caveat"
+    )
+    parser.add_argument("--no-store", action="store_true", help="learn nothing from it")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from ridgeline.lab.plan.text import verdict_lines
+    from ridgeline.lab.plan.verify import read_run, store, verdict_facts, verify
+    from ridgeline.lab.prediction import read_prediction
+
+    prediction = read_prediction(args.prediction)
+    verdicts = [verify(prediction, read_run(folder), force=args.force) for folder in args.runs]
+    kept = None
+    for verdict in verdicts:
+        if not args.no_store:
+            kept = store(prediction, verdict) or kept
+    if args.json:
+        print(json.dumps([verdict_facts(verdict) for verdict in verdicts], indent=2))
+        return 0
+    print(f"{prediction.model} on {prediction.hardware}, {prediction.method}, made {prediction.made_at}")
+    for verdict in verdicts:
+        print()
+        print("\n".join(verdict_lines(verdict)))
+    if kept is not None:
+        print(f"\nkept in {kept}: later plans are corrected by it")
+    return 0
+
+
+# ── plan fit ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _add_fit(plan: argparse.ArgumentParser) -> None:
+    parser = add_subverb(plan, "fit", FIT, FIT_EXAMPLES)
+    parser.add_argument(
+        "url", metavar="URL", nargs="?", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", default="", help="which of the server's (default: its first)"
+    )
+    parser.add_argument("--hardware", metavar="NAME", default="cpu", help="what it runs on (default: cpu)")
+    parser.add_argument("--config", metavar="FILE", type=path_argument, help="the file it was started with")
+    parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="of traffic (default: 90)")
+    parser.add_argument("--api-key", metavar="KEY", default="", help="key for the server")
+    parser.set_defaults(run=run_fit)
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    from ridgeline.lab.bench.run import in_loop
+    from ridgeline.lab.hardware import chip
+    from ridgeline.lab.plan.settings import read_config
+    from ridgeline.lab.plan.times import OVERLAPPED_STEPS
+    from ridgeline.lab.simulate.measure import fit_server
+    from ridgeline.lab.simulate.stored import settings_of
+
+    hardware = chip(args.hardware).name
+    settings = settings_of(read_config(args.config)) if args.config else {}
+    with working(sys.stderr) as report:
+        measured, path = in_loop(
+            fit_server(
+                args.url,
+                hardware=hardware,
+                settings=settings,
+                seconds=positive("--seconds", args.seconds) or 90.0,
+                model=args.model,
+                api_key=args.api_key,
+                lookahead=0 if hardware == "cpu" else OVERLAPPED_STEPS,
+                on_lot=lambda name: report(f"measuring: {name}"),
+            )
+        )
+    times = measured.times
+    print(f"{times.decode.records:,} decode steps and {times.mixed.records:,} with prompts were fitted")
+    for error in times.errors:
+        print(
+            f"  {error.trace}, held out: a step is off by {error.median:.1%} (P90 {error.p90:.1%}), "
+            f"all together by {error.total:+.1%}"
+        )
+    for note in measured.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"kept in {path}")
+    return 0

@@ -1,0 +1,54 @@
+"""Which engine can serve a plan: ours where it knows model and hardware; and the others' command lines.
+
+Used by `make` and `result`. What our engine cannot do is said as the reason, not worked around.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from ridgeline.lab.hardware import Chip
+from ridgeline.models.errors import ModelError
+from ridgeline.models.families import check_servable
+from ridgeline.models.read_spec import read_spec
+from ridgeline.models.registry import fetch_config, find_known, resolve
+from ridgeline.models.shapes import Precision
+
+SIXTEEN_BITS = ("bfloat16", "float16")
+
+
+def ridgeline_refusal(model: str, chip: Chip, precision: str | None) -> str:
+    """Why our engine cannot serve it there, or nothing."""
+    if chip.name.startswith("mi"):
+        return f"it has no kernels for {chip.title}"
+    try:
+        check_servable(read_spec(_described_by(model)))
+    except ModelError as error:
+        return str(error).partition(";")[0]
+    if chip.name != "cpu" and precision is not None and Precision.named(precision).linear not in SIXTEEN_BITS:
+        return f"on a GPU its weights have 16 bits, not {precision}"
+    return ""
+
+
+def other_command(engine: str, model: str, *, tp: int, pp: int, precision: str, max_running: int) -> str:
+    """How another engine is started for the plan. Flags as of the versions that its times were fitted on."""
+    name = model.removeprefix("hf:")
+    if engine == "sglang":
+        words = ["python", "-m", "sglang.launch_server", "--model-path", name, "--tp-size", str(tp)]
+        words += ["--pp-size", str(pp)] * (pp > 1) + ["--max-running-requests", str(max_running)]
+    elif engine == "trtllm":
+        words = ["trtllm-serve", name, "--tp_size", str(tp)] + ["--pp_size", str(pp)] * (pp > 1)
+        words += ["--max_batch_size", str(max_running)]
+    else:
+        words = ["vllm", "serve", name, "--tensor-parallel-size", str(tp)]
+        words += ["--pipeline-parallel-size", str(pp)] * (pp > 1) + ["--max-num-seqs", str(max_running)]
+    if engine != "trtllm" and precision == "fp8":
+        words += ["--quantization", "fp8"]
+    return shlex.join(words)
+
+
+def _described_by(model: str) -> Path:
+    if find_known(model) is not None:
+        return resolve(model).path
+    return fetch_config(model) if model.startswith("hf:") else Path(model).expanduser()

@@ -1,0 +1,168 @@
+"""What one replica will measure with its share of the traffic: the simulator's answer, with an interval.
+
+The real scheduler runs the traffic under step times, fitted or analytic; once as expected, and once each at
+the ends of what is known of them. `make` looks for a replica's capacity with it. Measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.lab.bench.metrics import flat, summarize
+from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.prediction import Interval
+from ridgeline.lab.simulate.front import FrontTimes
+from ridgeline.lab.simulate.loop import simulate
+from ridgeline.lab.simulate.run import SimulatedRun
+from ridgeline.lab.simulate.step_times import StepTimes
+from ridgeline.lab.slo import Limit, Slo
+from ridgeline.lab.traffic import operations
+
+SHOWN = (
+    "ttft_ms.p50", "ttft_ms.p90", "tpot_ms.p50", "tpot_ms.p90", "e2e_ms.p50", "e2e_ms.p90", "requests_per_s",
+    "output_tokens_per_s",
+)  # fmt: skip
+QUICK_REQUESTS = 800  # for finding a capacity; a prediction is made on all of them
+NARROWEST = 0.03  # of any interval, each way: two runs of the same differ by more
+CLOSE = 0.08  # of a capacity: how exactly it is looked for
+MOST_GROWTH, LEAST_SHARE = 16, 0.02  # how far from the guess
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Step times of one deployment, how far off they may be, and how many steps are launched ahead.
+
+    low, high: factors on all step times, that hold the truth in 80 % of cases
+    """
+
+    steps: StepTimes
+    front: FrontTimes
+    low: float
+    high: float
+    lookahead: int = 0
+
+    @property
+    def method(self) -> str:
+        """As predictions and residuals name it."""
+        return "simulated" if self.steps.source == "fitted" else "analytic"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    metrics: dict[str, Interval]  # by their names in a summary
+    concurrency: float  # requests under way, on average
+    busy_share: float  # of the time, spent computing
+    kv_peak: float  # of the KV blocks
+    cache_hit: float | None
+    failures: float  # of all requests: refused since the queue was full, or too long
+    caveats: tuple[str, ...]
+
+    def value(self, limit: Limit) -> Interval | None:
+        return self.metrics.get(limit.key)
+
+
+def estimate(demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo) -> Estimate:
+    """Three simulations of the whole demand."""
+    runs = [_simulated(demand, limits, times, factor) for factor in (1.0, times.low, times.high)]
+    figures = [flat(summarize(run.records, "open")) for run in runs]
+    names = [*SHOWN, *(limit.key for limit in slo.limits)]
+    metrics = {
+        name: _interval(figures[0][name], [found[name] for found in figures if name in found])
+        for name in dict.fromkeys(names)
+        if figures[0].get(name, 0.0) > 0
+    }
+    middle = runs[0]
+    return Estimate(
+        metrics=metrics,
+        concurrency=figures[0].get("concurrency_mean", 0.0),
+        busy_share=min(1.0, middle.busy_s / middle.duration_s) if middle.duration_s else 0.0,
+        kv_peak=middle.kv_use.peak,
+        cache_hit=figures[0].get("cache_hit"),
+        failures=figures[0].get("failures", 0.0),
+        caveats=tuple(middle.caveats),
+    )
+
+
+def keeps(demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo) -> dict[str, float]:
+    """Each limit's metric as expected, in a short simulation: by its key, in milliseconds.
+
+    A limit whose percentile needs more requests than there are is judged by the next lower one.
+    """
+    short = Demand(
+        demand.options, operations.first(demand.traffic, QUICK_REQUESTS), demand.rate, demand.asked
+    )
+    run = _simulated(short, limits, times, 1.0)
+    figures = flat(summarize(run.records, "open"))
+    if figures.get("failures", 0.0) > 0:
+        return {limit.key: float("inf") for limit in slo.limits}
+    return {limit.key: _percentile(figures, limit) for limit in slo.limits}
+
+
+def is_kept(measured: dict[str, float], slo: Slo) -> bool:
+    return all(measured[limit.key] <= limit.ms for limit in slo.limits)
+
+
+def capacity(
+    demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo, guess: float
+) -> tuple[float, dict[str, float]]:
+    """Arrivals per second that one replica serves within the service level; 0 where not even a trickle is.
+
+    Also what the limits' metrics are there: at the capacity, or of the trickle.
+    """
+
+    def tried(rate: float) -> dict[str, float]:
+        return keeps(demand.share(rate), limits, times, slo)
+
+    low, high = guess, guess
+    found = tried(guess)
+    if is_kept(found, slo):
+        while high <= MOST_GROWTH * guess and is_kept(at_high := tried(high := 2 * high), slo):
+            low, found = high, at_high
+    while not is_kept(found, slo):
+        if low < LEAST_SHARE * guess:
+            return 0.0, found
+        low, high = low / 2, low
+        found = tried(low)
+    while high > (1 + CLOSE) * low:
+        middle = (low * high) ** 0.5
+        at_middle = tried(middle)
+        if is_kept(at_middle, slo):
+            low, found = middle, at_middle
+        else:
+            high = middle
+    return low, found
+
+
+def verdict(interval: Interval | None, limit: Limit) -> str:
+    """yes: all of the interval is within the limit; likely: its middle is; no: neither."""
+    if interval is None:
+        return "too few requests to say"
+    if interval.high <= limit.ms:
+        return "yes"
+    return "likely" if interval.mid <= limit.ms else "no"
+
+
+def _simulated(demand: Demand, limits: SchedulerLimits, times: Times, factor: float) -> SimulatedRun:
+    return simulate(
+        demand.traffic,
+        limits,
+        times.steps.scaled(factor) if factor != 1.0 else times.steps,
+        front=times.front,
+        lookahead=times.lookahead,
+        seed=demand.options.seed,
+    )
+
+
+def _interval(mid: float, values: Sequence[float]) -> Interval:
+    low, high = min(values), max(values)
+    return Interval(min(low, (1 - NARROWEST) * mid), mid, max(high, (1 + NARROWEST) * mid))
+
+
+def _percentile(figures: dict[str, float], limit: Limit) -> float:
+    for percentile in (limit.percentile, 95, 90, 50):
+        key = f"{limit.metric}_ms.p{percentile}"
+        if percentile <= limit.percentile and key in figures:
+            return figures[key]
+    return 0.0  # nobody has that metric: TPOT of answers of one token

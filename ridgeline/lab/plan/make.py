@@ -1,0 +1,264 @@
+"""make_plan: from a question to a plan: the way to serve it, what it will measure, what it costs, and why.
+
+Called by `cli.plan`. The search is analytic, the prediction simulated on the user's own traffic, the costs by
+the hour; `decide` has the gates. Says Infeasible, with the nearest that would do, rather than a bad plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from ridgeline.lab.errors import BadInput, Infeasible
+from ridgeline.lab.hardware import Chip
+from ridgeline.lab.plan import search
+from ridgeline.lab.plan.answer import Plan, Question
+from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, BreakEven, Profile, break_even, hourly_profile
+from ridgeline.lab.plan.decide import PrecisionFigures
+from ridgeline.lab.plan.engines import ridgeline_refusal
+from ridgeline.lab.plan.estimate import Estimate, Times, capacity, estimate
+from ridgeline.lab.plan.operators import Phase
+from ridgeline.lab.plan.refusals import check_budget, check_gpus, refuse_latency
+from ridgeline.lab.plan.residuals import corrections, read_residuals
+from ridgeline.lab.plan.roofline import Roofline, study
+from ridgeline.lab.plan.search import Refused, Way
+from ridgeline.lab.plan.settings import EngineSettings, engine_settings
+from ridgeline.lab.plan.sharing import sharing
+from ridgeline.lab.plan.times import times_of
+from ridgeline.lab.prediction import Interval
+from ridgeline.lab.traffic.request import Traffic
+from ridgeline.models.shapes import Precision
+
+Report = Callable[[str], None]
+OPEN_RATE = 0.9  # of the capacity, where no rate was asked for
+PROVIDER_CACHE_S = 300.0  # how long hosted APIs keep a prefix that nobody asks for; five minutes is usual
+
+
+def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
+    _check_lengths(question)
+    report("trying precisions and splits")
+    engine, refusal, found, refused = _ways(question)
+    demand, slo, chip = question.demand, question.slo, question.chip
+    way = search.cheapest(found, demand.rate, question.gpus_max)
+    if way is None:
+        if found and demand.rate is not None:
+            raise search.refuse_rate(found, demand.rate, question.gpus_max)
+        raise search.refuse_all(refused, slo, question.gpus_max)
+    settings = engine_settings(question.model, way, demand, given=question.settings)
+    times = times_of(question.model, way, demand, settings.config)
+    report("looking for one replica's capacity")
+    served, at = capacity(
+        demand, settings.limits, times, slo, way.requests_per_s / demand.requests_per_arrival
+    )
+    if not served:
+        raise refuse_latency(question, way, at)
+    rate = OPEN_RATE * served if demand.rate is None else demand.rate
+    replicas = max(1, math.ceil(rate / served - 1e-9))
+    check_gpus(question, way, replicas, served)
+    share = demand.share(rate / replicas)
+    check_budget(question, way, replicas, served, _profile(question, share))
+    report(f"simulating {replicas} replica{'s' * (replicas > 1)}")
+    found_estimate = estimate(share, settings.limits, times, slo)
+    usd_per_hour = None
+    if question.usd_per_gpu_hour is not None:
+        usd_per_hour = question.usd_per_gpu_hour * replicas * way.gpus
+    factors = corrections(
+        read_residuals(), hardware=question.hardware, model=question.model, method=times.method
+    )
+    report("counting")
+    operating = max(1, round(found_estimate.concurrency))
+    return Plan(
+        question=question,
+        way=way,
+        engine=engine,
+        engine_refusal=refusal,
+        settings=settings,
+        times=times,
+        replicas=replicas,
+        capacity=served,
+        share=share,
+        estimate=found_estimate,
+        metrics={
+            name: factors[name].apply(interval) if name in factors else interval
+            for name, interval in found_estimate.metrics.items()
+        },
+        corrected={name: factors[name] for name in found_estimate.metrics if name in factors},
+        prefill=_study(way, chip, "prefill", 1, demand, settings),
+        decode=_study(way, chip, "decode", operating, demand, settings),
+        precisions=_precisions(question, engine, way, served, rate),
+        ideal=sharing(share.traffic),
+        kept=sharing(share.traffic, cache_tokens=_cache_tokens(settings, found_estimate)),
+        even=_even(question, way, served, share),
+        usd_per_hour=usd_per_hour,
+        usd_per_mtok=_usd_per_mtok(question, way, share, served, rate, times),
+    )
+
+
+# ── which way ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_lengths(question: Question) -> None:
+    longest, most = question.demand.longest, question.shape.max_context
+    if longest > most:
+        raise BadInput(
+            f"{question.shape.name} reads at most {most:,} tokens, and the longest request has {longest:,}: "
+            f"--max-context {most} cuts prompts to it"
+        )
+
+
+def _ways(question: Question) -> tuple[str, str, list[Way], list[Refused]]:
+    """Our own engine where it can, else vLLM's times; an engine that was asked for, or nothing."""
+    refusal = ridgeline_refusal(question.model, question.chip, question.precision)
+    if question.engine not in ("auto", "ridgeline"):
+        found, refused = _tried(question, question.engine)
+        return question.engine, "another engine was asked for", found, refused
+    if refusal and (question.engine == "ridgeline" or question.chip.name == "cpu"):
+        raise Infeasible(f"ridgeline does not serve this: {refusal}")
+    refused = []
+    if not refusal:
+        found, refused = _tried(question, "ridgeline")
+        fits = search.cheapest(found, question.demand.rate, question.gpus_max)
+        if fits or question.engine == "ridgeline" or question.chip.name == "cpu":
+            return "ridgeline", "", found, refused
+        refusal = f"on one GPU, {refused[0].why}" if refused else "one GPU a replica is not enough"
+    found, more = _tried(question, "vllm")
+    return "vllm", refusal, found, [*refused, *more]
+
+
+def _tried(question: Question, backend: str) -> tuple[list[Way], list[Refused]]:
+    """As stored, or as asked for; smaller formats only where that does not do."""
+    first: list[Way] | None = None
+    every: list[Refused] = []
+    for precision in precisions_for(question, backend):
+        found, refused = search.ways(
+            question.shape,
+            question.chip,
+            question.demand,
+            question.slo,
+            backend=backend,
+            precisions=[precision],
+            kv_precision=question.kv_precision,
+            gpus_max=question.gpus_max,
+        )
+        every += refused
+        if search.cheapest(found, question.demand.rate, question.gpus_max) is not None:
+            return found, every
+        first = found if first is None else first
+    return first or [], every
+
+
+def precisions_for(question: Question, backend: str) -> list[Precision]:
+    """The one to plan with first, then those that are smaller and that chip and engine have."""
+    shape, chip = question.shape, question.chip
+    if question.precision is not None:
+        try:
+            return [Precision.named(question.precision)]
+        except ValueError as error:
+            raise BadInput(f"--precision: {error}") from error
+    on_gpu = chip.name != "cpu"
+    stored = Precision.named("bfloat16") if backend == "ridgeline" and on_gpu else shape.stored
+    if backend == "ridgeline":
+        names = [] if on_gpu else ["int8", "int4"]
+    else:
+        names = [name for name, unit in (("fp8", "fp8"), ("nvfp4", "fp4")) if unit in chip.flops] + ["int4"]
+    size = shape.weight_bytes(stored)
+    smaller = [Precision.named(name) for name in names]
+    return [stored, *(p for p in smaller if shape.weight_bytes(p) < 0.9 * size)]
+
+
+def _precisions(
+    question: Question, engine: str, way: Way, served: float, rate: float
+) -> tuple[PrecisionFigures, ...]:
+    """Every precision by the same analytic times, scaled to what the simulation found for the chosen one."""
+    scale = served / way.requests_per_s
+    asked = replace(question, precision=None)
+    figures = []
+    for precision in precisions_for(asked, engine):
+        found, refused = search.ways(
+            question.shape,
+            question.chip,
+            question.demand,
+            question.slo,
+            backend=engine,
+            precisions=[precision],
+            kv_precision=question.kv_precision,
+            gpus_max=question.gpus_max,
+        )
+        counted = [(math.ceil(rate / (w.requests_per_s * scale) - 1e-9) * w.gpus, w) for w in found]
+        if not counted:
+            figures.append(
+                PrecisionFigures(str(precision), None, None, None, refused[0].why if refused else "")
+            )
+            continue
+        gpus, best = min(counted, key=lambda pair: (pair[0], pair[1].tpot.mid))
+        price = question.usd_per_gpu_hour
+        usd = None if price is None else gpus * price * HOURS_PER_MONTH
+        figures.append(PrecisionFigures(str(precision), gpus, usd, 1e3 * best.tpot.mid))
+    return tuple(figures)
+
+
+# ── what it takes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _study(
+    way: Way, chip: Chip, phase: Phase, batch: int, demand: Demand, settings: EngineSettings
+) -> Roofline:
+    prompt = max(1, min(settings.limits.prefill_chunk, round(demand.mean_input)))
+    context = 0 if phase == "prefill" else round(demand.mean_input + demand.mean_output / 2)
+    deployment = way.deployment
+    return study(
+        deployment.shape,
+        chip,
+        phase,
+        batch,
+        prompt,
+        context,
+        deployment.kept,
+        deployment.kv_precision,
+        deployment.tp,
+    )
+
+
+def _cache_tokens(settings: EngineSettings, found: Estimate) -> float:
+    """What live sequences leave of the KV memory, when most of it is held."""
+    return settings.limits.num_blocks * settings.limits.block_size * max(0.0, 1 - found.kv_peak)
+
+
+def _even(question: Question, way: Way, served: float, share: Demand) -> BreakEven | None:
+    if question.offers is None or question.usd_per_gpu_hour is None:
+        return None
+    traffic = _profiled(question, share)
+    return break_even(
+        _profile(question, share),
+        question.offers.typical,
+        cached_share=sharing(traffic, kept_s=PROVIDER_CACHE_S).share,
+        replica_usd_per_hour=question.usd_per_gpu_hour * way.gpus,
+        replica_requests_per_s=served * question.demand.requests_per_arrival,
+    )
+
+
+def _profiled(question: Question, share: Demand) -> Traffic:
+    """The whole service's traffic; without a rate, that of the one replica."""
+    return share.traffic if question.demand.rate is None else question.demand.traffic
+
+
+def _profile(question: Question, share: Demand) -> Profile:
+    return hourly_profile(_profiled(question, share), busy_hours=question.busy_hours)
+
+
+def _usd_per_mtok(
+    question: Question, way: Way, share: Demand, served: float, rate: float, times: Times
+) -> Interval | None:
+    """At this rate; the ends are those of the replicas needed where steps are faster or slower."""
+    if question.usd_per_gpu_hour is None:
+        return None
+    tokens_per_s = rate * share.requests_per_arrival * (share.mean_input + share.mean_output)
+
+    def at(factor: float) -> float:
+        replicas = max(1, math.ceil(rate * factor / served - 1e-9))
+        assert question.usd_per_gpu_hour is not None
+        return replicas * way.gpus * question.usd_per_gpu_hour / 3600 / tokens_per_s * 1e6
+
+    return Interval(at(times.low), at(1.0), at(times.high))

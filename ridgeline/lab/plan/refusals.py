@@ -1,0 +1,56 @@
+"""Plans that cannot be: refusals name the constraint that binds, its figures, and the nearest that would do.
+
+Raised by `make`, once a way to serve was found and simulated; what no way does at all, `search` refuses.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ridgeline.lab.errors import BadInput, Infeasible
+from ridgeline.lab.plan.answer import Question
+from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, Profile
+from ridgeline.lab.plan.search import Way
+
+
+def refuse_latency(question: Question, way: Way, at: dict[str, float]) -> Infeasible:
+    """at: what the limits' metrics are with hardly any traffic."""
+    worst = max(question.slo.limits, key=lambda limit: at[limit.key] / limit.ms)
+    reached = at[worst.key]
+    return Infeasible(
+        f"{worst} cannot be met on {question.chip.name} with tp={way.deployment.tp}, however few requests "
+        f"come: those of this traffic reach {reached:.3g} ms with nobody waiting. Nearest: "
+        f"{worst.metric}_p{worst.percentile}={math.ceil(reached):g}ms, shorter prompts, or faster hardware"
+    )
+
+
+def check_gpus(question: Question, way: Way, replicas: int, served: float) -> None:
+    needed = replicas * way.gpus
+    if needed <= question.gpus_max:
+        return
+    most = question.gpus_max // way.gpus
+    raise Infeasible(
+        f"{question.demand.rate:g} arrivals/s need {needed} {question.chip.name} in {replicas} replicas, and "
+        f"--gpus-max is {question.gpus_max}: one replica serves {served:.3g}/s within {question.slo}. "
+        f"Nearest: --rate {most * served:.3g}, or --gpus-max {needed}"
+    )
+
+
+def check_budget(question: Question, way: Way, replicas: int, served: float, profile: Profile) -> None:
+    if question.budget is None:
+        return
+    if question.usd_per_gpu_hour is None:
+        raise BadInput(f"a budget needs the price of an hour of {question.chip.name}: give --gpu-price")
+    month = profile.month()
+    allowed = question.budget.usd_month(month.input_tokens + month.output_tokens, month.requests)
+    each = question.usd_per_gpu_hour * way.gpus * HOURS_PER_MONTH
+    needed = replicas * each
+    if needed <= allowed:
+        return
+    afforded = int(allowed // each)
+    nearest = f"--rate {afforded * served:.3g} for that money" if afforded else "no replica for that money"
+    raise Infeasible(
+        f"{replicas * way.gpus} {question.chip.name} cost ${needed:,.0f} a month, and the budget "
+        f"({question.budget}) allows ${allowed:,.0f}: within {question.slo} one replica of ${each:,.0f} "
+        f"serves {served:.3g} arrivals/s. Nearest: {nearest}, or --budget ${math.ceil(needed)}/month"
+    )

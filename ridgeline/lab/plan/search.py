@@ -1,0 +1,213 @@
+"""Which deployment serves the demand for the least money: every precision and every split, one by one.
+
+`make` calls `search`. A deployment's capacity is the largest batch that memory holds and the service level
+allows, by the analytic times. Where nothing does, Infeasible names what binds and the nearest that would do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ridgeline.lab.errors import Infeasible
+from ridgeline.lab.hardware import Chip
+from ridgeline.lab.plan.analytic import predict_tpot, predict_ttft
+from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.deployment import Deployment
+from ridgeline.lab.plan.memory import MemoryNeeds, memory_plan
+from ridgeline.lab.prediction import Interval
+from ridgeline.lab.slo import Slo
+from ridgeline.models.shapes import ModelShape, Precision
+
+HEADROOM = 0.8  # of a replica's capacity: closer to it, queues grow faster than any forecast can follow
+MAX_BATCH = 1024
+TP_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a replica, and what it does at the largest batch it may have."""
+
+    deployment: Deployment
+    memory: MemoryNeeds
+    batch: int
+    bound: str  # what keeps the batch from growing: "memory", "tpot", "ttft" or "batch cap"
+    tpot: Interval  # seconds, at that batch
+    ttft: Interval
+    requests_per_s: float  # at that batch, with nobody waiting
+
+    @property
+    def precision(self) -> str:
+        return str(self.deployment.kept)
+
+    @property
+    def gpus(self) -> int:
+        return self.deployment.gpus
+
+    def replicas(self, rate: float) -> int:
+        return max(1, math.ceil(rate / (HEADROOM * self.requests_per_s) - 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A way that does not do, and by how much: `kind` orders them from hopeless to near."""
+
+    deployment: Deployment
+    kind: str  # "memory", "tpot" or "ttft"
+    why: str
+    best_s: float = math.inf  # the best value it could reach
+
+
+def ways(
+    shape: ModelShape,
+    chip: Chip,
+    demand: Demand,
+    slo: Slo,
+    *,
+    backend: str,
+    precisions: Sequence[Precision | str],
+    kv_precision: str,
+    gpus_max: int,
+    max_batch: int = MAX_BATCH,
+) -> tuple[list[Way], list[Refused]]:
+    """Every way within `gpus_max` chips, and those that do not do with the reason."""
+    found: list[Way] = []
+    refused: list[Refused] = []
+    for precision in precisions:
+        for tp, pp in splits(shape, chip, backend, gpus_max):
+            outcome = consider(
+                Deployment(shape, chip, backend, precision, kv_precision, tp=tp, pp=pp),
+                demand,
+                slo,
+                max_batch,
+            )
+            if isinstance(outcome, Way):
+                found.append(outcome)
+            else:
+                refused.append(outcome)
+    return found, refused
+
+
+def consider(deployment: Deployment, demand: Demand, slo: Slo, max_batch: int = MAX_BATCH) -> Way | Refused:
+    """The largest batch of a deployment that memory and the service level allow."""
+    memory = memory_plan(
+        deployment.shape,
+        deployment.chip,
+        deployment.precision,
+        deployment.kv_precision,
+        deployment.tp,
+        deployment.pp,
+        round(demand.mean_input),
+        round(demand.mean_output),
+    )
+    if memory.requests_that_fit < 1:
+        return Refused(deployment, "memory", memory_reason(deployment, memory))
+    isl, osl = max(1, round(demand.mean_input)), max(1, round(demand.mean_output))
+    bounds = slo.bounds_ms()
+    tpot_limit = bounds.get("tpot_ms", math.inf) / 1e3
+    ttft_limit = min(bounds.get("ttft_ms", math.inf), bounds.get("ttft_sched_ms", math.inf)) / 1e3
+
+    alone_tpot = predict_tpot(deployment, 1, isl, osl)
+    if alone_tpot.mid > tpot_limit:
+        return Refused(deployment, "tpot", tpot_reason(deployment, alone_tpot), alone_tpot.mid)
+    alone_ttft = predict_ttft(deployment, 1, isl, osl)
+    if alone_ttft.mid > ttft_limit:
+        return Refused(deployment, "ttft", ttft_reason(deployment, alone_ttft, isl), alone_ttft.mid)
+    most = min(max_batch, memory.requests_that_fit)
+    batch = _largest(most, lambda size: predict_tpot(deployment, size, isl, osl).mid <= tpot_limit)
+    bound = "tpot" if batch < most else "memory" if most < max_batch else "batch cap"
+    tpot, ttft = predict_tpot(deployment, batch, isl, osl), predict_ttft(deployment, batch, isl, osl)
+    took = ttft.mid + (osl - 1) * tpot.mid
+    return Way(deployment, memory, batch, bound, tpot, ttft, batch / took)
+
+
+def cheapest(found: Sequence[Way], rate: float | None, gpus_max: int) -> Way | None:
+    """Fewest GPUs for the rate; without one, most requests for a GPU. Ties: the faster one."""
+    if rate is None:
+        return max(found, key=lambda way: (way.requests_per_s / way.gpus, -way.tpot.mid), default=None)
+    within = [way for way in found if way.replicas(rate) * way.gpus <= gpus_max]
+    return min(within, key=lambda way: (way.replicas(rate) * way.gpus, way.tpot.mid), default=None)
+
+
+def refuse_rate(found: Sequence[Way], rate: float, gpus_max: int) -> Infeasible:
+    """No way has enough GPUs for the rate: which would be served, and how many it takes."""
+    best = max(found, key=lambda way: (gpus_max // way.gpus) * way.requests_per_s)
+    served = HEADROOM * (gpus_max // best.gpus) * best.requests_per_s
+    needed = min(way.replicas(rate) * way.gpus for way in found)
+    return Infeasible(
+        f"{rate:g} requests/s need {needed} {best.deployment.chip.name}, and --gpus-max is {gpus_max}: "
+        f"one replica ({_how(best.deployment)}) serves {HEADROOM * best.requests_per_s:.3g} requests/s, "
+        f"bound by {best.bound} at a batch of {best.batch}. Nearest: --rate {served:.3g}, or "
+        f"--gpus-max {needed}"
+    )
+
+
+def refuse_all(refused: Sequence[Refused], slo: Slo, gpus_max: int) -> Infeasible:
+    """No way does at all: the nearest one's constraint, and the limit it would keep."""
+    near = [r for r in refused if r.kind == "ttft"] or [r for r in refused if r.kind == "tpot"]
+    if near:
+        best = min(near, key=lambda r: r.best_s)
+        limit = next(limit for limit in slo.limits if limit.metric.startswith(best.kind))
+        reached = math.ceil(best.best_s * 1e4) / 10
+        return Infeasible(
+            f"{limit} cannot be met: {best.why}. Nearest: {limit.metric}_p{limit.percentile}={reached:g}ms"
+        )
+    best = min(refused, key=lambda r: r.deployment.all_bytes)
+    return Infeasible(f"the model does not fit: {best.why}")
+
+
+def memory_reason(deployment: Deployment, memory: MemoryNeeds) -> str:
+    chip, weights = deployment.chip, memory.weights * memory.gpus
+    return (
+        f"weights of {weights / 1e9:.3g} GB in {deployment.kept} need at least {memory.gpus_needed} "
+        f"{chip.name} of {chip.memory_bytes / 1e9:.0f} GB ({_how(deployment)} was tried)"
+    )
+
+
+def tpot_reason(deployment: Deployment, alone: Interval) -> str:
+    floor = (deployment.linear_bytes) / deployment.chip.bytes_per_s
+    return (
+        f"TPOT ≥ {1e3 * alone.mid:.3g} ms on {deployment.chip.name} with {_how(deployment)}, even for one "
+        f"request alone: bytes over bandwidth ({deployment.linear_bytes / 1e9:.3g} GB a chip, "
+        f"{1e3 * floor:.3g} ms at the datasheet's rate)"
+    )
+
+
+def ttft_reason(deployment: Deployment, alone: Interval, isl: int) -> str:
+    flops = deployment.shape.flops(isl, 0)
+    return (
+        f"TTFT ≥ {1e3 * alone.mid:.3g} ms on {deployment.chip.name} with {_how(deployment)}, even for one "
+        f"request alone: {isl:,} prompt tokens are {flops / 1e12:.3g} TFLOP"
+    )
+
+
+def splits(shape: ModelShape, chip: Chip, backend: str, gpus_max: int) -> Iterator[tuple[int, int]]:
+    """(tp, pp) to try: tensor parallel over as much as a node's links reach, pipelines beyond."""
+    if backend == "ridgeline":
+        yield 1, 1
+        return
+    heads = [getattr(kind.attention, "heads", 0) for kind, _ in shape.kinds if kind.attention is not None]
+    reach = min(gpus_max, chip.gpus_per_node)
+    sizes = [tp for tp in TP_SIZES if tp <= reach and all(count % tp == 0 for count in heads)]
+    yield from ((tp, 1) for tp in sizes)
+    stages = 2
+    while sizes and stages * sizes[-1] <= gpus_max and stages <= len(shape.layers):
+        yield sizes[-1], stages
+        stages *= 2
+
+
+def _largest(most: int, is_allowed: Callable[[int], bool]) -> int:
+    """The largest batch up to `most` that is allowed; 1 is, and where one is not, no larger one is."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if is_allowed(middle) else (low, middle - 1)
+    return low
+
+
+def _how(deployment: Deployment) -> str:
+    ways = [
+        f"{name}={getattr(deployment, name)}" for name in ("tp", "pp", "ep") if getattr(deployment, name) > 1
+    ]
+    return ", ".join([str(deployment.kept), *(ways or ["tp=1"])])

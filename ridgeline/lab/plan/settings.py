@@ -1,0 +1,130 @@
+"""The engine's settings that a plan decides, each with its reason; as a config file, and as scheduler limits.
+
+`make` simulates with the limits, `result` writes the file, `ridgeline serve --config` runs it. Only for
+engines of our own: another engine gets its command line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, load_calibration
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.deployment import Deployment
+from ridgeline.lab.plan.search import Way
+from ridgeline.models.registry import find_known
+from ridgeline.options import build, options_of, read_file
+
+# What the engine does where nothing is set; `engine.build` has them.
+CPU_RUNNING, GPU_RUNNING, GPU_STEP_TOKENS = 64, 256, 8192
+LEAST_KV_TOKENS = 16_384
+SECTIONS = {"engine": EngineConfig}
+# Formats of a plan as the engine's --weights has them.
+WEIGHTS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "int4": "int4"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    config: EngineConfig
+    limits: SchedulerLimits
+    reasons: dict[str, str] = field(default_factory=dict)  # by key of the config
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from the engine's defaults."""
+        defaults = {option.name: option.default for option in options_of(EngineConfig)}
+        return {name: value for name, value in asdict(self.config).items() if value != defaults[name]}
+
+
+def engine_settings(
+    model: str, way: Way, demand: Demand, *, given: dict[str, Any] | None = None
+) -> EngineSettings:
+    """given: settings the user asked for; they win, and the plan is made with them."""
+    deployment, given = way.deployment, given or {}
+    is_cpu = deployment.chip.name == "cpu"
+    values: dict[str, Any] = {"model": model_setting(model)}
+    reasons = {"model": f"{deployment.shape.parameters / 1e9:.3g} billion parameters, {way.precision}"}
+
+    def decide(key: str, value: Any, reason: str) -> None:
+        values[key], reasons[key] = value, reason
+
+    if is_cpu and str(deployment.kept) != str(deployment.shape.stored) and way.precision in WEIGHTS:
+        decide("weights", WEIGHTS[way.precision], "the precision that was planned with")
+    step_tokens, chunk, why = _step_sizes(deployment, is_cpu)
+    decide("step_tokens", step_tokens, why)
+    decide("prefill_chunk", chunk, why)
+    most = CPU_RUNNING if is_cpu else GPU_RUNNING
+    running = min(most, way.memory.requests_that_fit)
+    decide("max_running", running, "the engine's own" if running == most else "more would not fit memory")
+    room = max(0, way.memory.kv_room) // max(1, way.memory.kv_per_token)
+    if is_cpu:
+        wanted = max(LEAST_KV_TOKENS, running * demand.longest)
+        kv_tokens = _in_blocks(min(wanted, room // 2))
+        decide("kv_tokens", kv_tokens, f"room for {running} sequences of up to {demand.longest:,} tokens")
+    else:
+        kv_tokens = _in_blocks(min(room, running * deployment.shape.max_context))
+    for key, value in given.items():
+        decide(key, value, "as asked for")
+    config = build(EngineConfig, values)
+    blocks = (config.kv_tokens or kv_tokens) // config.block_size
+    step_tokens = config.step_tokens or step_tokens
+    limits = SchedulerLimits(
+        step_tokens=step_tokens,
+        prefill_chunk=min(config.prefill_chunk or step_tokens, step_tokens),
+        max_running=config.max_running or most,
+        max_waiting=config.max_waiting,
+        block_size=config.block_size,
+        num_blocks=max(1, blocks),
+        max_context=min(
+            config.max_context or deployment.shape.max_context, max(1, blocks) * config.block_size
+        ),
+        prefix_cache=config.prefix_cache,
+    )
+    return EngineSettings(config, limits, reasons)
+
+
+def config_file(settings: EngineSettings, header: list[str]) -> str:
+    """plan.toml: only what the plan decided, each key under its reason."""
+    lines = [*(f"# {line}".rstrip() for line in header), "", "[engine]"]
+    for key, value in {"model": settings.config.model, **settings.changed()}.items():
+        lines += [f"# {settings.reasons.get(key, 'as planned')}", f"{key} = {json.dumps(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def read_config(path: Path) -> EngineConfig:
+    """As `ridgeline serve --config` reads it."""
+    return build(EngineConfig, read_file(path, SECTIONS).get("engine", {}))
+
+
+def model_setting(model: str) -> str:
+    """A short name as it is, a path as one that can be found from anywhere."""
+    if find_known(model) is not None or model.startswith("hf:"):
+        return model
+    path = Path(model).expanduser().resolve()
+    return str(path.parent if path.name == "config.json" else path)
+
+
+def _step_sizes(deployment: Deployment, is_cpu: bool) -> tuple[int, int, str]:
+    if not is_cpu:
+        return GPU_STEP_TOKENS, GPU_STEP_TOKENS, "the engine's own on a GPU"
+    calibration = load_calibration()
+    shape = deployment.shape
+    choice = None
+    if calibration is not None:
+        choice = calibration.choice(shape.parameters, shape.weight_bytes(deployment.precision))
+    if choice is not None:
+        return choice.step_tokens, choice.prefill_chunk, f"calibrated on this machine: {choice.reason}"
+    return (
+        DEFAULT_STEP_TOKENS,
+        DEFAULT_STEP_TOKENS,
+        "the engine's own; `ridgeline doctor --calibrate` measures",
+    )
+
+
+def _in_blocks(tokens: int, block: int = 16) -> int:
+    return max(block, math.floor(tokens / block) * block)

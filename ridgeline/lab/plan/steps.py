@@ -1,0 +1,121 @@
+"""The decision list of a plan: its figures put before each gate of `decide`, in the order of leverage."""
+
+from __future__ import annotations
+
+from ridgeline.engine.step import StepWork
+from ridgeline.lab.errors import LabError
+from ridgeline.lab.plan import decide
+from ridgeline.lab.plan.answer import Plan
+from ridgeline.lab.plan.decide import PrecisionFigures, Step
+from ridgeline.lab.plan.parallel import choose_parallel
+
+TIGHT = 0.8  # of a limit: nearer to it than this, a prediction may miss it
+
+
+def decisions(plan: Plan) -> tuple[Step, ...]:
+    return (
+        decide.hosted_or_dedicated(plan.even, _no_comparison(plan)),
+        _smallest(plan),
+        decide.engine(plan.engine, refused=plan.engine_refusal),
+        _quantize(plan),
+        decide.prefix_cache(plan.ideal, plan.kept, prefill_s_per_token(plan)),
+        _speculate(plan),
+        _parallelize(plan),
+        _disaggregate(plan),
+    )
+
+
+def prefill_s_per_token(plan: Plan) -> float:
+    chunk = plan.settings.limits.prefill_chunk
+    work = StepWork(prefill_tokens=chunk, prefill_rows=1)
+    return plan.times.steps.seconds(work) / chunk
+
+
+def ridge_batch(plan: Plan) -> float:
+    """Sequences at which a decode step's arithmetic takes as long as reading its weights."""
+    deployment = plan.way.deployment
+    shape, batch = deployment.shape, max(1, round(plan.estimate.concurrency))
+    read = shape.weight_bytes_read(deployment.kept, batch)
+    context = round(plan.share.mean_input + plan.share.mean_output / 2)
+    return deployment.chip.ridge(deployment.kept.linear) * read / shape.flops(1, context)
+
+
+def _no_comparison(plan: Plan) -> str:
+    if plan.question.usd_per_gpu_hour is None:
+        return f"no price of an hour of {plan.question.chip.name} is known (--gpu-price)"
+    return plan.question.no_offers or "no hosted model is near this one (--price-in, --price-out)"
+
+
+def _smallest(plan: Plan) -> Step:
+    deployment, memory = plan.way.deployment, plan.way.memory
+    shape, chip = deployment.shape, deployment.chip
+    per_parameter = shape.weight_bytes(deployment.kept) / shape.parameters
+    room = chip.memory_bytes - memory.reserve - memory.activations - plan.way.batch * memory.kv_per_request
+    return decide.smallest_model(
+        parameters=shape.parameters,
+        active=shape.active_parameters,
+        gpus=plan.way.gpus,
+        decode_floor_ms=1e3 * shape.weight_bytes_read(deployment.kept, 1) / deployment.tp / chip.bytes_per_s,
+        one_gpu_parameters=max(0.0, room / per_parameter),
+    )
+
+
+def _quantize(plan: Plan) -> Step:
+    figures = {found.precision: found for found in plan.precisions}
+    unknown = PrecisionFigures(plan.way.precision, plan.gpus, None, 1e3 * plan.way.tpot.mid)
+    chosen = figures.get(plan.way.precision, unknown)
+    stored = plan.precisions[0] if plan.precisions else unknown
+    others = tuple(found for found in plan.precisions if found not in (chosen, stored))
+    return decide.quantize(stored, chosen, others)
+
+
+def _speculate(plan: Plan) -> Step:
+    limits = [limit for limit in plan.question.slo.limits if limit.metric in ("tpot", "itl", "ntpot")]
+    near = [plan.metrics[limit.key].high > TIGHT * limit.ms for limit in limits if limit.key in plan.metrics]
+    return decide.speculate(
+        batch=max(1.0, plan.estimate.concurrency),
+        ridge_batch=ridge_batch(plan),
+        engine_can=plan.engine != "ridgeline",
+        tpot_is_tight=any(near),
+    )
+
+
+def _parallelize(plan: Plan) -> Step:
+    """The rule's own reason where the search came to the same split; else that it costs least."""
+    deployment, demand = plan.way.deployment, plan.share
+    reason = ""
+    try:
+        choice = choose_parallel(
+            deployment.shape,
+            deployment.chip,
+            deployment.kept,
+            deployment.kv_precision,
+            round(demand.mean_input),
+            round(demand.mean_output),
+            concurrency=max(1, round(plan.estimate.concurrency)),
+            most_gpus=plan.question.gpus_max,
+        )
+        if (choice.tp, choice.pp) == (deployment.tp, deployment.pp):
+            reason = choice.reason
+    except LabError:
+        pass  # the search found a way; the rule's own refusal is not news
+    if not reason:
+        reason = (
+            f"of the splits within the service level this one takes the fewest GPUs, with "
+            f"{plan.way.batch} requests at once, bound by {plan.way.bound}"
+        )
+    return decide.parallelize(
+        tp=deployment.tp, pp=deployment.pp, ep=deployment.ep, replicas=plan.replicas, reason=reason
+    )
+
+
+def _disaggregate(plan: Plan) -> Step:
+    demand = plan.share
+    per_second = plan.rate * demand.requests_per_arrival * (demand.mean_input + demand.mean_output)
+    hours = plan.question.busy_hours
+    return decide.disaggregate(
+        tokens_per_day=plan.even.profile.tokens_per_day if plan.even else per_second * 3600 * hours,
+        parameters=plan.question.shape.parameters,
+        input_per_output=demand.mean_input / demand.mean_output,
+        gpus=plan.gpus,
+    )
