@@ -59,7 +59,7 @@ def _all_help(parser: object) -> str:
     for action in parser._actions:  # type: ignore[attr-defined]
         if isinstance(action.choices, dict):
             text += "".join(_all_help(below) for below in action.choices.values())
-    return text
+    return text + "".join(_all_help(below) for below in parser.subverbs.values())  # type: ignore[attr-defined]
 
 
 def test_files_named_among_the_figures_exist() -> None:
@@ -86,7 +86,7 @@ def test_a_term_is_found_in_any_spelling(word: str) -> None:
 
 
 def test_an_unknown_term_is_answered_with_the_nearest() -> None:
-    with pytest.raises(BadInput, match="did you mean .*TTFT"):
+    with pytest.raises(BadInput, match=r"did you mean .*TTFT"):
         find("ttf")
     with pytest.raises(BadInput, match="lists all entries"):
         find("zzzzzz")
