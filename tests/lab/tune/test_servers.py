@@ -122,13 +122,13 @@ def test_a_whole_search_on_real_servers(
         "--set",
         "max_running=1",
     ]
-    arguments += ["--try", "max_running=1,8", "--concurrency", "8", "--requests", "16", "--input", "30"]
-    arguments += ["--output", "32", "--warmup", "2", "--rounds", "3", "--keep-invalid"]
+    arguments += ["--try", "max_running=1,8", "--concurrency", "8", "--requests", "8", "--input", "30"]
+    arguments += ["--output", "24", "--warmup", "2", "--rounds", "2", "--keep-invalid"]
     assert main(arguments) == 0
     with Ledger(tmp_path, write=False) as ledger:
         verdict = ledger.verdict(1)
         assert verdict is not None
-        assert verdict.rounds == 3
+        assert verdict.rounds == 2
         assert "max_running 1 → 8" in capsys.readouterr().out
     assert (tmp_path / "winner.toml").exists()
     assert (tmp_path / "ledger.html").exists()
