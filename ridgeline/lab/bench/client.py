@@ -37,6 +37,12 @@ class Address:
     port: int
     tls: ssl.SSLContext | None
 
+    @property
+    def authority(self) -> str:
+        """As the host header has it: no port that the scheme implies."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
 
 class Exchange:
     """One request and what has come of it so far. Stamps are by the clock, not yet from the run's start."""
@@ -341,14 +347,18 @@ class _Connection(asyncio.Protocol):
             self._client.retried += 1
             exchange.wire = self._client._loop.create_task(self._client._connect(exchange))
             return
-        at = now()
-        if error is None and exchange.last_at is not None:
-            words = exchange.answer.error or "the connection was closed in the middle of the answer"
-            cause = "server_error" if exchange.answer.error else "truncated"
-            self._client._finish(exchange, at, "failed", cause, words)
-        else:
-            words = "the connection was closed before an answer" if error is None else str(error)
-            self._client._finish(exchange, at, "failed", "reset", words)
+        answer, status, cause = exchange.answer, exchange.http_status, "reset"
+        words = "the connection was closed before an answer" if error is None else str(error)
+        if status is not None and status != 200:
+            cause, words = f"http_{status}", f"HTTP {status}: {body_message(self._refusal)}"
+        elif answer.error:
+            cause, words = "server_error", answer.error
+        elif answer.is_done and answer.chunk_at:  # all was said; some servers end their answers so
+            self._client._finish(exchange, exchange.last_at or now(), "ok", "", "")
+            return
+        elif error is None and exchange.last_at is not None:
+            cause, words = "truncated", "the connection was closed in the middle of the answer"
+        self._client._finish(exchange, now(), "failed", cause, words)
 
     def _forget(self) -> None:
         self._client._open.discard(self)

@@ -37,7 +37,7 @@ async def ask(
     """Status and body. Raises OSError (TimeoutError too) where there is no whole answer."""
     data = b"" if body is None else msgspec.json.encode(body)
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: {address.host}:{address.port}\r\naccept: application/json\r\n"
+        f"{method} {path} HTTP/1.1\r\nhost: {address.authority}\r\naccept: application/json\r\n"
         f"content-type: application/json\r\ncontent-length: {len(data)}\r\nconnection: close\r\n{headers}\r\n"
     )
     async with asyncio.timeout(timeout_s):

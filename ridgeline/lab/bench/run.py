@@ -61,6 +61,7 @@ async def run_bench(
     target = await find_target(config)
     scripts = await make_scripts(config, target)
     runner = _Runner(config, target, on_progress)
+    _raise_socket_limit()
     with _on_interrupt(runner.stop), _no_collection():
         warm_records = await runner.warm_up(scripts.warmup) if scripts.warmup.requests else []
         started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -200,6 +201,7 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
         "refused_fields": list(target.refused),
         "max_context": target.max_context,
         "limits": target.limits,
+        "warnings": _warnings(config, target),
         "client": {
             "ridgeline": ridgeline.__version__,
             "python": platform.python_version(),
@@ -211,6 +213,18 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
     return plain
 
 
+def _warnings(config: BenchConfig, target: Target) -> list[str]:
+    """What can be said before the run."""
+    longest = target.max_context
+    if longest is None:
+        return []
+    over = sum(one.input_tokens + one.output_tokens > longest for one in config.traffic.requests)
+    return [
+        f"{over} requests need more than the server's context of {longest} tokens, and it will refuse them: "
+        f"--max-context {longest} cuts them"
+    ] if over else []  # fmt: skip
+
+
 def _cache_condition(config: BenchConfig, target: Target) -> str:
     """The state of the prefix cache that the first request finds, as far as it is known."""
     if config.cache == "primed":
@@ -220,6 +234,18 @@ def _cache_condition(config: BenchConfig, target: Target) -> str:
     if target.cache_salt:
         return "cold: a cache salt of this run's own"
     return "cold for words of this run's own (drawn anew), unknown for what the server adds"
+
+
+def _raise_socket_limit() -> None:
+    """As many sockets as this process may have: an open loop on a server that stalls needs one a request."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.contextmanager

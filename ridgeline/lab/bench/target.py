@@ -71,7 +71,7 @@ class Target:
         """The whole HTTP request."""
         body = msgspec.json.encode({**self.fields, **prompt, self.length_field: output_tokens})
         head = (
-            f"POST {self.base}{self.path} HTTP/1.1\r\nhost: {self.address.host}:{self.address.port}\r\n"
+            f"POST {self.base}{self.path} HTTP/1.1\r\nhost: {self.address.authority}\r\n"
             "content-type: application/json\r\naccept: text/event-stream\r\n"
             f"content-length: {len(body)}\r\n{self.headers}\r\n"
         )

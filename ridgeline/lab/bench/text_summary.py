@@ -45,7 +45,7 @@ def _lines(result: BenchResult) -> Iterator[str]:
     yield "formulas:"
     for metric in summary.metrics.values():
         yield f"  {metric.name:<{_NAME}} {metric.formula}"
-    notes = (*summary.notes, *result.validity.warnings)
+    notes = (*summary.notes, *result.validity.warnings, *result.settings.get("warnings", ()))
     if notes:
         yield ""
         yield from (f"note: {note}" for note in notes)

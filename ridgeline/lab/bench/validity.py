@@ -71,6 +71,12 @@ def judge(
         warnings.append(
             f"stopped early: {summary.cancelled} requests were under way; the slow ones are missing"
         )
+    warmups = [record for record in records if record.warmup]
+    cold = sum(record.status != "ok" for record in warmups)
+    if cold:
+        warnings.append(
+            f"{cold} of {len(warmups)} warm-up requests failed: the server may not have been warm"
+        )
     if retried:
         warnings.append(f"{retried} requests were sent again: the server had closed their kept connections")
     return Validity(not reasons, tuple(reasons), tuple(warnings), delay, limit, client_cpu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -105,9 +106,11 @@ class FaultyServer:
 
 
 @contextlib.asynccontextmanager
-async def faulty_server(behave: Behaviour) -> AsyncIterator[tuple[Address, FaultyServer]]:
+async def faulty_server(
+    behave: Behaviour, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Address, FaultyServer]]:
     faulty = FaultyServer(behave)
-    server = await asyncio.start_server(faulty.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(faulty.serve, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     faulty.url = f"http://127.0.0.1:{port}"
     try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,6 +218,40 @@ async def test_a_listener_that_does_not_speak_tls_is_a_failure_of_tls() -> None:
     assert record.status != "ok"
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """For localhost, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-keyout", key, "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, cert
+
+
+async def test_tls_is_spoken_and_certificates_are_checked(certificate: tuple[Path, Path]) -> None:
+    async def good(call: Call) -> None:
+        await call.answer()
+
+    key, cert = certificate
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(cert, key)
+    trusting = ssl.create_default_context(cafile=str(cert))
+    async with faulty_server(good, own) as (address, server):
+        known = Address("localhost", address.ip, address.port, trusting)
+        records = await send(known, times=3)
+        strange = (await send(Address("localhost", address.ip, address.port, ssl.create_default_context())))[
+            0
+        ]
+        assert server.connections == 1
+    assert [record.status for record in records] == ["ok"] * 3
+    assert (strange.status, strange.cause) == ("failed", "tls")
+
+
 async def test_one_connection_serves_one_request_after_the_other() -> None:
     async def good(call: Call) -> None:
         await call.answer()
@@ -365,5 +402,15 @@ async def test_an_answer_in_single_bytes_with_carriage_returns_is_read_all_the_s
             await call.raw((head + events)[place : place + 1])
         call.close()
 
-    record = await sent_to(drip)
-    assert record.n_out == 1
+    record = await sent_to(drip)  # whole by its [DONE], though only the connection's end delimits it
+    assert (record.status, record.n_out) == ("ok", 1)
+
+
+async def test_a_refusal_that_ends_with_its_connection_keeps_its_status() -> None:
+    async def refuse(call: Call) -> None:
+        await call.raw(b"HTTP/1.1 502 Bad Gateway\r\nconnection: close\r\n\r\n<html>no upstream</html>")
+        call.close()
+
+    record = await sent_to(refuse)
+    assert (record.status, record.cause) == ("failed", "http_502")
+    assert "no upstream" in record.error

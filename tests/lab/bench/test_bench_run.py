@@ -190,6 +190,13 @@ async def test_fields_that_a_server_refuses_are_left_out_and_told() -> None:
     assert result.settings["refused_fields"] == ["ignore_eos"]
 
 
+async def test_requests_beyond_the_servers_context_are_told_before_they_fail() -> None:
+    async with faulty_server(good) as (_, server):
+        server.models = b'{"data":[{"id":"m","max_model_len":6}]}'
+        result = await run_bench(config(server.url, at_once(2), ClosedLoop(1)))
+    assert "2 requests need more than the server's context of 6" in text_of(result)
+
+
 async def test_a_key_is_sent_and_a_missing_one_is_named() -> None:
     keys: list[str] = []
 
