@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.profile.load import DECODE_SPAN, Phase, PhaseLoad, Shape, refuse_too_large
-from ridgeline.lab.profile.native_samples import operator_rows
+from ridgeline.lab.profile.native_samples import operator_rows, share_error
 from ridgeline.lab.profile.rows import CountedRow, OperatorRow
 from ridgeline.lab.profile.sampling import (
     FunctionRow,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 WARM_UP_STEPS = 3
 NATIVE_RATE = 250  # samples a second: a step's operators take microseconds, and only their number counts
+
+NSIGHT = "nsys profile --trace=cuda,nvtx,osrt --output=steps ridgeline profile MODEL --seconds 0"
 
 Report = Callable[[str], None]  # what is done now
 
@@ -114,6 +116,7 @@ def profile_engine(built: BuiltEngine, model: str, wishes: Wishes, report: Repor
     if built.backend == "cuda":
         from ridgeline.ops.cuda.launch import PDL
 
+        notes.append(f"for Nsight: {NSIGHT}")
         if PDL:
             notes.append(
                 "kernels start early and are counted while they wait: their times add up to more than the "
@@ -199,7 +202,8 @@ def _sampled(
             found,
             operators=operator_rows(samples, _span_s(plain), _work(built, plain)),
             step_seconds=_span_s(plain),
-            measured_by=f"{samples.count} samples of the stack: shares of the plain steps' time",
+            measured_by=f"{samples.count} samples of the stack, as shares of the plain steps' time (10 % is "
+            f"± {share_error(samples, 0.1):.1%})",
         )
     return replace(found, functions=top_functions(samples), samples=samples.count, files=files)
 

@@ -11,6 +11,8 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.engine.build import BuiltEngine, build_engine
 from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.core import EngineCore
+from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.profile.load import PhaseLoad, Shape
 from ridgeline.lab.profile.native_samples import HOST
@@ -18,6 +20,7 @@ from ridgeline.lab.profile.run import Profile, Wishes, profile_engine
 from ridgeline.lab.profile.table import profile_lines
 from ridgeline.lab.profile.torch_capture import part_of
 from ridgeline.models import packed_cache
+from tests.engine.fake_device import FakeDevice
 from tests.models.tiny_checkpoints import SIZES, VOCAB, tiny_model
 
 STEPS = 3
@@ -173,3 +176,29 @@ def test_kernels_are_parts_of_a_step_by_their_names(kernel: str, part: str) -> N
 def test_flags_for_a_running_server_need_its_pid(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "--url", "http://127.0.0.1:1"]) == 2
     assert "--pid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_steps_that_overlap_are_watched_whole(phase: str) -> None:
+    limits = SchedulerLimits(
+        step_tokens=64,
+        prefill_chunk=32,
+        max_running=16,
+        max_waiting=64,
+        block_size=4,
+        num_blocks=600,
+        max_context=400,
+    )
+    core = EngineCore(Scheduler(limits), FakeDevice(4))
+    assert core.scheduler.lookahead == 1
+    load = PhaseLoad(core, VOCAB, phase, Shape(3, 20, 40))
+    for _ in range(3):
+        steps = load.steps(7)
+        assert len(steps.records) == 7
+        assert all((record.decode_batch == 0) == (phase == "prefill") for record in steps.records)
+        if phase == "decode":
+            assert steps.samples == steps.tokens == 7 * 3
+            assert steps.sampling_steps == 7
+    load.close()
+    assert not core.has_work
+    core.scheduler.check_integrity()
