@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
+from ridgeline.lab.bench.options import BenchOptions
+from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import markdown_table
 from ridgeline.server.config import ServerConfig
 
@@ -18,6 +20,8 @@ TABLES = {
     "server": markdown_table(ServerConfig),
     "engine": markdown_table(EngineConfig, skip=("model",)),
     "sampling": markdown_table(Sampling),
+    "bench": markdown_table(BenchOptions),
+    "traffic": markdown_table(TrafficOptions),
 }
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
