@@ -99,12 +99,14 @@ def test_an_unknown_chip_is_refused_with_the_nearest() -> None:
         chip("h20")
 
 
-def test_weights_are_multiplied_in_the_narrowest_unit_that_there_is() -> None:
+def test_weights_are_multiplied_in_the_fastest_unit_that_takes_them() -> None:
     assert chip("h200").unit("fp8") == "fp8"
     assert chip("h200").unit("nvfp4") == "bf16"
     assert chip("b200").unit("nvfp4") == "fp4"
     assert chip("a100").unit("fp8") == "bf16"
     assert chip("b200").unit("int4") == "bf16"
+    assert chip("h200").unit("int8") == "int8"
+    assert chip("b300").unit("int8") == "bf16"  # its int8 unit is slower than widening
     assert chip("h200").ridge("fp8") == pytest.approx(1978e12 / 4.8e12)
 
 

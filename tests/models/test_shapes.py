@@ -246,6 +246,23 @@ def test_a_model_of_the_registry_is_read_through_its_gguf_file() -> None:
     assert shape.stored == Precision("gguf:Q4_1", "gguf:Q4_1", "gguf:Q4_1")
 
 
+@needs_configs
+def test_of_a_model_on_the_hub_the_config_alone_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(repo: str, **options: Any) -> str:
+        asked.update(repo=repo, **options)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    write(tmp_path, json.loads((CONFIGS / "openai--gpt-oss-20b_config.json").read_text()))
+    assert read_shape("hf:openai/gpt-oss-20b").parameters == 20_914_757_184
+    assert asked["repo"] == "openai/gpt-oss-20b"
+    assert asked["allow_patterns"] == ["config.json", "hf_quant_config.json"]
+
+
 # ---- arithmetic, without any file ----
 
 

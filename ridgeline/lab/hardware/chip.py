@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.models.shapes.precision import format_name
 
-# Arithmetic by the format of the weights, best first: what a chip lacks is computed in the next one.
+# Arithmetic that can multiply weights of a format: as they are, or widened first.
 UNITS: Mapping[str, tuple[str, ...]] = {
     "float32": ("fp32", "bf16"),
     "bfloat16": ("bf16", "fp32"),
@@ -42,12 +42,12 @@ class Chip:
     sources: Mapping[str, str] = field(hash=False)  # by field, flops as "flops.bf16"
 
     def unit(self, weight_format: str) -> str:
-        """The arithmetic that multiplies weights of this format here."""
+        """The fastest arithmetic here that multiplies weights of this format."""
         known = format_name(weight_format)
-        for unit in UNITS.get(known, GGUF_UNITS):
-            if unit in self.flops:
-                return unit
-        raise ValueError(f"{self.name}: no arithmetic is known for {known} weights")
+        there = [unit for unit in UNITS.get(known, GGUF_UNITS) if unit in self.flops]
+        if not there:
+            raise ValueError(f"{self.name}: no arithmetic is known for {known} weights")
+        return max(there, key=lambda unit: self.flops[unit])
 
     def flops_per_s(self, weight_format: str) -> float:
         return self.flops[self.unit(weight_format)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.engine.memory import DEFAULT_FRACTION
 from ridgeline.lab.errors import Infeasible
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware import CPU, Chip
 from ridgeline.lab.plan.operators import kv_share
 from ridgeline.models.shapes import (
     Attention,
@@ -25,6 +26,8 @@ from ridgeline.models.shapes import (
 # Engines leave a tenth of an accelerator's memory to the driver, graphs and fragments: it is the default of
 # vLLM (--gpu-memory-utilization 0.9), and of the engine here.
 RESERVED_SHARE = 0.1
+# On a processor other programs live in the memory too; the engine here leaves them this much.
+RESERVED_SHARE_CPU = 1 - DEFAULT_FRACTION
 # Buffers of the collectives, by the number of chips that take part, on NVIDIA systems: systems/*.yaml of
 # ai-dynamo/aiconfigurator 095f58a5.
 COLLECTIVES_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792}
@@ -130,7 +133,8 @@ def _on_a_chip(
     per_token = _kv_on_a_chip(shape, 2, kept, tp) - _kv_on_a_chip(shape, 1, kept, tp)
     activations = activation_bytes(shape, step_tokens, tp)
     buffers = COLLECTIVES_BYTES[max(size for size in COLLECTIVES_BYTES if size <= tp)]
-    reserve = round(RESERVED_SHARE * chip.memory_bytes) + buffers
+    share = RESERVED_SHARE_CPU if chip.name == CPU else RESERVED_SHARE
+    reserve = round(share * chip.memory_bytes) + buffers
     room = chip.memory_bytes - weights - activations - reserve
     fit = max(0, int(room // per_request)) if per_request else (1 if room >= 0 else 0)
     return MemoryNeeds(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ridgeline.lab.errors import Infeasible
@@ -22,6 +24,11 @@ def test_weights_cache_activations_and_reserve_share_the_memory() -> None:
     room = 80 * 2**30 - needs.weights - needs.activations - needs.reserve
     assert needs.requests_that_fit == room // needs.kv_per_request
     assert (needs.gpus, needs.gpus_needed) == (1, 1)
+
+
+def test_a_processor_leaves_memory_to_other_programs() -> None:
+    here = replace(chip("h200"), name="cpu", memory_bytes=10**11)
+    assert memory_plan(llama_8b(), here, "gguf:Q4_1").reserve == 4 * 10**10
 
 
 def test_what_does_not_fit_says_how_many_chips_it_takes() -> None:
