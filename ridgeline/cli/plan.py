@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_subverb, add_verb, path_argument
 from ridgeline.lab.errors import BadInput
+from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import add_flags, build, given_flags
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.models.shapes import ModelShape
 
 GPUS_MAX = 64
-ENGINES = ("auto", "ridgeline", "vllm", "sglang", "trtllm")
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 DESCRIPTION = """\
@@ -69,52 +69,11 @@ FIT_EXAMPLES = """\
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "plan", "what it takes to serve a model", DESCRIPTION, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
-    what = parser.add_argument_group("plan")
-    what.add_argument(
-        "--hardware",
-        metavar="NAME",
-        default="cpu",
-        help="a chip by name, or cpu: this machine (default: cpu)",
+    parser.add_argument("--out", metavar="DIR", type=path_argument, help="where to write (default: plan)")
+    parser.add_argument(
+        "--json", action="store_true", help="print the prediction as JSON instead of the plan"
     )
-    what.add_argument(
-        "--gpus-max", type=int, metavar="N", help=f"most chips in all (default: {GPUS_MAX}; cpu: 1)"
-    )
-    what.add_argument(
-        "--slo", metavar="LIMITS", help="such as ttft_p90=400ms,tpot_p90=50ms (default: 2s, 100ms)"
-    )
-    what.add_argument("--budget", metavar="USD", help="such as $5000/month, $0.40/Mtok or $0.01/request")
-    what.add_argument(
-        "--engine", choices=ENGINES, default="auto", help="auto: ridgeline where it can, else vllm"
-    )
-    what.add_argument(
-        "--precision", metavar="NAME", help="of weights: bfloat16, fp8, int8 … (default: as stored)"
-    )
-    what.add_argument(
-        "--kv-precision", metavar="NAME", default="bfloat16", help="of the cache (default: bfloat16)"
-    )
-    what.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        metavar="KEY=V",
-        help="a setting of the engine to plan with",
-    )
-    what.add_argument("--out", metavar="DIR", type=path_argument, help="where to write (default: plan)")
-    what.add_argument("--json", action="store_true", help="print the prediction as JSON instead of the plan")
-    money = parser.add_argument_group("money")
-    money.add_argument(
-        "--gpu-price", type=float, metavar="USD", help="of a chip and hour (default: the table's)"
-    )
-    money.add_argument("--hosted", metavar="MODEL", help="hosted model to compare with, as provider/model")
-    money.add_argument("--price-in", type=float, metavar="USD", help="hosted, per million input tokens")
-    money.add_argument("--price-out", type=float, metavar="USD", help="hosted, per million output tokens")
-    money.add_argument(
-        "--price-cached", type=float, metavar="USD", help="hosted, per million cached input tokens"
-    )
-    money.add_argument(
-        "--busy-hours", type=float, default=24.0, metavar="H", help="of a day, for traffic of less than one"
-    )
-    money.add_argument("--users", type=float, metavar="N", help="who share the bill")
+    add_flags(parser, "plan", PlanOptions, title="the plan")
     add_flags(parser, "traffic", TrafficOptions, title="the traffic")
     parser.set_defaults(run=run)
     _add_verify(parser)
@@ -150,51 +109,53 @@ def question_of(args: argparse.Namespace) -> Question:
     from ridgeline.lab.plan.ask import parse_budget, read_demand, read_slo
     from ridgeline.models.shapes import format_name, read_shape
 
-    slo = read_slo(args.slo)
-    budget = None if args.budget is None else parse_budget(args.budget)
+    options = build(PlanOptions, given_flags(args, "plan"))
+    slo = read_slo(options.slo)
+    budget = None if options.budget is None else parse_budget(options.budget)
     demand = read_demand(build(TrafficOptions, given_flags(args, "traffic")))
-    hardware = chip(args.hardware)
+    hardware = chip(options.hardware)
     shape = read_shape(args.model)
     try:
-        kv_precision = format_name(args.kv_precision)
+        kv_precision = format_name(options.kv_precision)
     except ValueError as error:
         raise BadInput(f"--kv-precision: {error}") from error
-    offers, why_none = offers_of(args, shape, demand)
+    offers, why_none = offers_of(options, shape, demand)
     return Question(
         model=args.model,
         shape=shape,
         chip=hardware,
         demand=demand,
         slo=slo,
-        gpus_max=gpus_max(args.gpus_max, hardware),
-        engine=args.engine,
-        precision=args.precision,
+        gpus_max=gpus_max(options.gpus_max, hardware),
+        engine=options.engine,
+        precision=options.precision,
         kv_precision=kv_precision,
         budget=budget,
-        usd_per_gpu_hour=positive("--gpu-price", args.gpu_price) or hardware.usd_per_hour,
+        usd_per_gpu_hour=positive("--gpu-price", options.gpu_price) or hardware.usd_per_hour,
         offers=offers,
         no_offers=why_none,
-        busy_hours=args.busy_hours,
-        users=positive("--users", args.users),
-        settings=engine_values(args.settings or []),
+        busy_hours=options.busy_hours,
+        users=positive("--users", options.users),
+        settings=engine_values(options.set),
     )
 
 
-def offers_of(args: argparse.Namespace, shape: ModelShape, demand: Demand) -> tuple[Offers | None, str]:
+def offers_of(options: PlanOptions, shape: ModelShape, demand: Demand) -> tuple[Offers | None, str]:
     """Prices as given, else as listed; and why there are none."""
     from ridgeline.lab.errors import LabError
     from ridgeline.lab.plan.prices import given_offer, hosted_offers
 
-    price_in, price_out = positive("--price-in", args.price_in), positive("--price-out", args.price_out)
-    if (price_in is None) != (price_out is None):
-        raise BadInput("--price-in and --price-out go together")
-    if price_in is not None and price_out is not None:
-        return given_offer(price_in, price_out, positive("--price-cached", args.price_cached)), ""
-    if args.price_cached is not None:
-        raise BadInput("--price-cached needs --price-in and --price-out")
+    given = [
+        positive("--" + name.replace("_", "-"), getattr(options, name))
+        for name in ("price_in", "price_out", "price_cached")
+    ]
+    if given[0] is not None and given[1] is not None:
+        return given_offer(given[0], given[1], given[2]), ""
+    if any(price is not None for price in given):
+        raise BadInput("--price-in and --price-out go together, with --price-cached where there is one")
     ratio = demand.mean_input / demand.mean_output
     try:
-        return hosted_offers(shape.name, shape.parameters, wanted=args.hosted, in_to_out=ratio), ""
+        return hosted_offers(shape.name, shape.parameters, wanted=options.hosted, in_to_out=ratio), ""
     except BadInput:
         raise
     except LabError as error:  # the table is not installed: a plan does not need it
@@ -215,7 +176,7 @@ def positive(flag: str, value: float | None) -> float | None:
     return value
 
 
-def engine_values(pairs: list[str]) -> dict[str, Any]:
+def engine_values(pairs: Sequence[str]) -> dict[str, Any]:
     """`--set KEY=V`, each value as a config file would have it."""
     import tomllib
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.bench.options import BenchOptions
+from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import markdown_table
 from ridgeline.server.config import ServerConfig
@@ -21,6 +22,7 @@ TABLES = {
     "engine": markdown_table(EngineConfig, skip=("model",)),
     "sampling": markdown_table(Sampling),
     "bench": markdown_table(BenchOptions),
+    "plan": markdown_table(PlanOptions),
     "traffic": markdown_table(TrafficOptions),
 }
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)

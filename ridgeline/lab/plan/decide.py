@@ -150,8 +150,8 @@ def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tig
     tokens = round(batch) * (DRAFT_TOKENS + 1)
     figures = {"batch": batch, "ridge_batch": ridge_batch, "tokens_with_draft": float(tokens)}
     compared = (
-        f"{batch:.0f} at once with drafts of {DRAFT_TOKENS} are {tokens} tokens a step; arithmetic binds from "
-        f"{ridge_batch:.0f} on"
+        f"{batch:.0f} at once with drafts of {DRAFT_TOKENS} are {tokens} tokens a step; arithmetic binds "
+        f"from {ridge_batch:.0f} on"
     )
     if tokens > SPECULATION_LOAD * ridge_batch:
         return Step(
