@@ -75,8 +75,9 @@ def _add_compare(bench: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    from ridgeline.lab.bench.compare import compare, side_of
+    from ridgeline.lab.bench.compare import compare
     from ridgeline.lab.bench.comparison import comparison_page, comparison_text
+    from ridgeline.lab.bench.difference import side_of
     from ridgeline.lab.bench.result import BenchResult
 
     sides = [side_of(BenchResult.load(folder), str(folder)) for folder in (args.a, args.b)]

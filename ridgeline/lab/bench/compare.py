@@ -9,85 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ridgeline.lab.bench.bootstrap import Column, Floats, block_weights, interval
-from ridgeline.lab.bench.metrics import FORMULAS, Summary, meets, tpot_s
+from ridgeline.lab.bench.bootstrap import Column, block_weights
+from ridgeline.lab.bench.compare_rates import rate_rows
+from ridgeline.lab.bench.difference import Difference, Side, Spread, drawn_row, measured
+from ridgeline.lab.bench.metrics import FORMULAS, Summary, tpot_s
 from ridgeline.lab.bench.record import RequestRecord
-from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.statistics import FEWEST, QUANTILES, wilson
-from ridgeline.lab.bench.window import Window
 
 RESAMPLES = 1000
-SLICES = 48  # of the steady window, for the spread of rates
 SAME_MOMENT_S = 1e-3
 PAIRED_SHARE = 0.9  # of the requests must be in both runs
-
-HIGHER_IS_BETTER = ("requests_per_s", "output_tokens_per_s", "input_tokens_per_s", "goodput_per_s")
 # Settings that name a run, rather than make it.
 NAMES_ONLY = ("name", "started_at", "ended_at", "made_at", "out", "salt", "version")
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the runs."""
-
-    name: str
-    records: Sequence[RequestRecord]
-    summary: Summary
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    invalid: Sequence[str] = ()  # why it is not valid; empty: it is
-
-
-def side_of(result: BenchResult, name: str) -> Side:
-    own = str(result.settings.get("name") or "")
-    named = f"{name} ({own})" if own and own not in name else name
-    return Side(named, result.records, result.summary, result.settings, result.validity.reasons)
-
-
-@dataclass(frozen=True)
-class Spread:
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One row. ratio is B/A; None where it has no meaning (shares, and where A is zero)."""
-
-    name: str  # ttft_ms.p50, output_tokens_per_s
-    unit: str
-    formula: str
-    a: float
-    b: float
-    difference: Spread
-    ratio: Spread | None
-    lower_is_better: bool
-    samples: tuple[int, int]
-
-    @property
-    def seen(self) -> bool:
-        """Whether the interval of the difference leaves out zero."""
-        return not self.difference.low <= 0.0 <= self.difference.high
-
-    @property
-    def better(self) -> bool | None:
-        return (self.difference.value < 0) == self.lower_is_better if self.seen else None
-
-    @property
-    def verdict(self) -> str:
-        if self.seen:
-            return "better" if self.better else "worse"
-        if self.difference.low == self.difference.high == 0.0:
-            return "equal"
-        if self.ratio is None or self.a == 0:
-            return "no difference seen"
-        unseen = (self.ratio.high - self.ratio.low) / 2 * 100
-        return f"no difference seen; one below ±{unseen:.2g} % would not show"
 
 
 @dataclass(frozen=True)
@@ -111,7 +49,7 @@ class Comparison:
 
 def compare(a: Side, b: Side, *, seed: int = 0, resamples: int = RESAMPLES) -> Comparison:
     """B against A. Rows of metrics that either run lacks are left out."""
-    left, right = _measured(a.records), _measured(b.records)
+    left, right = measured(a.records), measured(b.records)
     pairs, because = _pairs(left, right, a.summary.mode, b.summary.mode)
     both = [(x, y) for x, y in pairs if x.status == y.status == "ok"]
     dropped = len(pairs) - len(both)
@@ -119,7 +57,7 @@ def compare(a: Side, b: Side, *, seed: int = 0, resamples: int = RESAMPLES) -> C
     answered_b = [y for _, y in both] if pairs else [y for y in right if y.status == "ok"]
     rows = [
         *_latencies(answered_a, answered_b, bool(pairs), seed, resamples),
-        *_rates(a, b, bool(pairs), seed, resamples),
+        *rate_rows(a, b, pairs, seed, resamples),
         *_shares(a.summary, b.summary),
         *_cache_hit(answered_a, answered_b, bool(pairs), seed, resamples),
     ]
@@ -147,11 +85,6 @@ def changed_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[s
 
 
 # ── which requests are the same ──────────────────────────────────────────────────────────────────────────
-
-
-def _measured(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    kept = [record for record in records if not record.warmup and record.status != "cancelled"]
-    return sorted(kept, key=lambda record: record.index)
 
 
 def _pairs(
@@ -234,50 +167,12 @@ def _latencies(
             enough = min(len(a), len(b)) >= FEWEST.get(key, 1)
             if enough:
                 given = (values_a[place], values_b[place], drawn_a[:, place], drawn_b[:, place])
-                rows.append(_row(f"{name}.{key}", "ms", FORMULAS[name], *given, samples, True))
+                rows.append(drawn_row(f"{name}.{key}", "ms", FORMULAS[name], *given, samples, True))
             place += 1
     return rows
 
 
-# ── rates and shares ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def _rates(a: Side, b: Side, paired: bool, seed: int, resamples: int) -> list[Difference]:
-    """Drawn from slices of the steady windows; of the same traffic, the same slices on both sides."""
-    rows = []
-    for name in HIGHER_IS_BETTER:
-        left, right = _slices(name, a), _slices(name, b)
-        if left is None or right is None:
-            continue
-        draws = block_weights(SLICES, resamples, seed)
-        others = block_weights(SLICES, resamples, seed if paired else seed + 1)
-        drawn_a = np.asarray([float((left * w).sum() / w.sum()) for w in draws])
-        drawn_b = np.asarray([float((right * w).sum() / w.sum()) for w in others])
-        metric = a.summary.metrics[name]
-        given = (float(left.mean()), float(right.mean()), drawn_a, drawn_b)
-        rows.append(_row(name, metric.unit, metric.formula, *given, (SLICES, SLICES), False))
-    return rows
-
-
-def _slices(name: str, side: Side) -> Floats | None:
-    """The rate in each slice of the window; their mean is the run's figure."""
-    window: Window = side.summary.window
-    if name not in side.summary.metrics or window.seconds <= 0:
-        return None
-    ok = [record for record in _measured(side.records) if record.status == "ok"]
-    if name == "output_tokens_per_s":
-        events = [e for r in ok for e in zip(r.chunk_at, r.chunk_tokens, strict=True)]
-    elif name == "input_tokens_per_s":
-        events = [(r.t_first or math.inf, r.n_in or 0) for r in ok]
-    else:
-        slo = side.summary.slo if name == "goodput_per_s" else None
-        good = [r for r in ok if slo is None or meets(r, slo, side.summary.mode)]
-        events = [(r.t_end or math.inf, 1) for r in good]
-    inside = [(at, amount) for at, amount in events if window.holds(at)]
-    at = np.asarray([at for at, _ in inside], dtype=np.float64)
-    amounts = np.asarray([amount for _, amount in inside], dtype=np.float64)
-    places = np.minimum((at - window.start) / window.seconds * SLICES, SLICES - 1).astype(np.int64)
-    return np.bincount(places, weights=amounts, minlength=SLICES) / (window.seconds / SLICES)
+# ── shares ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _shares(a: Summary, b: Summary) -> list[Difference]:
@@ -314,26 +209,7 @@ def _cache_hit(
         draws.append((float(table[:, 0].sum() / table[:, 1].sum()), sums[:, 0] / sums[:, 1]))
     (hit_a, drawn_a), (hit_b, drawn_b) = draws
     formula = FORMULAS["cache_hit"]
-    return [_row("cache_hit", "", formula, hit_a, hit_b, drawn_a, drawn_b, (len(a), len(b)), False)]
-
-
-def _row(
-    name: str,
-    unit: str,
-    formula: str,
-    a: float,
-    b: float,
-    drawn_a: Floats,
-    drawn_b: Floats,
-    samples: tuple[int, int],
-    lower_is_better: bool,
-) -> Difference:
-    difference = Spread(b - a, *interval(drawn_b - drawn_a))
-    ratio = None
-    if a > 0:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = Spread(b / a, *interval(drawn_b / drawn_a))
-    return Difference(name, unit, formula, a, b, difference, ratio, lower_is_better, samples)
+    return [drawn_row("cache_hit", "", formula, hit_a, hit_b, drawn_a, drawn_b, (len(a), len(b)), False)]
 
 
 # ── what to mind ─────────────────────────────────────────────────────────────────────────────────────────

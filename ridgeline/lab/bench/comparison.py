@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.lab.bench.compare import Comparison, Difference
+from ridgeline.lab.bench.compare import Comparison
+from ridgeline.lab.bench.difference import Difference
 from ridgeline.lab.charts import Axis, Point, Points, Rule, chart, number
 from ridgeline.lab.page import Cell, banner, charts, heading, notes, page, paragraph, table
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from ridgeline.lab.bench.bootstrap import Column, block_weights
-from ridgeline.lab.bench.compare import Comparison, Difference, compare, side_of
+from ridgeline.lab.bench.bootstrap import Column, block_weights, student_t
+from ridgeline.lab.bench.compare import Comparison, compare
 from ridgeline.lab.bench.comparison import comparison_page, comparison_text
+from ridgeline.lab.bench.difference import Difference, side_of
 from ridgeline.lab.bench.metrics import flat
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.slo import parse_slo
@@ -64,11 +67,15 @@ def test_another_plan_is_never_paired_and_a_warning_says_so() -> None:
 
 def test_figures_are_those_of_the_runs_own_summaries() -> None:
     a, b = result(records(noise=1)), result(records(noise=2))
-    found = compare(side_of(a, "a"), side_of(b, "b"), resamples=50)
     figures_a, figures_b = flat(a.summary), flat(b.summary)
-    for each in found.rows:
-        assert each.a == pytest.approx(figures_a[each.name]), each.name
-        assert each.b == pytest.approx(figures_b[each.name]), each.name
+    for each in compare(side_of(a, "a"), side_of(b, "b"), resamples=50).rows:
+        # Rates of pairs are taken over what is steady in both runs.
+        near = 0.01 if each.name.endswith("_per_s") else 1e-9
+        assert each.a == pytest.approx(figures_a[each.name], rel=near), each.name
+        assert each.b == pytest.approx(figures_b[each.name], rel=near), each.name
+    loop = result(records(noise=1), mode="closed")
+    for each in compare(side_of(loop, "a"), side_of(loop, "b"), resamples=50).rows:
+        assert each.a == pytest.approx(flat(loop.summary)[each.name]), each.name
 
 
 def test_requests_that_one_run_failed_are_left_out_of_both_and_counted() -> None:
@@ -111,6 +118,11 @@ def test_a_resamples_quantiles_are_numpys_of_the_repeated_samples() -> None:
         repeated = np.repeat(samples, weights)
         assert column.quantiles(weights, (0.5, 0.9)) == pytest.approx(np.quantile(repeated, [0.5, 0.9]))
         assert column.mean(weights) == pytest.approx(repeated.mean())
+
+
+def test_students_quantile_is_that_of_the_tables() -> None:
+    tables = {3: 3.182, 4: 2.776, 11: 2.201, 22: 2.074, math.inf: 1.960}
+    assert {df: student_t(df) for df in tables} == pytest.approx(tables, rel=0.01)
 
 
 def test_resamples_are_stretches_of_neighbours_that_wrap_around() -> None:

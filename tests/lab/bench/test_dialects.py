@@ -118,6 +118,15 @@ def test_guidellms_tpot_includes_the_first_token_and_is_weighted_by_tokens() -> 
     assert metrics["request_totals"] == {"successful": 2, "incomplete": 0, "errored": 1, "total": 3}
 
 
+def test_guidellms_attainment_judges_tpot_by_its_inter_token_latency_and_counts_failures() -> None:
+    metrics = to_guidellm(run())["benchmarks"][0]["metrics"]
+    # 120 ms keeps 160, 200 ms does not, and one request failed.
+    assert metrics["slo_attainment"] == pytest.approx(1 / 3)
+    assert metrics["slo_determined_requests"] == 3
+    assert metrics["request_goodput"]["successful"]["mean"] == pytest.approx(1 / 1.6)
+    assert to_guidellm(run(bounds_ms={}))["benchmarks"][0]["metrics"]["slo_attainment"] is None
+
+
 def test_guidellms_rates_average_to_everything_over_the_whole_time() -> None:
     benchmark = to_guidellm(run())["benchmarks"][0]
     assert benchmark["duration"] == pytest.approx(1.6)  # 0.1 to 1.7

@@ -123,6 +123,31 @@ def _metrics(
         "tokens_per_second": rates(lambda r: [(r.t_first or _end(r), float(r.n_in or 0)), *_token_events(r)]),
         "output_tokens_per_iteration": of(lambda r: [(float(n), 1.0) for n in r.chunk_tokens]),
         "iter_tokens_per_iteration": of(lambda r: [(float(n), 1.0) for n in r.chunk_tokens[1:]]),
+        **_goodput(run, start, end),
+    }
+
+
+def _goodput(run: RunFacts, start: float, end: float) -> dict[str, Any]:
+    """Its "tpot" objective is judged by its ITL. Requests without a figure for one are not counted at all."""
+    objectives = {name: bound for name, bound in run.bounds_ms.items() if name in _OBJECTIVES}
+    if not objectives:
+        return {"slo_attainment": None, "slo_determined_requests": 0, "request_goodput": None}
+    judged = [(record, [_OBJECTIVES[name](record) for name in objectives]) for record in run.ok]
+    bounds = list(objectives.values())
+    determined = [(record, took) for record, took in judged if None not in took]
+    good = [
+        record
+        for record, took in determined
+        if all(value is not None and value <= bound for value, bound in zip(took, bounds, strict=True))
+    ]
+    total = len(determined) + len(run.failed)
+    groups = {"successful": good, "incomplete": [], "errored": []}
+    return {
+        "slo_attainment": len(good) / total if total else None,
+        "slo_determined_requests": total,
+        "request_goodput": _by_status(
+            groups, lambda group: _rates([(_end(record), 1.0) for record in group], start, end), len
+        ),
     }
 
 
@@ -194,6 +219,13 @@ def _itl_ms(record: RequestRecord) -> float | None:
     if record.t_first is None or record.t_last is None or record.n_out <= 1:
         return None
     return (record.t_last - record.t_first) * 1000 / (record.n_out - 1)
+
+
+_OBJECTIVES: dict[str, Callable[[RequestRecord], float | None]] = {
+    "ttft_ms": lambda record: _ms(ttft_s(record)),
+    "tpot_ms": _itl_ms,
+    "e2e_ms": lambda record: _ms(_latency_s(record)),
+}
 
 
 def _token_events(record: RequestRecord) -> Weighted:
