@@ -12,6 +12,7 @@ from pathlib import Path
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.bench.options import BenchOptions
+from ridgeline.lab.bench.sweep_options import SweepOptions
 from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import markdown_table
@@ -24,6 +25,7 @@ TABLES = {
     "bench": markdown_table(BenchOptions),
     "plan": markdown_table(PlanOptions),
     "traffic": markdown_table(TrafficOptions),
+    "sweep": markdown_table(SweepOptions),
 }
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
