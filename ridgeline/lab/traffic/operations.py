@@ -6,10 +6,9 @@ stay whole: their later turns carry the moment of the first, and are chosen with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
-
-import numpy as np
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.arrivals import Arrivals
@@ -146,7 +145,7 @@ def with_arrivals(
         for r in traffic.requests
     ]
     requests.sort(key=lambda request: request.at)
-    return replace(traffic, requests=tuple(requests))
+    return _changed(traffic, requests, "not the trace's own moments: they were drawn anew")
 
 
 def with_shared_prefix(traffic: Traffic, tokens: int, share: float = 1.0, seed: int = 0) -> Traffic:
@@ -176,5 +175,5 @@ def _changed(traffic: Traffic, requests: Iterable[PlannedRequest], *notes: str) 
 
 
 def _check(holds: bool, name: str, value: float, rule: str) -> None:
-    if not holds or not np.isfinite(value):
+    if not holds or not math.isfinite(value):
         raise BadInput(f"{name} must be {rule}, got {value:g}")
