@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
+from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from ridgeline.models.read_spec import read_spec
 from ridgeline.models.registry import resolve
 from ridgeline.models.shapes import (
@@ -340,6 +340,8 @@ def test_a_name_that_is_no_file_and_no_model_is_refused_with_what_would_be_taken
         ("google--gemma-4-26B-A4B", {"num_kv_shared_layers": 20}, "layers that share a cache"),
         ("MiniMaxAI--MiniMax-M2.5", {"qk_norm_type": "per_head"}, "qk_norm_type is not per_layer"),
         ("XiaomiMiMo--MiMo-7B-Base", {"use_sliding_window": True}, "sliding window in a MiMo"),
+        ("Qwen--Qwen3.5-27B", {"mamba_ssm_dtype": "fp4"}, "mamba_ssm_dtype is 'fp4'; known are float32"),
+        ("Qwen--Qwen3-8B", {"torch_dtype": "float7"}, "weights are stored as 'float7'"),
         (
             "nvidia--Llama-3_3-Nemotron-Super-49B-v1",
             {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {}}] * 80},
@@ -356,10 +358,46 @@ def test_what_a_family_does_not_count_is_refused_by_its_key(
         read_shape(write(tmp_path, config))
 
 
+ONE_OF_EACH = [
+    *("deepseek-ai--DeepSeek-V3.2", "deepseek-ai--DeepSeek-V4-Flash", "moonshotai--Kimi-K2.5"),
+    *(
+        "moonshotai--Kimi-K3",
+        "Qwen--Qwen3.5-35B-A3B",
+        "Qwen--Qwen3-VL-2B-Instruct",
+        "google--gemma-4-26B-A4B",
+    ),
+    *(
+        "openai--gpt-oss-20b",
+        "MiniMaxAI--MiniMax-M3",
+        "XiaomiMiMo--MiMo-V2-Flash",
+        "stepfun-ai--Step-3.7-Flash",
+    ),
+    *("meta-llama--Llama-4-Scout-17B-16E-Instruct", "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8"),
+    *("Qwen--Qwen3-32B-FP8", "nvidia--Llama-3_3-Nemotron-Super-49B-v1"),
+]
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH if name in NAMES])
+def test_no_value_of_any_key_raises_anything_but_a_model_error(name: str, tmp_path: Path) -> None:
+    """Every key of the config, of its language model and of its tower, takes a value it should not have."""
+    config = json.loads((CONFIGS / f"{name}_config.json").read_text())
+    refused = 0
+    for part in (config, config.get("text_config", {}), config.get("vision_config", {})):
+        for key, before in list(part.items()):
+            part[key] = -1 if isinstance(before, list | dict) else "x" if isinstance(before, str) else []
+            try:
+                read_shape(write(tmp_path, config)).flops(10, 100)
+            except ModelError:
+                refused += 1
+            part[key] = before
+    assert refused >= 8
+
+
 @needs_configs
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
+        ("openai--gpt-oss-20b", {"num_experts_per_tok": 33}, "a token cannot pass 33 of 32 experts"),
         ("deepseek-ai--DeepSeek-V3", {"kv_lora_rank": None}, "kv_lora_rank is null; an integer was expected"),
         ("deepseek-ai--DeepSeek-V4-Pro", {"compress_ratios": [4, 4]}, "2 entries for 61 layers and 1"),
         ("Qwen--Qwen3.5-27B", {"layer_types": ["full_attention"]}, "1 entries for 64 layers"),

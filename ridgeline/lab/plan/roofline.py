@@ -166,12 +166,13 @@ def _moves(work: _Pass) -> list[Move]:
 
 def _more_tokens(work: _Pass) -> list[Move]:
     """The batch, or the chunk, from which the pass is bound by arithmetic: weights are read once for all."""
-    name, now, most = ("batch", work.batch, LARGEST)
-    grown: Callable[[int], _Pass] = lambda size: replace(work, batch=size)  # noqa: E731
+    name, now, most = "batch", work.batch, LARGEST
     if work.phase == "prefill":
         name, now = "chunk", work.new_tokens
-        grown = lambda size: replace(work, new_tokens=size)  # noqa: E731
         most = max(now, min(LARGEST, work.shape.max_context - work.context))
+
+    def grown(size: int) -> _Pass:
+        return replace(work, batch=size) if work.phase == "decode" else replace(work, new_tokens=size)
 
     def by_arithmetic(size: int) -> bool:
         total = grown(size).roofline().total

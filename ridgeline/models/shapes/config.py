@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.models.config_values import ConfigValues
-from ridgeline.models.errors import BrokenModel
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.hf_config import MAX_LAYERS
 from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 from ridgeline.models.shapes.stored import Storage, read_storage
 
+STATE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # These keys of an outer, multimodal config speak for the language model inside it.
 OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 
@@ -71,6 +72,14 @@ def flags_per_layer(values: ConfigValues, key: str, count: int) -> list[bool]:
     if len(stated) != count or not set(stated) <= {0, 1}:
         raise BrokenModel(f"{values.where}: {key} must hold 0 or 1 for each of {count} layers")
     return [entry == 1 for entry in stated]
+
+
+def state_bytes(values: ConfigValues, key: str, default: str) -> int:
+    """Of one number of a recurrent state, by the name of its type."""
+    name = values.optional_text(key) or default
+    if name not in STATE_TYPES:
+        raise UnsupportedModel(f"{values.where}: {key} is {name!r}; known are {', '.join(STATE_TYPES)}")
+    return STATE_TYPES[name]
 
 
 def build_shape(

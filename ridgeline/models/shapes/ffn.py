@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.models.errors import BrokenModel
+
 
 @dataclass(frozen=True, slots=True)
 class DenseFfn:
@@ -35,6 +37,10 @@ class Experts:
     bias: bool = False  # of every expert's matrices and of the router
     latent_size: int | None = None  # experts work in a narrower space, with a projection into it and out
     other_vectors: int = 0  # norms and scales around router and experts
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.num:
+            raise BrokenModel(f"a token cannot pass {self.per_token} of {self.num} experts")
 
     def expert_matrix(self, hidden: int) -> int:
         """Of one routed expert."""

@@ -10,12 +10,11 @@ from typing import Any
 from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.shapes.attention import FullAttention, Mamba2
-from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
+from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, state_bytes
 from ridgeline.models.shapes.ffn import DenseFfn, Experts
 from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-STATE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FFN_MULTIPLE = 256
 
 
@@ -72,7 +71,7 @@ def _mamba(values: ConfigValues) -> Mamba2:
         convolution_bias=values.flag("use_conv_bias", default=True),
         projection_bias=values.flag("mamba_proj_bias", default=False),
         # Where the config does not say, states are kept as activations are.
-        state_bytes=STATE_TYPES[values.optional_text("mamba_ssm_cache_dtype") or "bfloat16"],
+        state_bytes=state_bytes(values, "mamba_ssm_cache_dtype", "bfloat16"),
     )
 
 

@@ -9,14 +9,13 @@ from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.hf_config import spec_from_hf
 from ridgeline.models.shapes.attention import Attention, FullAttention, LinearAttention
-from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, per_layer
+from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, per_layer, state_bytes
 from ridgeline.models.shapes.ffn import DenseFfn, Experts, Ffn
 from ridgeline.models.shapes.from_spec import shape_of
 from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 from ridgeline.models.shapes.vision import qwen_tower
 
 PLAIN_TYPES = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
-STATE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def read_qwen_vl(config: ShapeConfig) -> ModelShape:
@@ -63,7 +62,7 @@ def _linear(values: ConfigValues) -> LinearAttention:
         key_dim=values.integer("linear_key_head_dim"),
         value_dim=values.integer("linear_value_head_dim"),
         convolution=values.integer("linear_conv_kernel_dim"),
-        state_bytes=STATE_TYPES[values.optional_text("mamba_ssm_dtype") or "float32"],
+        state_bytes=state_bytes(values, "mamba_ssm_dtype", "float32"),
     )
 
 

@@ -25,6 +25,7 @@ from ridgeline.models.shapes.nemotron import read_nemotron_h, read_pruned_llama
 from ridgeline.models.shapes.precision import Precision
 from ridgeline.models.shapes.qwen import read_qwen_hybrid, read_qwen_vl
 from ridgeline.models.shapes.shape import ModelShape
+from ridgeline.models.shapes.stored import known_format
 from ridgeline.models.shapes.windowed import (
     read_gemma4,
     read_gpt_oss,
@@ -76,16 +77,20 @@ def read_shape(model: str | Path) -> ModelShape:
     content = read_json_object(config)
     name = model_name(config)
     model_type = ConfigValues(content, f"{name}: config.json").optional_text("model_type")
-    if model_type in BY_MODEL_TYPE or config.name.endswith("hf_quant_config.json"):
-        return _from_spec(path)
+    beside = config.with_name(config.name.removesuffix("config.json") + "hf_quant_config.json")
+    quantization = read_json_object(beside) if beside.is_file() else None
+    described = ShapeConfig(name, content, quantization)
+    if config.name.endswith("hf_quant_config.json"):
+        return _from_spec(path)  # which says what to give instead
+    if model_type in BY_MODEL_TYPE:
+        return shape_of(read_spec(path), stored=described.storage().precision)
     reader = READERS.get(model_type or "")
     if reader is None:
         known = ", ".join(sorted({*READERS, *BY_MODEL_TYPE}))
         raise UnsupportedModel(
             f"{name}: config.json: the planner does not know models of type {model_type!r}. Known are {known}"
         )
-    beside = config.with_name(config.name.removesuffix("config.json") + "hf_quant_config.json")
-    return reader(ShapeConfig(name, content, read_json_object(beside) if beside.is_file() else None))
+    return reader(described)
 
 
 def _path_of(model: str | Path) -> Path:
@@ -105,5 +110,6 @@ def _path_of(model: str | Path) -> Path:
 
 
 def _from_spec(path: Path) -> ModelShape:
+    """GGUF files, and what is refused."""
     spec = read_spec(path)
-    return shape_of(spec, stored=Precision.named(spec.weight_format))
+    return shape_of(spec, stored=Precision.named(known_format(spec.weight_format, spec.name)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.hf_quantization import read_weight_format
 from ridgeline.models.shapes.precision import WHOLE, Precision, format_name
 
@@ -34,16 +35,19 @@ def read_storage(values: ConfigValues, quantization: Mapping[str, Any] | None, l
         values.mapping("quantization_config") or {},
         dict(quantization or {}).get("quantization") or {},
     ]
-    precision = _precision(name, [part for part in settings if isinstance(part, dict)], layers)
+    parts = [part for part in settings if isinstance(part, dict)]
+    precision = _precision(name, parts, layers, values.where)
     if name == "fp8" and values.optional_text("expert_dtype") == "fp4":  # DeepSeek V4: a scale byte for 32
         precision = replace(precision, experts="mxfp4")
     return Storage(name, precision)
 
 
-def _precision(name: str, settings: list[dict[str, Any]], layers: int) -> Precision:
+def _precision(name: str, settings: list[dict[str, Any]], layers: int, where: str) -> Precision:
     if name == "mixed_precision":
         return _mixed(settings)
-    named = Precision.named(_compressed_format(settings) if name == "compressed-tensors" else _known(name))
+    if name == "compressed-tensors":
+        name = _compressed_format(settings)
+    named = Precision.named(known_format(name, where))
     if named.experts in WHOLE:
         return named
     names = [name for part in settings for key in LEFT_OUT_KEYS for name in _texts(part.get(key))]
@@ -59,12 +63,13 @@ def _left_out(pattern: re.Pattern[str], names: list[str], layers: int) -> bool:
     return None in numbers or len({number[1] for number in numbers if number}) > layers / 2
 
 
-def _known(name: str) -> str:
+def known_format(name: str, where: str) -> str:
+    """The format that a stored one takes as many bytes as: awq-4bit and gptq-4bit are int4."""
+    packed = {"4bit": "int4", "8bit": "int8"}.get(name.rsplit("-", 1)[-1], name)
     try:
-        return format_name(name)
-    except ValueError:
-        bits = name.rsplit("-", 1)[-1].removesuffix("bit")  # awq-4bit, gptq-8bit
-        return {"4": "int4", "8": "int8"}.get(bits, "bfloat16")
+        return format_name(packed)
+    except ValueError as error:
+        raise UnsupportedModel(f"{where}: weights are stored as {name!r}: {error}") from error
 
 
 def _compressed_format(settings: list[dict[str, Any]]) -> str:

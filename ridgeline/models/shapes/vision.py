@@ -7,6 +7,7 @@ picture.
 from __future__ import annotations
 
 from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.errors import BrokenModel
 from ridgeline.models.shapes.shape import ExtraWeights
 
 NAME = "vision tower"
@@ -37,8 +38,10 @@ def kimi_tower(values: ConfigValues) -> ExtraWeights:
     block = _linear(hidden, 3 * hidden) + _linear(hidden, hidden)
     block += _linear(hidden, inner) + _linear(inner, hidden) + 2 * LAYER_NORM * hidden
     blocks = values.integer("vt_num_hidden_layers") * block + LAYER_NORM * hidden
-    across, down = values.integers("merge_kernel_size")
-    merged = values.integer("mm_hidden_size") * across * down
+    merging = values.integers("merge_kernel_size")
+    if len(merging) != 2 or min(merging) < 1:
+        raise BrokenModel(f"{values.where}: {values.prefix}merge_kernel_size must hold two sizes")
+    merged = values.integer("mm_hidden_size") * merging[0] * merging[1]
     projector = LAYER_NORM * values.integer("mm_hidden_size")
     projector += _linear(merged, merged) + _linear(merged, values.integer("text_hidden_size"))
     return ExtraWeights(NAME, embedding + height * width * hidden + blocks + projector, resident=True)
