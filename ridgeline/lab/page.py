@@ -39,6 +39,7 @@ table { margin: 6px 0 10px; } th, td { padding: 4px 12px 4px 0; border-bottom: 1
   text-align: right; vertical-align: top; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { color: var(--faint); font-weight: 600; }
 td.words, th.words { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 13em; }
+td:first-child small { white-space: normal; display: inline-block; max-width: min(36em, 45vw); }
 td small, th small { font-weight: 400; color: var(--faint); } [title] { cursor: help; }
 td[title], th[title] { text-decoration: underline dotted var(--line); text-underline-offset: 3px; }
 .good { color: var(--good); } .bad { color: var(--alarm); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from xml.etree import ElementTree
 
@@ -18,6 +19,7 @@ from ridgeline.lab.charts import (
     Span,
     cdf,
     chart,
+    grouped,
     histogram,
     number,
     roof,
@@ -48,6 +50,10 @@ def texts(svg: str) -> list[str]:
 )  # fmt: skip
 def test_numbers_are_short_and_lose_no_zeros(value: float, text: str) -> None:
     assert number(value) == text
+
+
+def test_milliseconds_are_grouped_rather_than_thousands_of_thousandths() -> None:
+    assert [grouped(value) for value in (12_480.4, 999.6, math.inf)] == ["12,480", "1000", "∞"]
 
 
 def test_linear_ticks_are_round_and_hold_the_data() -> None:

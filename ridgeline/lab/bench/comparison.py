@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ridgeline.lab.bench.compare import Comparison
 from ridgeline.lab.bench.difference import Difference
-from ridgeline.lab.charts import Axis, Point, Points, Rule, chart, number
+from ridgeline.lab.charts import Axis, Point, Points, Rule, chart, grouped
 from ridgeline.lab.page import Cell, banner, charts, heading, notes, page, paragraph, table
 
 SHARES = ("attainment", "failures", "cache_hit")
@@ -70,7 +70,7 @@ def figures(row: Difference) -> list[str]:
     ratio = ""
     if row.ratio is not None:
         ratio = f"{_percent(row.ratio.value)} % ({_percent(row.ratio.low)} … {_percent(row.ratio.high)})"
-    return [number(row.a * scale) + unit, number(row.b * scale) + unit, middle, ratio]
+    return [grouped(row.a * scale) + unit, grouped(row.b * scale) + unit, middle, ratio]
 
 
 def _warned(found: Comparison) -> list[str]:
@@ -104,7 +104,7 @@ def _picture(rows: Sequence[Difference]) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{grouped(abs(value))}"
 
 
 def _percent(ratio: float) -> str:

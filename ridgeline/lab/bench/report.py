@@ -13,7 +13,7 @@ from ridgeline.lab.bench.metrics import Metric
 from ridgeline.lab.bench.report_charts import measured, report_charts, timeline_chart, under_way_chart
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.statistics import Estimate
-from ridgeline.lab.charts import number
+from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.page import (
     Cell,
     Html,
@@ -60,16 +60,16 @@ def report_page(result: BenchResult) -> str:
 def metric_cells(metric: Metric) -> list[str | Cell]:
     """P50 to P99 with intervals, mean and n: one row of a table, without its name."""
     cells: list[str | Cell] = [estimate_cell(metric.percentiles.get(key)) for key in PERCENTILES]
-    mean = "–" if metric.mean is None else number(metric.mean)
+    mean = "–" if metric.mean is None else grouped(metric.mean)
     return [*cells, mean, f"{metric.n:,}"]
 
 
 def estimate_cell(found: Estimate | None) -> Cell:
     if found is None:
         return Cell("–", title="too few samples to say")
-    low = "?" if found.low is None else number(found.low)
-    high = "?" if found.high is None else number(found.high)
-    return Cell(number(found.value), title="95 % interval by order statistics", small=f"{low} – {high}")
+    low = "?" if found.low is None else grouped(found.low)
+    high = "?" if found.high is None else grouped(found.high)
+    return Cell(grouped(found.value), title="95 % interval by order statistics", small=f"{low} – {high}")
 
 
 def value_text(metric: Metric) -> tuple[str, str]:
@@ -119,7 +119,7 @@ def _tiles(result: BenchResult) -> Html:
         for key in ("p50", "p90"):
             estimate = metric.percentiles.get(key)
             if estimate is not None:
-                figures.append((f"{number(estimate.value)} ms", f"{key.upper()} {name}", metric.formula))
+                figures.append((f"{grouped(estimate.value)} ms", f"{key.upper()} {name}", metric.formula))
     for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s", "attainment", "failures"):
         if name in result.summary.metrics:
             metric = result.summary.metrics[name]

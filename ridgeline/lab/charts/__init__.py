@@ -17,7 +17,7 @@ from ridgeline.lab.charts.marks import (
     histogram,
     roof,
 )
-from ridgeline.lab.charts.scale import number
+from ridgeline.lab.charts.scale import grouped, number
 from ridgeline.lab.charts.style import STYLE
 from ridgeline.lab.charts.timeline import Row, Span, timeline
 
@@ -34,6 +34,7 @@ __all__ = [
     "Span",
     "cdf",
     "chart",
+    "grouped",
     "histogram",
     "number",
     "roof",

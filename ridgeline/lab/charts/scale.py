@@ -23,6 +23,11 @@ def number(value: float) -> str:
     return _plain(value)
 
 
+def grouped(value: float) -> str:
+    """The same without prefixes, for units that do not take them: 12,480 ms."""
+    return f"{value:,.0f}" if 9999.5 <= abs(value) < math.inf else number(value)
+
+
 def _plain(value: float) -> str:
     size = abs(value)
     if size == 0 or size >= 1000:
