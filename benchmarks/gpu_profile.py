@@ -11,6 +11,7 @@ RIDGELINE_PDL=0 shows every kernel alone; --no-graphs and --no-overlap show what
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,30 +23,40 @@ from benchmarks.gpu.workloads import SHAPES, write_config
 
 def main() -> int:
     args = _arguments()
+    models = args.models.split(",")
+    if len(models) == 1:
+        return _profile(models[0], args)
+    # Each in a process of its own: an engine takes all of the device's memory.
+    codes = [
+        subprocess.run([sys.executable, __file__, *sys.argv[1:], "--models", model]).returncode
+        for model in models
+    ]
+    return max(codes)
+
+
+def _profile(model: str, args: argparse.Namespace) -> int:
     from ridgeline.engine.build import build_engine
     from ridgeline.engine.config import EngineConfig
     from ridgeline.lab.profile.load import PHASES, Shape
     from ridgeline.lab.profile.run import Wishes, profile_engine
     from ridgeline.lab.profile.table import profile_lines
 
-    for model in args.models.split(","):
-        config = EngineConfig(
-            model=model,
-            backend=args.backend,
-            load_format="dummy",
-            overlap=not args.no_overlap,
-            cuda_graphs=not args.no_graphs,
-            step_tokens=args.step_tokens,
-            kv_tokens=args.kv_tokens,
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            built = build_engine(config, write_config(model, Path(folder)))
-        shape = Shape(args.sequences, args.context, args.prompt_tokens)
-        wishes = Wishes(PHASES, args.steps, shape, seconds=args.seconds, out=args.out / model)
-        found = profile_engine(built, model, wishes, lambda text: print(text, file=sys.stderr, flush=True))
-        print("\n".join(profile_lines(found, args.top)), flush=True)
-        print(f"wrote {found.save(args.out / model)}", flush=True)
-        del built
+    config = EngineConfig(
+        model=model,
+        backend=args.backend,
+        load_format="dummy",
+        overlap=not args.no_overlap,
+        cuda_graphs=not args.no_graphs,
+        step_tokens=args.step_tokens,
+        kv_tokens=args.kv_tokens,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        built = build_engine(config, write_config(model, Path(folder)))
+    shape = Shape(args.sequences, args.context, args.prompt_tokens)
+    wishes = Wishes(PHASES, args.steps, shape, seconds=args.seconds, out=args.out / model)
+    found = profile_engine(built, model, wishes, lambda text: print(text, file=sys.stderr, flush=True))
+    print("\n".join(profile_lines(found, args.top)), flush=True)
+    print(f"wrote {found.save(args.out / model)}", flush=True)
     return 0
 
 

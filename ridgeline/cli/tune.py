@@ -47,7 +47,7 @@ EXAMPLES = """\
 
 
 def add_parser(verbs: Verbs) -> None:
-    from ridgeline.lab.traffic.source import TrafficOptions
+    from ridgeline.lab.traffic.options import TrafficOptions
 
     parser = add_verb(verbs, "tune", "find better settings, one change at a time", DESCRIPTION, EXAMPLES)
     parser.add_argument(
@@ -189,7 +189,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _question(args: argparse.Namespace) -> Question | None:
     """What was asked for on the command line; None: nothing but to go on."""
-    from ridgeline.lab.traffic.source import TrafficOptions
+    from ridgeline.lab.traffic.options import TrafficOptions
     from ridgeline.lab.tune.measure import Workload
     from ridgeline.lab.tune.run import Question
     from ridgeline.lab.tune.space import parse_settings

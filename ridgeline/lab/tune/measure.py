@@ -18,7 +18,8 @@ from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.slo import Slo
-from ridgeline.lab.traffic.source import TrafficOptions, build_traffic
+from ridgeline.lab.traffic.options import TrafficOptions
+from ridgeline.lab.traffic.source import build_traffic
 from ridgeline.lab.tune.climb import NotMeasured, Report, RunId
 from ridgeline.lab.tune.ledger import Settings
 from ridgeline.lab.tune.servers import TunedServer

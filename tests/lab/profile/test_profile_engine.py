@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,3 +204,14 @@ def test_steps_that_overlap_are_watched_whole(phase: str) -> None:
     load.close()
     assert not core.has_work
     core.scheduler.check_integrity()
+
+
+def test_a_profile_needs_nothing_but_what_the_engine_needs() -> None:
+    """GPU machines often have torch, triton and numpy alone."""
+    absent = ("msgspec", "rich", "scipy", "jinja2", "httptools", "uvloop", "starlette", "uvicorn")
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
+    program += "import ridgeline.lab.profile.run, ridgeline.lab.profile.table, ridgeline.lab.profile.ranges\n"
+    program += "import ridgeline.cli.profile, benchmarks.gpu_profile"
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr

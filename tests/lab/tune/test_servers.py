@@ -11,7 +11,7 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.traffic.source import TrafficOptions
+from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.lab.tune.climb import NotMeasured, RunId
 from ridgeline.lab.tune.ledger import Ledger
 from ridgeline.lab.tune.measure import ServerMeasure, Workload
