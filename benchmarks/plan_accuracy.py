@@ -13,15 +13,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: threads only wait for each other
 
 import numpy as np
 
@@ -44,7 +41,7 @@ DATA = ROOT.parent / "shared" / "data"
 SOURCE = "ai-dynamo/aiconfigurator 095f58a5, measured serving points, Apache-2.0"
 
 IDEAL = dict.fromkeys(("read_linear", "read_experts", "read_cache", "int4_read", "linear_flops"), 1.0)
-IDEAL |= dict.fromkeys(("fp8_flops", "fp4_flops", "expert_flops", "attention_flops", "link"), 1.0)
+IDEAL |= dict.fromkeys(("narrow_flops", "expert_flops", "attention_flops", "link"), 1.0)
 TEXTBOOK = IDEAL | {"read_linear": 0.8, "read_experts": 0.8, "read_cache": 0.8, "linear_flops": 0.6}
 TEXTBOOK |= {"attention_flops": 0.6, "link": 0.6}
 # Term → the value with which it says nothing.
@@ -54,14 +51,9 @@ NEUTRAL = {
     "recurrent_layer_s": 1e-12,
     "expert_layer_s": 1e-12,
     "int4_read": 1.0,
-    "fp8_flops": 1.0,
-    "fp4_flops": 1.0,
+    "narrow_flops": 1.0,
     "expert_flops": 1.0,
-    "reduce_s": 1e-12,
     "reduce_hop_s": 1e-12,
-    "exchange_s": 1e-12,
-    "layer_factor": 1.0,
-    "step_s": 1e-12,
     "sequence_s": 1e-12,
     "prefill_layer_s": 1e-12,
 }
@@ -201,8 +193,6 @@ def ablate(points: Sequence[MeasuredPoint]) -> None:
     for term, value in NEUTRAL.items():
         with pinned(term, value):
             line(term)
-    with offsets_off():
-        line("a deployment's own factor in fits")
 
 
 @contextmanager
@@ -216,16 +206,6 @@ def pinned(term: str, value: float) -> Iterator[None]:
         yield
     finally:
         fitting.TPOT_PRIORS.update(before)
-
-
-@contextmanager
-def offsets_off() -> Iterator[None]:
-    before = fitting.OFFSET_WEIGHT
-    fitting.OFFSET_WEIGHT = 1e4
-    try:
-        yield
-    finally:
-        fitting.OFFSET_WEIGHT = before
 
 
 def print_table(rows: Sequence[dict[str, Any]], *, nested: bool) -> None:

@@ -129,10 +129,9 @@ def device_seconds(work: Work, s: Setting, c: Coefficients) -> float:
         + s.recurrent_layers * c.recurrent_layer_s
         + s.expert_layers * c.expert_layer_s
     )
-    calls = s.reductions * c.reduce_s + s.reduction_hops * c.reduce_hop_s
-    calls += s.exchanges * c.exchange_s + s.stage_hops * c.stage_hop_s
+    calls = s.reduction_hops * c.reduce_hop_s + s.stage_hops * c.stage_hop_s
     sent = work.reduced_bytes / (c.link * s.link_bytes_per_s)
-    return overlapped + c.layer_factor * per_layer + calls + sent
+    return overlapped + per_layer + calls + sent
 
 
 def prompt_seconds(work: Work, s: Setting, c: Coefficients) -> float:
@@ -147,8 +146,8 @@ def read_seconds(work: Work, s: Setting, c: Coefficients) -> float:
 
 
 def compute_seconds(work: Work, s: Setting, c: Coefficients) -> float:
-    linear = c.linear_flops * _format_share(s.linear_fp8, s.linear_fp4, c)
-    experts = c.linear_flops * c.expert_flops * _format_share(s.expert_fp8, s.expert_fp4, c)
+    linear = c.linear_flops * (1 + s.linear_narrow * (c.narrow_flops - 1))
+    experts = c.linear_flops * c.expert_flops * (1 + s.expert_narrow * (c.narrow_flops - 1))
     return (
         work.linear_flops / (linear * s.linear_flops_per_s)
         + work.expert_flops / (experts * s.expert_flops_per_s)
@@ -165,7 +164,3 @@ def _whole_prompt(loop: ClosedLoop, c: Coefficients) -> float:
     stages = loop.setting.stage_hops + 1
     passes = loop.setting.layers * c.prefill_layer_s / stages
     return prompt_seconds(loop.prompt, loop.setting, c) + passes
-
-
-def _format_share(fp8: float, fp4: float, c: Coefficients) -> float:
-    return 1 + fp8 * (c.fp8_flops - 1) + fp4 * (c.fp8_flops * c.fp4_flops - 1)

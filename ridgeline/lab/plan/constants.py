@@ -29,8 +29,7 @@ class Coefficients:
     read_cache: float  # … for keys and values, latents, states
     int4_read: float  # times as long for 4-bit weights that are widened on the way
     linear_flops: float  # matrix rate, 16-bit
-    fp8_flops: float  # of that share, at 8 bits
-    fp4_flops: float  # of the 8-bit share, at 4 bits
+    narrow_flops: float  # of that share, at 8 and 4 bits
     expert_flops: float  # of the linear share, for the small products of experts
     attention_flops: float  # matrix rate of 16 bits, for attention
     link: float  # of the link's rate
@@ -40,12 +39,9 @@ class Coefficients:
     latent_layer_s: float  # more, for latent attention
     recurrent_layer_s: float  # more, for linear attention and state spaces
     expert_layer_s: float  # more, for routing and sorting
-    reduce_s: float  # per all-reduce
-    reduce_hop_s: float  # more, per doubling of those taking part
-    exchange_s: float  # per layer whose experts are spread over ranks
+    reduce_hop_s: float  # per all-reduce and doubling of those taking part
     stage_hop_s: float  # per passage from one pipeline stage to the next
     # The engine's own.
-    layer_factor: float  # of all times per layer
     step_s: float  # per step, on the host
     sequence_s: float  # per sequence and step, on the host
     prefill_layer_s: float  # per layer of a prompt's pass

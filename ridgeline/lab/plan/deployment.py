@@ -29,6 +29,7 @@ ACTIVATION_BYTES = 2
 ENGINES = ("ridgeline", "vllm", "sglang", "trtllm")
 # Of a chip's memory, what engines give to weights and cache; the rest is workspace and fragments.
 USABLE_MEMORY = 0.9
+NARROW = ("fp8", "fp4")  # arithmetic for which activations are quantized too
 
 
 @dataclass(frozen=True)
@@ -153,28 +154,23 @@ class Deployment:
     def setting(self) -> Setting:
         chip, kept = self.chip, self.kept
         linear, experts = chip.unit(kept.linear), chip.unit(kept.experts)
-        layers, alone = len(self.shape.layers), self.stage_gpus == 1
-        reductions = 0 if self.tp == 1 else 2 * layers
+        layers = len(self.shape.layers)
         return Setting(
             bytes_per_s=chip.bytes_per_s,
             linear_flops_per_s=chip.flops[linear],
             expert_flops_per_s=chip.flops[experts],
             attention_flops_per_s=chip.flops.get("bf16") or chip.flops_per_s("float32"),
             link_bytes_per_s=self.link,
-            linear_fp8=float(linear == "fp8"),
-            linear_fp4=float(linear == "fp4"),
-            expert_fp8=float(experts == "fp8"),
-            expert_fp4=float(experts == "fp4"),
+            linear_narrow=float(linear in NARROW),
+            expert_narrow=float(experts in NARROW),
             linear_int4=float(kept.linear == "int4"),
             expert_int4=float(kept.experts == "int4"),
             layers=layers,
-            quantized_layers=layers if linear in ("fp8", "fp4") else 0,
+            quantized_layers=layers if linear in NARROW else 0,
             latent_layers=self.latent_layers,
             recurrent_layers=self.recurrent_layers,
             expert_layers=self.expert_layers,
-            reductions=reductions,
-            reduction_hops=reductions * math.log2(self.tp),
-            exchanges=0 if alone or (self.ep == 1 and self.attention_copies == 1) else self.expert_layers,
+            reduction_hops=2 * layers * math.log2(self.tp),
             stage_hops=self.pp - 1,
         )
 
@@ -234,20 +230,16 @@ class Setting:
     expert_flops_per_s: float
     attention_flops_per_s: float
     link_bytes_per_s: float
-    linear_fp8: float
-    linear_fp4: float
-    expert_fp8: float
-    expert_fp4: float
+    linear_narrow: float  # multiplied at 8 or 4 bits
+    expert_narrow: float
     linear_int4: float
     expert_int4: float
     layers: float
-    quantized_layers: float  # whose activations are quantized too: kernels of their own
+    quantized_layers: float  # where quantizing activations takes kernels of its own
     latent_layers: float
     recurrent_layers: float
     expert_layers: float
-    reductions: float  # all-reduces
-    reduction_hops: float  # the same times log2 of those taking part
-    exchanges: float  # of tokens between experts' owners: expert layers that are spread
+    reduction_hops: float  # all-reduces times log2 of those taking part
     stage_hops: float
 
 
