@@ -102,7 +102,7 @@ def _estimate(ordered: Samples, name: str, worth: int) -> Estimate | None:
     return Estimate(
         percentile(ordered, quantile),
         None if low is None else float(ordered[math.floor(low * scale)]),
-        None if high is None else float(ordered[math.ceil(high * scale)]),
+        None if high is None else float(ordered[min(n - 1, math.ceil(high * scale))]),  # by rounding, n
     )
 
 
