@@ -7,7 +7,7 @@ the ends of what is known of them. `make` looks for a replica's capacity with it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.engine.intake import SchedulerLimits
 from ridgeline.lab.bench.metrics import flat, summarize
@@ -27,7 +27,8 @@ SHOWN = (
 QUICK_REQUESTS = 800  # for finding a capacity; a prediction is made on all of them
 NARROWEST = 0.03  # of any interval, each way: two runs of the same differ by more
 CLOSE = 0.08  # of a capacity: how exactly it is looked for
-MOST_GROWTH, LEAST_SHARE = 16, 0.02  # how far from the guess
+FIRST_TRY, LEAST_SHARE = 0.85, 0.02  # of what saturates it
+FEWEST_SATURATED = 200  # requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +106,24 @@ def is_kept(measured: dict[str, float], slo: Slo) -> bool:
 
 
 def capacity(
-    demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo, guess: float
+    demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo
 ) -> tuple[float, dict[str, float]]:
     """Arrivals per second that one replica serves within the service level; 0 where not even a trickle is.
 
     Also what the limits' metrics are there: at the capacity, or of the trickle.
     """
+    endless = Demand(demand.options, demand.traffic, demand.rate, replace(demand.asked, requests=None))
 
     def tried(rate: float) -> dict[str, float]:
-        return keeps(demand.share(rate), limits, times, slo)
+        return keeps(endless.share(rate), limits, times, slo)
 
-    low, high = guess, guess
-    found = tried(guess)
-    if is_kept(found, slo):
-        while high <= MOST_GROWTH * guess and is_kept(at_high := tried(high := 2 * high), slo):
-            low, found = high, at_high
-    while not is_kept(found, slo):
-        if low < LEAST_SHARE * guess:
+    high = saturated(demand, limits, times) / demand.requests_per_arrival
+    low = FIRST_TRY * high
+    least = LEAST_SHARE * high
+    while not is_kept(found := tried(low), slo):
+        if low < least:
             return 0.0, found
         low, high = low / 2, low
-        found = tried(low)
     while high > (1 + CLOSE) * low:
         middle = (low * high) ** 0.5
         at_middle = tried(middle)
@@ -133,6 +132,26 @@ def capacity(
         else:
             high = middle
     return low, found
+
+
+def saturated(demand: Demand, limits: SchedulerLimits, times: Times) -> float:
+    """Requests per second where as many as may run are always there: no rate above it can be kept up."""
+    count = max(FEWEST_SATURATED, 3 * limits.max_running)
+    requests = demand.traffic.requests
+    repeated = tuple(
+        replace(requests[number % len(requests)], at=0.0, conversation=None, turn=0, prefix=())
+        for number in range(count)
+    )
+    run = simulate(
+        replace(demand.traffic, requests=repeated, prefix_block_tokens=0),
+        limits,
+        times.steps,
+        front=times.front,
+        concurrency=limits.max_running,
+        lookahead=times.lookahead,
+        seed=demand.options.seed,
+    )
+    return flat(summarize(run.records, "closed")).get("requests_per_s", 0.0) or count / run.duration_s
 
 
 def verdict(interval: Interval | None, limit: Limit) -> str:

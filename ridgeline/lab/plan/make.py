@@ -49,9 +49,7 @@ def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
     settings = engine_settings(question.model, way, demand, given=question.settings)
     times = times_of(question.model, way, demand, settings.config)
     report("looking for one replica's capacity")
-    served, at = capacity(
-        demand, settings.limits, times, slo, way.requests_per_s / demand.requests_per_arrival
-    )
+    served, at = capacity(demand, settings.limits, times, slo)
     if not served:
         raise refuse_latency(question, way, at)
     rate = OPEN_RATE * served if demand.rate is None else demand.rate
