@@ -130,7 +130,8 @@ class Load:
         exchange.warmup = self._warmup
         self.exchanges.append(exchange)
         self._client.send(exchange, self._bodies.take(index))
-        self._loop.call_soon(self._bodies.refill)
+        if self._bodies.coming:
+            self._loop.call_soon(self._bodies.refill)
 
     def _ended(self, exchange: Exchange) -> None:
         self._told(exchange)
@@ -185,13 +186,13 @@ class _Bodies:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._coming: deque[int] = deque()
+        self.coming: deque[int] = deque()
         self._made: dict[int, bytes] = {}
         self._bytes = 0
 
     def begin(self, openers: list[int]) -> None:
-        self._coming.extend(openers)
-        while self._coming and self._bytes < AHEAD_BYTES:
+        self.coming.extend(openers)
+        while self.coming and self._bytes < AHEAD_BYTES:
             self._make()
 
     def take(self, index: int) -> bytes:
@@ -203,10 +204,10 @@ class _Bodies:
 
     def refill(self) -> None:
         """One, after one was sent: the work is spread as evenly as the load is."""
-        if self._coming and self._bytes < AHEAD_BYTES:
+        if self.coming and self._bytes < AHEAD_BYTES:
             self._make()
 
     def _make(self) -> None:
-        index = self._coming.popleft()
+        index = self.coming.popleft()
         self._made[index] = body = self._script.body(index)
         self._bytes += len(body)

@@ -79,9 +79,12 @@ class Target:
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """A question beside the load: the answer's JSON, None where the server refuses."""
-        status, answer = await ask(
-            self.address, "POST", self.base + path, body, self.headers, TRIAL_TIMEOUT_S
-        )
+        try:
+            status, answer = await ask(
+                self.address, "POST", self.base + path, body, self.headers, TRIAL_TIMEOUT_S
+            )
+        except OSError as error:
+            raise LabError(f"the server did not answer {path} before the run: {error!r}") from error
         if status != 200:
             return None
         try:
@@ -214,6 +217,9 @@ async def _tried(target: Target, config: BenchConfig) -> Target:
         words = body_message(answer)
         if status in (400, 422) and length == "max_tokens" and "max_completion_tokens" in words:
             length = "max_completion_tokens"
+        elif status in (400, 422) and fields.get("stream_options", {}).get("continuous_usage_stats"):
+            fields["stream_options"] = {"include_usage": True}  # the sum at the end is worth keeping
+            refused.append("continuous_usage_stats")
         elif status in (400, 422) and left:
             named = next((name for name in left if name in words), left[0])
             left.remove(named)

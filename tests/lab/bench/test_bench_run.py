@@ -190,6 +190,39 @@ async def test_fields_that_a_server_refuses_are_left_out_and_told() -> None:
     assert result.settings["refused_fields"] == ["ignore_eos"]
 
 
+async def test_a_server_that_refuses_running_usage_is_still_asked_for_the_sum() -> None:
+    asked: list[Any] = []
+
+    async def older(call: Call) -> None:
+        if "continuous_usage_stats" in call.body["stream_options"]:
+            await call.reply(400, b'{"error":{"message":"extra inputs are not permitted"}}')
+        else:
+            asked.append(call.body)
+            await call.answer(call.body["max_tokens"])
+
+    async with faulty_server(older) as (_, server):
+        server.models, server.is_looked_at = b'{"data":[{"id":"m","owned_by":"vllm"}]}', False
+        result = await run_bench(config(server.url, at_once(2), ClosedLoop(1)))
+    assert result.settings["refused_fields"] == ["continuous_usage_stats"]
+    assert all(body["stream_options"] == {"include_usage": True} for body in asked)
+    assert all("cache_salt" in body for body in asked)  # what was not refused is kept
+
+
+async def test_a_server_that_hangs_on_questions_before_the_run_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hang(call: Call) -> None:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr("ridgeline.lab.bench.target.TRIAL_TIMEOUT_S", 0.2)
+    async with faulty_server(hang) as (_, server):
+        with pytest.raises(LabError, match="before the run"):
+            await run_bench(replace(config(server.url, at_once(1), ClosedLoop(1)), vocabulary=None))
+        server.is_looked_at = False
+        with pytest.raises(LabError, match="first small request"):
+            await run_bench(config(server.url, at_once(1), ClosedLoop(1)))
+
+
 async def test_requests_beyond_the_servers_context_are_told_before_they_fail() -> None:
     async with faulty_server(good) as (_, server):
         server.models = b'{"data":[{"id":"m","max_model_len":6}]}'
