@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ridgeline.cli.parsing import (
     MODEL_HELP,
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         assert ledger.header is not None
         fetch(ledger.header.model, sys.stderr)
         try:
-            ended = climb(ledger, Search(space, args.trial_s, args.budget_s), _report())
+            ended = climb(ledger, Search(space, args.trial_s, args.budget_s), _report(), _terminal())
         except KeyboardInterrupt:
             print("interrupted: the same command goes on with it", file=sys.stderr)
             _show(ledger, args, usd_per_hour)
@@ -173,7 +173,7 @@ def run_trial(args: argparse.Namespace) -> int:
     only_change(change)
     usd_per_hour = _usd_per_hour(args)
     with opened(args.ledger, None) as ledger:
-        verdict = try_one(ledger, change, args.parent, _report())
+        verdict = try_one(ledger, change, args.parent, _report(), _terminal())
         _show(ledger, args, usd_per_hour)
     print(f"{verdict.decision}: {verdict.reason}")
     return 0
@@ -257,6 +257,11 @@ def _show(ledger: Ledger, args: argparse.Namespace, usd_per_hour: float | None) 
     page = ledger.folder / PAGE_FILE
     page.write_text(ledger_page(ledger, latency, usd_per_hour), encoding="utf-8")
     print(f"wrote {page}")
+
+
+def _terminal() -> TextIO | None:
+    """Where the progress of each run is shown."""
+    return sys.stderr if sys.stderr.isatty() else None
 
 
 def _report() -> Report:

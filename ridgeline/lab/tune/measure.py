@@ -8,12 +8,14 @@ ledger, for `ridgeline bench report` and `compare`.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
 from ridgeline.lab.bench.metrics import flat
+from ridgeline.lab.bench.progress import Progress, shown
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.errors import BadInput, LabError
@@ -59,9 +61,18 @@ class Workload:
 
 
 class ServerMeasure:
-    def __init__(self, model: str, workload: Workload, folder: Path, slo: Slo | None, report: Report) -> None:
+    def __init__(
+        self,
+        model: str,
+        workload: Workload,
+        folder: Path,
+        slo: Slo | None,
+        report: Report,
+        stream: TextIO | None = None,
+    ) -> None:
+        """stream: where a run's progress is shown; None: nowhere."""
         self._model, self._workload, self._folder = model, workload, folder
-        self._slo, self._report = slo, report
+        self._slo, self._report, self._stream = slo, report, stream
         build_traffic(workload.traffic)  # what is wrong with it is said before a server is started
 
     def __call__(self, settings: Settings, which: RunId) -> dict[str, float]:
@@ -79,7 +90,8 @@ class ServerMeasure:
         folder = self._folder / f"{which.trial:03d}-{which.round + 1}{which.arm}"
         with TunedServer(self._model, settings, folder, self._workload.ready_s) as server:
             try:
-                result = in_loop(run_bench(self._config(server.url, which)))
+                with shown(self._stream) if self._stream else nullcontext(_silent) as on_progress:
+                    result = in_loop(run_bench(self._config(server.url, which), on_progress))
             except BadInput:
                 raise
             except LabError as error:
@@ -109,3 +121,7 @@ class ServerMeasure:
             duration_s=workload.run_s,
             deadlines=Deadlines(run_s=2 * workload.run_s),
         )
+
+
+def _silent(progress: Progress) -> None:
+    """Nobody watches."""

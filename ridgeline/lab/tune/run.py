@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.errors import BadInput
@@ -72,28 +72,30 @@ def opened(folder: Path, question: Question | None) -> Iterator[Ledger]:
         yield ledger
 
 
-def climb(ledger: Ledger, search: Search, report: Report) -> str:
+def climb(ledger: Ledger, search: Search, report: Report, stream: TextIO | None = None) -> str:
     """Search for better settings; says how it ended. The winner's file is up to date however it ends."""
     try:
-        return _climb(ledger, search, report).run()
+        return _climb(ledger, search, report, stream).run()
     finally:
         write_winner(ledger, ledger.folder / CONFIG_FILE)
 
 
-def try_one(ledger: Ledger, change: Settings, parent: int, report: Report) -> Verdict:
+def try_one(
+    ledger: Ledger, change: Settings, parent: int, report: Report, stream: TextIO | None = None
+) -> Verdict:
     """A single trial, by hand."""
     try:
-        return _climb(ledger, Search(), report).trial(change, parent)
+        return _climb(ledger, Search(), report, stream).trial(change, parent)
     finally:
         write_winner(ledger, ledger.folder / CONFIG_FILE)
 
 
-def _climb(ledger: Ledger, search: Search, report: Report) -> Climb:
+def _climb(ledger: Ledger, search: Search, report: Report, stream: TextIO | None) -> Climb:
     header = ledger.header
     assert header is not None
     workload = Workload.from_dict(header.workload)
     slo = parse_slo(header.slo) if header.slo else None
-    measure = ServerMeasure(header.model, workload, ledger.folder / RUNS, slo, report)
+    measure = ServerMeasure(header.model, workload, ledger.folder / RUNS, slo, report, stream)
     return Climb(ledger, measure, search, report)
 
 
