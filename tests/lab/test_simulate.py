@@ -50,11 +50,14 @@ def test_one_request_alone_takes_exactly_its_steps() -> None:
 
 
 def test_the_front_adds_its_times_on_both_ways() -> None:
-    front = FrontTimes(request_s=0.003, request_token_s=0.0001, first_s=0.002, chunk_s=0.001, end_s=0.004)
+    front = FrontTimes(
+        dispatch_s=0.5, request_s=0.003, request_token_s=0.0001, first_s=0.002, chunk_s=0.001, end_s=0.004
+    )
     (bare,) = simulate(traffic(PlannedRequest(0.0, 20, 3)), LIMITS, PLAIN).records
     (record,) = simulate(traffic(PlannedRequest(0.0, 20, 3)), LIMITS, PLAIN, front=front).records
-    assert record.t_first == pytest.approx(bare.t_first + 0.003 + 0.002 + 0.002)
-    assert record.t_last == pytest.approx(bare.t_last + 0.005 + 0.001)
+    assert (record.t_sched, record.t_send) == (0.0, 0.5)
+    assert record.t_first == pytest.approx(bare.t_first + 0.5 + 0.003 + 0.002 + 0.002)
+    assert record.t_last == pytest.approx(bare.t_last + 0.5 + 0.005 + 0.001)
     assert record.t_end == pytest.approx(record.t_last + 0.004)
 
 

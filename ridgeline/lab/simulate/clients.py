@@ -17,7 +17,7 @@ from ridgeline.telemetry.timing import TimingRecord
 
 class Clients:
     """due: (moment at which it is in the engine's inbox, index), soonest first; a heap
-    sent: when each request that is or was under way left its sender
+    sent: when each request that is or was under way left its sender, a little after it was due
     """
 
     def __init__(self, traffic: Traffic, front: FrontTimes, concurrency: int | None) -> None:
@@ -44,7 +44,7 @@ class Clients:
         ended = stamps[-1] + front.end_s
         self._records[index] = RequestRecord(
             index=index,
-            t_sched=sent,
+            t_sched=sent - front.dispatch_s,
             t_send=sent,
             t_first=stamps[0],
             t_first_visible=stamps[0],
@@ -86,8 +86,8 @@ class Clients:
         return [record for record in self._records if record is not None]
 
     def _send(self, index: int, at: float) -> None:
-        self.sent[index] = at
-        heapq.heappush(self.due, (at + self._front.to_engine(self._requests[index].input_tokens), index))
+        sent = self.sent[index] = at + self._front.dispatch_s
+        heapq.heappush(self.due, (sent + self._front.to_engine(self._requests[index].input_tokens), index))
 
     def _unanswered(
         self, index: int, sched: float, ended: float | None, http_status: int | None, cause: str, error: str

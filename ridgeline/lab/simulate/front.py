@@ -17,12 +17,14 @@ FEWEST = 5  # requests with the server's own timings
 
 
 class FrontTimes(msgspec.Struct, frozen=True):
-    """request_s:   from the first byte sent to the request in the engine's queue; more by prompt token
+    """dispatch_s:  from the moment a request is due to its first byte sent
+    request_s:   from the first byte sent to the request in the engine's queue; more by prompt token
     first_s:     from the first token in the engine to its chunk at the client
     chunk_s:     likewise of every later one
     end_s:       from the last chunk to the end of the answer
     """
 
+    dispatch_s: float = 0.0
     request_s: float = 0.0
     request_token_s: float = 0.0
     first_s: float = 0.0
@@ -50,6 +52,7 @@ def fit_front(records: Sequence[RequestRecord], idle: Sequence[RequestRecord] = 
     ends = [r.t_end - r.t_last for r in timed if r.t_end is not None and r.t_last is not None]
     # The server's clock starts when it has read the head of a request; until then half of what is beyond.
     return FrontTimes(
+        dispatch_s=float(np.median([(r.t_send or r.t_sched) - r.t_sched for r in timed])),
         request_s=request_s + back / 2,
         request_token_s=token_s,
         first_s=back / 2,
