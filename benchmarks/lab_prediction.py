@@ -64,6 +64,8 @@ METRICS = (
     "tpot_ms.p90",
     "output_tokens_per_s",
 )
+RANKED = (*METRICS[:-1], "itl_ms.p95")  # by these, chunk sizes are put in order
+SHOWN = (*METRICS, "itl_ms.p95")
 ALLOWED = 0.15
 ALIKE = 0.05  # two policies whose measured figures differ by less have no order
 
@@ -202,10 +204,10 @@ def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
         chunk=case.chunk,
         requests=len(case.traffic.requests),
         rate=len(case.traffic.requests) / max(case.traffic.duration_s, 1e-9),
-        measured={name: measured[name] for name in METRICS},
-        predicted={name: predicted[name] for name in METRICS},
-        low={name: min(end[name] for end in ends) for name in METRICS},
-        high={name: max(end[name] for end in ends) for name in METRICS},
+        measured={name: measured[name] for name in SHOWN},
+        predicted={name: predicted[name] for name in SHOWN},
+        low={name: min(end[name] for end in ends) for name in SHOWN},
+        high={name: max(end[name] for end in ends) for name in SHOWN},
         foreign_share=foreign,
         step_median=error.median,
         step_total=error.total,
@@ -241,7 +243,7 @@ def show(compared: Compared) -> None:
         f"{'' if compared.valid else '; INVALID: the client was too slow'}"
     )
     print(f"  {'metric':22}{'measured':>11}{'predicted':>11}{'error':>8}   interval")
-    for name in METRICS:
+    for name in SHOWN:
         print(
             f"  {name:22}{compared.measured[name]:11.1f}{compared.predicted[name]:11.1f}"
             f"{compared.error(name):+8.1%}   {compared.low[name]:.1f} - {compared.high[name]:.1f}"
@@ -270,7 +272,7 @@ def verdict(cases: list[Compared], policies: list[Compared]) -> dict[str, Any]:
         print(f"  {name:22}{value:7.1%}  {'ok' if value <= ALLOWED else 'MISSED'}")
     inside = [case.low[name] <= case.measured[name] <= case.high[name] for case in cases for name in METRICS]
     print(f"measured inside the interval: {sum(inside)} of {len(inside)}")
-    orders = {name: order_score(policies, name) for name in METRICS[:-1]}
+    orders = {name: order_score(policies, name) for name in RANKED}
     print("chunk sizes in the right order: pairs right of those that differ")
     for name, (right, pairs) in orders.items():
         print(f"  {name:22}{right} of {pairs}")

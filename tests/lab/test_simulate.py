@@ -145,6 +145,12 @@ def test_steps_beyond_what_was_fitted_are_told() -> None:
     assert "4, fitted from 1 to 2" in many.caveats[1]
 
 
+def test_traffic_that_was_fitted_on_is_told_apart() -> None:
+    fitted = msgspec.structs.replace(TIMES, fitted_on=("test",))
+    (caveat,) = simulate(traffic(PlannedRequest(0.0, 20, 3)), LIMITS, fitted).caveats
+    assert "fitted on this very traffic" in caveat
+
+
 requests = st.builds(
     PlannedRequest,
     at=st.floats(0, 3),

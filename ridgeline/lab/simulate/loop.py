@@ -229,6 +229,8 @@ class _Simulation:
         total = self.scheduler.pool.num_blocks
         stats = self.scheduler.stats()
         caveats = self._extent.caveats(self.busy_s)
+        if self._traffic.name in self._times.fitted_on:
+            caveats.append(f"the step times were fitted on this very traffic, {self._traffic.name!r}")
         if self._times.source != "fitted":
             caveats.append(f"step times are {self._times.source}: no step of this machine was measured")
         return SimulatedRun(
