@@ -21,7 +21,8 @@ from ridgeline.lab.bench.metrics import FORMULAS, Summary, tpot_s
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.statistics import FEWEST, QUANTILES, wilson
 
-RESAMPLES = 1000
+RESAMPLES, FEWEST_RESAMPLES = 1000, 300
+ENOUGH_DRAWN = 4_000_000  # requests drawn in all resamples; of large runs there are fewer resamples
 SAME_MOMENT_S = 1e-3
 PAIRED_SHARE = 0.9  # of the requests must be in both runs
 # Settings that name a run, rather than make it.
@@ -47,9 +48,12 @@ class Comparison:
         return tuple(row for row in self.rows if not row.name.startswith(other) and "mean" not in row.name)
 
 
-def compare(a: Side, b: Side, *, seed: int = 0, resamples: int = RESAMPLES) -> Comparison:
+def compare(a: Side, b: Side, *, seed: int = 0, resamples: int | None = None) -> Comparison:
     """B against A. Rows of metrics that either run lacks are left out."""
     left, right = measured(a.records), measured(b.records)
+    if resamples is None:
+        affordable = ENOUGH_DRAWN // max(len(left), len(right), 1)
+        resamples = max(FEWEST_RESAMPLES, min(RESAMPLES, affordable))
     pairs, because = _pairs(left, right, a.summary.mode, b.summary.mode)
     both = [(x, y) for x, y in pairs if x.status == y.status == "ok"]
     dropped = len(pairs) - len(both)

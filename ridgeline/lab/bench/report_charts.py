@@ -113,8 +113,8 @@ def _gaps(ok: Sequence[RequestRecord]) -> str:
     counts = [np.asarray(r.chunk_tokens[1:], dtype=np.int64) for r in ok if len(r.chunk_at) > 1]
     tokens = [np.maximum(count, 1) for count in counts]
     spread = [np.repeat(gap / share, share) for gap, share in zip(gaps, tokens, strict=True)]
-    samples = np.concatenate(spread).tolist() if spread else []
-    worst = f", the longest {number(max(samples))} ms" if samples else ""
+    samples = np.concatenate(spread) if spread else np.empty(0)
+    worst = f", the longest {number(float(samples.max()))} ms" if len(samples) else ""
     return _small(
         f"Between tokens (ITL): {len(samples):,} gaps{worst}",
         Axis("ms", log=True, unit="ms"),

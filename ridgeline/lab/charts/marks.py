@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -90,23 +93,20 @@ def cdf(name: str, samples: Sequence[float], *, of: int | None = None, colour: i
 
 
 def histogram(
-    name: str, samples: Sequence[float], *, bins: int = 60, log: bool = False, colour: int | None = None
+    name: str, samples: npt.ArrayLike, *, bins: int = 60, log: bool = False, colour: int | None = None
 ) -> Bars:
     """Shares of the samples in bins of equal width (of equal ratio with `log`); the shares sum to 1."""
-    shown = [sample for sample in samples if math.isfinite(sample) and (sample > 0 or not log)]
-    if not shown:
+    values = np.asarray(samples, dtype=np.float64)
+    values = values[np.isfinite(values) & ((values > 0) | (not log))]
+    if not len(values):
         return Bars(name, (), (), colour)
-    low, high = min(shown), max(shown)
+    places = np.log(values) if log else values
+    low, high = float(places.min()), float(places.max())
     if high <= low:
-        low, high = (low / 1.1, low * 1.1) if log else (low - 0.5, low + 0.5)
-    first, width = (math.log(low), math.log(high / low) / bins) if log else (low, (high - low) / bins)
-    counts = [0] * bins
-    for sample in shown:
-        place = ((math.log(sample) if log else sample) - first) / width
-        counts[min(bins - 1, max(0, int(place)))] += 1
-    places = [first + index * width for index in range(bins + 1)]
-    edges = [math.exp(place) for place in places] if log else places
-    return Bars(name, edges, [count / len(shown) for count in counts], colour)
+        low, high = low - 0.1, high + 0.1
+    counts, edges = np.histogram(places, bins=bins, range=(low, high))
+    shares = [float(share) for share in counts / len(values)]
+    return Bars(name, [float(edge) for edge in (np.exp(edges) if log else edges)], shares, colour)
 
 
 def roof(
