@@ -104,9 +104,13 @@ class Deployment:
     def kept_bytes(self, context: int) -> float:
         """Cache and states of one sequence, on each chip of the group that serves it."""
         size = bytes_of(self.kv_precision)
-        return (
-            sum(n * kind.kept_bytes(context, size) / self._split(kind) for kind, n in self.mixers) / self.pp
-        )
+        total = 0.0
+        for kind, count in self.mixers:
+            # Our engine keeps windowed layers in full.
+            whole = self.backend == "ridgeline" and isinstance(kind, FullAttention)
+            kept = context * kind.kv_elements * size if whole else kind.kept_bytes(context, size)
+            total += count * kept / self._split(kind)
+        return total / self.pp
 
     def running(self, batch: float, context: int) -> float:
         """How many of `batch` sequences can run at once: the others wait for room in the cache."""
