@@ -118,10 +118,11 @@ async def measure_steps(
     batches: tuple[int, ...] = (),
     about: Mapping[str, str] | None = None,
     seed: int = 0,
-    lots: tuple[Lot, ...] = LOTS,
+    lots: tuple[Lot, ...] | None = None,
     on_lot: Callable[[str], None] = lambda name: None,
 ) -> Measured:
     """context: the longest sequence that the server takes; seconds: how long requests are sent, in all."""
+    lots = LOTS if lots is None else lots
     steps: dict[str, list[StepRecord]] = {}
     requests: dict[str, list[RequestRecord]] = {}
     notes: list[str] = []

@@ -1,0 +1,45 @@
+"""Step times measured on a real server with a real model: the way from traffic to a fit and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.lab.errors import LabError
+from ridgeline.lab.simulate import measure, simulate
+from ridgeline.lab.simulate.measure import Lot, fit_server
+from ridgeline.lab.simulate.stored import kept_times
+from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+from tests.conftest import LiveServer
+
+LOTS = (
+    Lot("one stream", 1, "uniform:8,64", "12", 0.5),
+    Lot("several", 4, "uniform:8,64", "uniform:4,16", 0.5),
+)
+
+
+async def test_a_server_is_fitted_and_its_times_simulate(
+    live_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(measure, "LOTS", LOTS)
+    lots: list[str] = []
+    measured, path = await fit_server(live_server.base_url, seconds=3.0, on_lot=lots.append)
+    assert lots == ["one stream", "several"] == list(measured.times.fitted_on)
+    assert path.is_relative_to(tmp_path)
+    assert kept_times("smollm2-135m") == (measured.times, measured.front)
+    assert measured.times.about["model"] == "smollm2-135m"
+    ids = [record.step_id for record in measured.steps["several"]]
+    assert ids == list(range(ids[0], ids[-1] + 1))  # nothing lost, nothing of the lot before
+    assert max(record.decode_batch for record in measured.steps["several"]) > 1
+    assert measured.front.request_s > 0
+    limits = SchedulerLimits(256, 256, 64, 512, 16, 4096, 8192)
+    run = simulate(Traffic("one", (PlannedRequest(0.0, 40, 10),)), limits, measured.times)
+    assert 0 < run.busy_s < 60
+
+
+async def test_a_server_that_cannot_be_reached_is_told() -> None:
+    with pytest.raises(LabError, match="cannot reach"):
+        await fit_server("http://127.0.0.1:9")
