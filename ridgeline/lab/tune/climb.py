@@ -241,8 +241,8 @@ class Climb:
                 return Verdict(
                     trial.number, "undecided", f"{self.header.objective} was not measured", len(pairs)
                 )
-            floor = max(abs(own.low), abs(own.high))
-            reason = f"{self.header.objective} differs by up to {floor:.1%} between equal settings"
+            most = own.most_factor - 1
+            reason = f"{self.header.objective} differs by up to {most:.1%} between equal settings"
             return Verdict(trial.number, "noise", reason, len(pairs), found)
         before, after = means([a for a, _ in figures]), means([b for _, b in figures])
         failures = after.get("failures", 0.0) - before.get("failures", 0.0)

@@ -55,7 +55,7 @@ def _effect(rounds: Sequence[tuple[Metrics, Metrics]], name: str, noise: Effect 
     mean = statistics.mean(ratios)
     error = statistics.stdev(ratios) / math.sqrt(len(ratios))
     half = float(t.ppf(0.5 + CONFIDENCE / 2, len(ratios) - 1)) * error
-    floor = None if noise is None else max(abs(noise.low), abs(noise.high))
+    floor = None if noise is None else noise.most_factor - 1
     return Effect(math.expm1(mean), math.expm1(mean - half), math.expm1(mean + half), floor)
 
 

@@ -1,24 +1,25 @@
-"""Points and their Pareto front: what each configuration gives, and which none beats. Pure data."""
+"""Points and their Pareto front: what each configuration gives, and which none beats. Pure data.
+
+A point is its parent's figures times the measured effect, from the settings that the search began with: runs
+of different hours do not compare, the two halves of a round do.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ridgeline.lab.tune.climb import changed
 from ridgeline.lab.tune.effects import means
-from ridgeline.lab.tune.ledger import Ledger, Settings
+from ridgeline.lab.tune.ledger import NOISE_TRIAL, Ledger, Settings
 
 THROUGHPUT = "output_tokens_per_s"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One configuration by the means of all its runs."""
-
     settings: Settings
-    trials: tuple[int, ...]  # that measured it, on either side
-    runs: int
+    trial: int  # that measured it
     tokens_per_s: float
     latency_ms: float
     usd_per_mtok: float | None  # of output tokens; None: nobody said what an hour costs
@@ -32,23 +33,28 @@ class Point:
 
 
 def points(ledger: Ledger, latency: str, usd_per_hour: float | None) -> list[Point]:
-    """Every configuration that was measured, in the order of its first run."""
-    runs: dict[str, list[dict[str, float]]] = {}
-    trials: dict[str, list[int]] = {}
-    settings: dict[str, Settings] = {}
-    for run in ledger.runs():
-        if run.outcome == "measured" and THROUGHPUT in run.metrics and latency in run.metrics:
-            key = json.dumps(run.settings, sort_keys=True)
-            runs.setdefault(key, []).append(run.metrics)
-            settings.setdefault(key, run.settings)
-            if run.trial not in trials.setdefault(key, []):
-                trials[key].append(run.trial)
-    found = []
-    for key, metrics in runs.items():
-        mean = means(metrics)
-        rate = mean[THROUGHPUT]
-        cost = None if usd_per_hour is None or rate <= 0 else usd_per_hour / 3600 / rate * 1e6
-        found.append(Point(settings[key], tuple(trials[key]), len(metrics), rate, mean[latency], cost))
+    """Every configuration that was measured, by its first trial."""
+    figures: dict[int, tuple[float, float]] = {}
+    found: list[Point] = []
+    for trial in ledger.trials:
+        verdict = ledger.verdict(trial.number)
+        effects = {} if verdict is None else verdict.effects
+        if trial.number == NOISE_TRIAL:
+            mean = means([run.metrics for run in ledger.runs(NOISE_TRIAL) if run.outcome == "measured"])
+            if THROUGHPUT not in mean or latency not in mean:
+                continue
+            figures[NOISE_TRIAL] = mean[THROUGHPUT], mean[latency]
+        elif trial.parent in figures and THROUGHPUT in effects and latency in effects:
+            rate, time = figures[trial.parent]
+            rate *= 1 + effects[THROUGHPUT].change
+            figures[trial.number] = rate, time * (1 + effects[latency].change)
+        else:
+            continue
+        settings = changed(trial)
+        if all(point.settings != settings for point in found):
+            rate, time = figures[trial.number]
+            cost = None if usd_per_hour is None else usd_per_hour / 3600 / rate * 1e6
+            found.append(Point(settings, trial.number, rate, time, cost))
     return found
 
 

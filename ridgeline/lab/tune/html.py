@@ -105,11 +105,11 @@ def _front_table(ledger: Ledger, latency: str, usd_per_hour: float | None) -> Ht
             f"{point.tokens_per_s:,.1f}",
             f"{point.latency_ms:,.1f}",
             "–" if point.usd_per_mtok is None else f"{point.usd_per_mtok:.3f}",
-            str(point.runs),
+            str(point.trial),
         ]
         for point in front(points(ledger, latency, usd_per_hour))
     ]
-    return table(["settings", "tokens/s", f"{latency} (ms)", "$ per million output tokens", "runs"], rows)
+    return table(["settings", "tokens/s", f"{latency} (ms)", "$ per million output tokens", "trial"], rows)
 
 
 def _trials_table(ledger: Ledger) -> Html:

@@ -64,7 +64,7 @@ class Run(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
 class Effect(msgspec.Struct, frozen=True):
     """The relative change of a metric with its interval of 95 %: 0.05 is 5 % more.
 
-    noise: as much as two runs of the same settings differed by.
+    noise: as much as two runs of the same settings differed by; 0.05: up to 1.05 times, or down to 1/1.05.
     """
 
     change: float
@@ -74,7 +74,17 @@ class Effect(msgspec.Struct, frozen=True):
 
     @property
     def is_beyond_noise(self) -> bool:
-        return not self.low <= 0 <= self.high and abs(self.change) > (self.noise or 0.0)
+        return not self.low <= 0 <= self.high and self.factor > 1 + (self.noise or 0.0)
+
+    @property
+    def factor(self) -> float:
+        """How many times as much or as little, always at least 1: halving is as large as doubling."""
+        return max(1 + self.change, 1 / (1 + self.change))
+
+    @property
+    def most_factor(self) -> float:
+        """The same of the end of the interval that is further away."""
+        return max(1 + self.high, 1 / (1 + self.low))
 
 
 class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):

@@ -42,8 +42,7 @@ def _gain(way: list[tuple[Trial, Verdict]], objective: str) -> float:
     """How much better the objective became on the whole way, as a factor above 1."""
     gain = 1.0
     for _, verdict in way:
-        change = 1 + verdict.effects[objective].change
-        gain *= max(change, 1 / change)  # accepted: better, whichever direction that is
+        gain *= verdict.effects[objective].factor  # accepted: better, whichever direction that is
     return gain
 
 
@@ -64,12 +63,9 @@ def winner_toml(ledger: Ledger) -> str:
     changes: dict[str, list[str]] = {}
     for trial, verdict in way:
         before = "unset" if trial.before is None else json.dumps(trial.before)
-        said = [
-            f"{name} {percent(effect)}"
-            for name, effect in verdict.effects.items()
-            if name in told_metrics(header)
-        ]
-        changes.setdefault(trial.key, []).append(f"# trial {trial.number}, was {before}: {', '.join(said)}")
+        told = [name for name in told_metrics(header) if name in verdict.effects]
+        changes.setdefault(trial.key, []).append(f"# trial {trial.number}, was {before}:")
+        changes[trial.key] += [f"#   {name} {percent(verdict.effects[name])}" for name in told]
     for key, value in settings.items():
         lines += ["", *changes.get(key, ["# as the search began"]), f"{key} = {json.dumps(value)}"]
     return "\n".join([*lines, ""])
@@ -101,11 +97,11 @@ def ledger_lines(ledger: Ledger, latency: str, usd_per_hour: float | None) -> It
 def front_lines(found: list[Point], latency: str) -> Iterator[str]:
     best = front(found)
     yield f"front of {len(found)} configurations: none is better in throughput, {latency} and cost at once"
-    yield f"  {'tok/s':>9} {latency:>16} {'$/Mtok out':>11} {'runs':>5}  settings"
+    yield f"  {'tok/s':>9} {latency:>16} {'$/Mtok out':>11} {'trial':>5}  settings"
     for point in best:
         cost = "–" if point.usd_per_mtok is None else f"{point.usd_per_mtok:.3f}"
         rate, time = f"{point.tokens_per_s:,.1f}", f"{point.latency_ms:,.1f}"
-        yield f"  {rate:>9} {time:>16} {cost:>11} {point.runs:>5}  {settings_text(point.settings)}"
+        yield f"  {rate:>9} {time:>16} {cost:>11} {point.trial:>5}  {settings_text(point.settings)}"
 
 
 def _trial_lines(trial: Trial, verdict: Verdict | None, header: Header) -> Iterator[str]:

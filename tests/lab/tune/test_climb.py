@@ -297,6 +297,7 @@ def test_a_change_must_leave_both_zero_and_the_noise_behind() -> None:
     assert Effect(0.05, 0.03, 0.07, 0.02).is_beyond_noise
     assert not Effect(0.05, 0.03, 0.07, 0.06).is_beyond_noise
     assert not Effect(0.05, -0.01, 0.11, 0.02).is_beyond_noise
+    assert Effect(-0.5, -0.6, -0.4, 0.9).is_beyond_noise, "half is as far away as double"
 
 
 def test_rates_should_rise_and_times_fall() -> None:

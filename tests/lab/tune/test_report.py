@@ -48,9 +48,11 @@ def test_the_winner_is_a_file_that_serve_reads_with_every_change_and_its_effect(
     EngineConfig(**values)
     lines = path.read_text(encoding="utf-8").splitlines()
     above = lines[: lines.index("step_tokens = 256")]
-    assert above[-2].startswith("# trial 1, was 64: output_tokens_per_s +1")
-    assert above[-1].startswith("# trial 2, was 128: output_tokens_per_s +2")
-    assert "ttft_ms.p90 +" in above[-1]
+    assert above[-6:-3] == ["# trial 1, was 64:", *above[-5:-3]]
+    assert above[-5].startswith("#   output_tokens_per_s +1")
+    assert above[-4].startswith("#   ttft_ms.p90 +")
+    assert above[-3] == "# trial 2, was 128:"
+    assert above[-2].startswith("#   output_tokens_per_s +2")
     assert lines[lines.index("prefix_cache = true") - 1] == "# as the search began"
 
 
@@ -67,13 +69,30 @@ def test_the_front_holds_what_nothing_beats(ledger: Ledger) -> None:
     assert best[0].settings["max_running"] == 16
     for point in best:
         assert point.usd_per_mtok == pytest.approx(3.6 / 3600 / point.tokens_per_s * 1e6)
-    base = next(point for point in found if point.settings["step_tokens"] == 64)
-    assert base.runs == 2 * 3 + 3  # both sides of the noise, and the parent of the first trial
+
+
+def test_a_machine_that_slows_down_does_not_move_the_points(tmp_path: Path) -> None:
+    """Every round takes a tenth longer than the one before; only the setting itself is worth a fifth."""
+    rounds = 0
+
+    def slowing(settings: Settings, which: RunId) -> dict[str, float]:
+        nonlocal rounds
+        rounds += which.arm == "a"
+        drift = 1.1**rounds
+        gain = 1.2 if settings.get("max_running") == 16 else 1.0
+        return {"output_tokens_per_s": gain * 100 / drift, LATENCY: 50 * drift / gain}
+
+    with Ledger(tmp_path) as ledger:
+        ledger.append(Header("m", {}, "output_tokens_per_s", {}, rounds=3))
+        Climb(ledger, slowing, Search({"max_running": (16,)})).run()
+        base, changed = points(ledger, LATENCY, None)
+    assert changed.tokens_per_s / base.tokens_per_s == pytest.approx(1.2)
+    assert base.latency_ms / changed.latency_ms == pytest.approx(1.2)
 
 
 def test_a_point_is_beaten_only_by_one_that_is_nowhere_worse() -> None:
     def point(rate: float, latency: float, cost: float | None = None) -> Point:
-        return Point({}, (), 1, rate, latency, cost)
+        return Point({}, 1, rate, latency, cost)
 
     assert point(100, 10).beats(point(90, 10))
     assert not point(100, 10).beats(point(100, 10))
