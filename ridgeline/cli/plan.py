@@ -117,8 +117,9 @@ def question_of(args: argparse.Namespace) -> Question:
     shape = read_shape(args.model)
     try:
         kv_precision = format_name(options.kv_precision)
+        precision = None if options.precision is None else format_name(options.precision)
     except ValueError as error:
-        raise BadInput(f"--kv-precision: {error}") from error
+        raise BadInput(f"--precision, --kv-precision: {error}") from error
     offers, why_none = offers_of(options, shape, demand)
     return Question(
         model=args.model,
@@ -128,7 +129,7 @@ def question_of(args: argparse.Namespace) -> Question:
         slo=slo,
         gpus_max=gpus_max(options.gpus_max, hardware),
         engine=options.engine,
-        precision=options.precision,
+        precision=precision,
         kv_precision=kv_precision,
         budget=budget,
         usd_per_gpu_hour=positive("--gpu-price", options.gpu_price) or hardware.usd_per_hour,

@@ -38,6 +38,8 @@ PROVIDER_CACHE_S = 300.0  # how long hosted APIs keep a prefix that nobody asks 
 
 def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
     _check_lengths(question)
+    if question.budget is not None and question.usd_per_gpu_hour is None:
+        raise BadInput(f"a budget needs the price of an hour of {question.chip.name}: give --gpu-price")
     report("trying precisions and splits")
     engine, refusal, found, refused = _ways(question)
     demand, slo, chip = question.demand, question.slo, question.chip
@@ -151,10 +153,7 @@ def precisions_for(question: Question, backend: str) -> list[Precision]:
     """The one to plan with first, then those that are smaller and that chip and engine have."""
     shape, chip = question.shape, question.chip
     if question.precision is not None:
-        try:
-            return [Precision.named(question.precision)]
-        except ValueError as error:
-            raise BadInput(f"--precision: {error}") from error
+        return [Precision.named(question.precision)]
     on_gpu = chip.name != "cpu"
     stored = Precision.named("bfloat16") if backend == "ridgeline" and on_gpu else shape.stored
     if backend == "ridgeline":

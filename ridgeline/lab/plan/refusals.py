@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ridgeline.lab.errors import BadInput, Infeasible
+from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.plan.answer import Question
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, Profile
 from ridgeline.lab.plan.search import Way
@@ -37,10 +37,8 @@ def check_gpus(question: Question, way: Way, replicas: int, served: float) -> No
 
 
 def check_budget(question: Question, way: Way, replicas: int, served: float, profile: Profile) -> None:
-    if question.budget is None:
+    if question.budget is None or question.usd_per_gpu_hour is None:
         return
-    if question.usd_per_gpu_hour is None:
-        raise BadInput(f"a budget needs the price of an hour of {question.chip.name}: give --gpu-price")
     month = profile.month()
     allowed = question.budget.usd_month(month.input_tokens + month.output_tokens, month.requests)
     each = question.usd_per_gpu_hour * way.gpus * HOURS_PER_MONTH

@@ -161,7 +161,8 @@ def memory_reason(deployment: Deployment, memory: MemoryNeeds) -> str:
     chip, weights = deployment.chip, memory.weights * memory.gpus
     return (
         f"weights of {weights / 1e9:.3g} GB in {deployment.kept} need at least {memory.gpus_needed} "
-        f"{chip.name} of {chip.memory_bytes / 1e9:.0f} GB ({_how(deployment)} was tried)"
+        f"{chip.name} of {chip.memory_bytes / 1e9:.0f} GB ({_how(deployment)} was tried). Nearest: "
+        f"--gpus-max {memory.gpus_needed}, or a smaller --precision"
     )
 
 

@@ -87,8 +87,13 @@ def _predicted(plan: Plan) -> Iterator[str]:
             ]
         )
     yield from columns(rows, left=(0, 1))
-    for name, correction in plan.corrected.items():
-        yield f"  {name}: corrected by {correction.factor - 1:+.0%} after {correction.runs} verified runs"
+    if plan.corrected:
+        most = max(correction.runs for correction in plan.corrected.values())
+        changes = [f"{name} {correction.factor - 1:+.0%}" for name, correction in plan.corrected.items()]
+        runs = f"{most} verified run{'s' * (most > 1)}"
+        yield from _wrapped(
+            f"corrected by what earlier plans missed by, in {runs}: {', '.join(changes)}", "  "
+        )
 
 
 def _roofline(plan: Plan) -> Iterator[str]:

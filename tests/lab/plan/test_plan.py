@@ -1,0 +1,142 @@
+"""A whole plan, on a chip of the table and on this processor, from the command line and in process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.lab.plan.settings import read_config
+from ridgeline.lab.prediction import read_prediction
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    folder = tmp_path / "Llama-3.1-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+
+
+def plan(*arguments: str) -> int:
+    return main(["plan", *arguments])
+
+
+TRAFFIC = ("--input", "512", "--output", "32", "--requests", "200")
+
+
+def test_a_plan_answers_with_hardware_latency_money_and_reasons(
+    llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    code = plan(llama, "--hardware", "h200", *TRAFFIC, "--rate", "40", "--users", "100", "--out", str(out))
+    text = capsys.readouterr().out
+    assert code == 0
+    for part in (
+        "ANSWER",
+        "× h200",
+        "time to first token",
+        "Roofline of decode",
+        "what would move it",
+        "KV cache",
+        "a user and month",
+        "break-even",
+        "8. disaggregate? NO",
+        "ridgeline serve --config",
+        "ridgeline plan verify",
+    ):
+        assert part in text
+    assert read_config(out / "plan.toml").model == llama
+    found = read_prediction(out / "prediction.json")
+    assert (found.hardware, found.method) == ("h200", "analytic")
+    assert found.traffic["facts"]["requests"] == 200
+    for interval in found.metrics.values():
+        assert interval.low <= interval.mid <= interval.high
+    page = (out / "plan.html").read_text()
+    assert page.count("<svg") == 2
+    assert "http" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "").replace(
+        "http-equiv", ""
+    )
+
+
+def test_more_traffic_takes_more_gpus_and_the_rate_one_replica_serves_is_kept_to(
+    llama: str, tmp_path: Path
+) -> None:
+    gpus = {}
+    for rate in ("20", "200"):
+        out = tmp_path / rate
+        assert plan(llama, "--hardware", "h200", *TRAFFIC, "--rate", rate, "--out", str(out)) == 0
+        found = read_prediction(out / "prediction.json")
+        gpus[rate] = found.traffic["replicas"]
+        assert found.metrics["ttft_ms.p90"].mid <= 2000
+        assert found.metrics["tpot_ms.p90"].mid <= 100
+        assert found.traffic["facts"]["rps"] == pytest.approx(float(rate) / gpus[rate], rel=0.2)
+    assert gpus["200"] > gpus["20"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hardware", "h200", "--slo", "tpot_p90=1ms"), "TPOT ≥"),
+        (("--hardware", "h200", "--slo", "ttft_p90=2ms"), "TTFT ≥"),
+        (("--hardware", "l4", "--gpus-max", "1", "--engine", "vllm", "--precision", "float32"), "not fit"),
+        (("--hardware", "h200", "--rate", "5000", "--gpus-max", "4"), "--gpus-max is 4"),
+        (("--hardware", "h200", "--rate", "40", "--budget", "$100/month"), "the budget ($100 per month)"),
+    ],
+)
+def test_what_cannot_be_had_is_answered_with_what_binds_and_the_nearest(
+    llama: str, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(llama, *TRAFFIC, *arguments) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Nearest: " in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hardware", "h20"), "h200"),
+        (("--hardware", "h200", "--slo", "latency=3"), "no metric"),
+        (("--hardware", "h200", "--budget", "cheap"), "--budget"),
+        (("--hardware", "h200", "--price-in", "1"), "go together"),
+        (("--hardware", "h200", "--precision", "fp9"), "no such precision"),
+        (("--hardware", "h200", "--input", "200000"), "--max-context 131072"),
+        (("--hardware", "h200", "--set", "step_tokns=5"), "step_tokens"),
+        (("--hardware", "l4", "--budget", "$5/month", "--rate", "0.1"), "--gpu-price"),
+    ],
+)
+def test_wrong_questions_are_refused_in_one_line_that_names_the_flag(
+    llama: str, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(llama, *arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("no-such-model", "--hardware", "h200") == 1
+    assert "no-such-model" in capsys.readouterr().err
