@@ -70,7 +70,9 @@ def main() -> None:
         ablate(aggregated)
         return
     held_out = leave_one_out(aggregated, nested=not args.quick, on_progress=progress)
-    rows = aggregated_rows(aggregated, held_out) + disaggregated_rows(aggregated, apart)
+    rows = (
+        aggregated_rows(aggregated, held_out) + wider_rows(aggregated) + disaggregated_rows(aggregated, apart)
+    )
     print_table(rows, nested=not args.quick)
     if args.refit:
         refit(aggregated, held_out)
@@ -110,6 +112,31 @@ def aggregated_rows(points: Sequence[MeasuredPoint], held_out: HeldOut) -> list[
                 "textbook": asdict(score(textbook[chosen], table.tpot_s[chosen])),
             }
         )
+    return rows
+
+
+def wider_rows(points: Sequence[MeasuredPoint]) -> list[dict[str, Any]]:
+    """With more held out at once: all deployments of a model, an engine, a chip."""
+    table = fitting.columns(points)
+    whole = fitting.fit(table)
+    mixture = np.array([point.is_mixture for point in points])
+    rows = []
+    for place, what in enumerate(("model", "engine", "chip")):
+        names = np.array([point.group[place] for point in points])
+        predicted = np.zeros(len(points))
+        for name in np.unique(names):
+            held = names == name
+            fitted = fitting.fit(table.where(~held), whole, ttft=False)
+            predicted[held] = fitting.predict(fitted, table.where(held))[0]
+        for label, chosen in (("dense", ~mixture), ("MoE", mixture)):
+            rows.append(
+                {
+                    "set": f"{label}, one {what} out at a time",
+                    "tpot": asdict(score(predicted[chosen], table.tpot_s[chosen])),
+                    "speed_of_light": asdict(score(baseline(table, IDEAL)[chosen], table.tpot_s[chosen])),
+                    "textbook": asdict(score(baseline(table, TEXTBOOK)[chosen], table.tpot_s[chosen])),
+                }
+            )
     return rows
 
 
