@@ -231,7 +231,7 @@ def _rule(mark: Rule, x_scale: Scale, y_scale: Scale) -> str:
         at = x_scale(mark.at)
         flip = at + len(mark.label) * GLYPH + 6 > right
         line = f'<line class="rule" x1="{at:.1f}" y1="{top:.1f}" x2="{at:.1f}" y2="{bottom:.1f}"/>'
-        spot, anchor = (at - 4 if flip else at + 4, top + 10), "end" if flip else "start"
+        spot, anchor = (at - 4 if flip else at + 4, bottom - 6), "end" if flip else "start"
     else:
         at = y_scale(mark.at)
         line = f'<line class="rule" x1="{left:.1f}" y1="{at:.1f}" x2="{right:.1f}" y2="{at:.1f}"/>'
