@@ -63,6 +63,7 @@ def add_parser(verbs: Verbs) -> None:
         metavar="KEY=V,V…",
         help="a setting and its values, in their order; may be repeated (default: some of no risk)",
     )
+    search.add_argument("--keys", metavar="KEY,KEY", help="settings to try at the usual values")
     search.add_argument(
         "--set", dest="base", action="append", metavar="KEY=V", help="start from this setting"
     )
@@ -148,7 +149,11 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.tune.run import climb, opened
     from ridgeline.lab.tune.space import default_space, parse_space
 
-    space = parse_space(args.space) if args.space else default_space(usable_cpus())
+    if args.model == "show":  # `ridgeline tune --ledger DIR show`
+        return run_show(args)
+    space = parse_space(args.space or ())
+    if args.keys or not space:
+        space = default_space(usable_cpus(), args.keys or "") | space
     usd_per_hour = _usd_per_hour(args)
     with opened(args.ledger, _question(args)) as ledger:
         assert ledger.header is not None

@@ -16,15 +16,37 @@ FIXED = ("model", "step_ring", "memory_share")  # nothing to tune in these
 _OPTIONS = {option.name: option for option in options_of(EngineConfig) if option.name not in FIXED}
 
 
-def default_space(cpus: int) -> dict[str, tuple[Any, ...]]:
-    """What is tried where nothing was named: settings that change no answer, the most promising first."""
+def known_values(cpus: int) -> dict[str, tuple[Any, ...]]:
+    """Values to try of the settings that are worth it, the most promising settings first."""
     return {
         "step_tokens": (64, 128, 256, 512, 1024),
         "prefill_chunk": (64, 128, 256, 512),
         "max_running": (8, 16, 32, 64, 128),
         "threads": tuple(sorted({max(1, cpus // 2), cpus})),
         "prefix_cache": (True, False),
+        "background_tokens": (4, 8, 16, 32),
+        "kv_tokens": (8192, 32_768, 131_072),
+        "block_size": (8, 16, 32),
+        "kv_dtype": ("bfloat16", "int8"),
+        "weights": ("bfloat16", "int8", "int4"),
+        "overlap": (True, False),
+        "cuda_graphs": (True, False),
     }
+
+
+BY_DEFAULT = ("step_tokens", "prefill_chunk", "max_running", "threads", "prefix_cache")  # change no answer
+
+
+def default_space(cpus: int, keys: str = "") -> dict[str, tuple[Any, ...]]:
+    """Known values of these settings, by comma; of those that change no answer where none is named."""
+    known = known_values(cpus)
+    named = [key.strip().replace("-", "_") for key in keys.split(",") if key.strip()] or list(BY_DEFAULT)
+    for key in named:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise BadInput(f"--keys: no values are known for {key!r}; {hint} Others: --try {key}=VALUE,VALUE")
+    return {key: known[key] for key in named}
 
 
 def parse_space(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:

@@ -300,6 +300,24 @@ def test_a_change_must_leave_both_zero_and_the_noise_behind() -> None:
     assert Effect(-0.5, -0.6, -0.4, 0.9).is_beyond_noise, "half is as far away as double"
 
 
+def test_chance_is_hardly_ever_accepted_and_a_real_gain_mostly_found() -> None:
+    rng = random.Random(0)
+
+    def rounds(gain: float) -> list[tuple[dict[str, float], dict[str, float]]]:
+        return [
+            ({"x": math.exp(rng.gauss(0, 0.02))}, {"x": math.exp(gain + rng.gauss(0, 0.02))})
+            for _ in range(4)
+        ]
+
+    chance = found = 0
+    for _ in range(300):
+        noise = effects(rounds(0.0))
+        chance += effects(rounds(0.0), noise)["x"].is_beyond_noise
+        found += effects(rounds(0.08), noise)["x"].is_beyond_noise
+    assert chance <= 3
+    assert found >= 220
+
+
 def test_rates_should_rise_and_times_fall() -> None:
     assert more_is_better("output_tokens_per_s")
     assert not more_is_better("ttft_ms.p90")

@@ -14,7 +14,7 @@ from ridgeline.lab.tune.html import ledger_page
 from ridgeline.lab.tune.ledger import Header, Ledger, Settings
 from ridgeline.lab.tune.report import ledger_lines, winner, winner_toml
 from ridgeline.lab.tune.servers import last_words
-from ridgeline.lab.tune.space import default_space, parse_settings, parse_space
+from ridgeline.lab.tune.space import default_space, known_values, parse_settings, parse_space
 from ridgeline.options import read_file
 
 LATENCY = "ttft_ms.p90"
@@ -173,10 +173,19 @@ def test_a_setting_has_one_value() -> None:
         parse_settings(["threads=1", "threads=2"])
 
 
+def test_keys_alone_are_tried_at_the_usual_values() -> None:
+    assert default_space(2, "kv_dtype, step-tokens") == {
+        "kv_dtype": ("bfloat16", "int8"),
+        "step_tokens": (64, 128, 256, 512, 1024),
+    }
+    with pytest.raises(BadInput, match="did you mean step_tokens"):
+        default_space(2, "step_token")
+
+
 def test_what_is_tried_by_default_changes_no_answer() -> None:
     space = default_space(4)
     assert not {"weights", "kv_dtype", "dtype", "load_format"} & space.keys()
-    for key, values in space.items():
+    for key, values in known_values(4).items():
         for value in values:
             EngineConfig(**{key: value})
 
