@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.lab.errors import BadInput
 from ridgeline.lab.plan.constants import Coefficients, coefficients_of
 from ridgeline.lab.plan.deployment import Deployment, Setting, Work
 from ridgeline.lab.plan.intervals import interval
@@ -84,6 +85,8 @@ class ClosedLoop:
 def closed_loop(
     deployment: Deployment, batch: float, isl: int, osl: int, *, disaggregated: bool = False
 ) -> ClosedLoop:
+    if batch <= 0 or isl < 1 or osl < 1:
+        raise BadInput(f"nothing to predict for {batch} requests of {isl} tokens in and {osl} out")
     context = isl + osl // 2
     running = deployment.running(batch, context)
     return ClosedLoop(

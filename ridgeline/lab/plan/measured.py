@@ -74,8 +74,10 @@ def _points(rows: csv.DictReader[str], configs: Path, table: Path) -> Iterator[M
     for row in rows:
         try:
             yield _point(row, rows.line_num, configs)
-        except (KeyError, ValueError, BadInput) as error:
-            raise BadInput(f"{table}:{rows.line_num}: {error!r}") from error
+        except KeyError as error:
+            raise BadInput(f"{table}:{rows.line_num}: no column or no model {error}") from error
+        except (ValueError, BadInput) as error:
+            raise BadInput(f"{table}:{rows.line_num}: {error}") from error
 
 
 def _point(row: dict[str, str], line: int, configs: Path) -> MeasuredPoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from ridgeline.lab.plan.analytic import (
 )
 from ridgeline.lab.plan.constants import shipped
 from ridgeline.lab.plan.intervals import unlike
+from ridgeline.lab.plan.measured import read_points
 from ridgeline.models.shapes import DenseFfn, Experts, FullAttention, LayerShape, ModelShape, Precision
 
 DENSE_LAYER = LayerShape(FullAttention(heads=32, kv_heads=8, head_dim=128), DenseFfn(14336))
@@ -153,6 +155,31 @@ def test_unknown_engines_and_empty_groups_are_refused_by_name() -> None:
         replace(DENSE, backend="tgi")
     with pytest.raises(BadInput, match="tp must be at least 1"):
         replace(DENSE, tp=0)
+
+
+def test_a_load_of_nothing_is_refused() -> None:
+    with pytest.raises(BadInput, match="0 out"):
+        predict_tpot(DENSE, 16, 1024, 0)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("meta-llama/Llama-9,vllm,agg", "no column or no model 'meta-llama/Llama-9'"),
+        ("Qwen/Qwen3-32B,vllm,agg", "no column"),
+    ],
+)
+def test_a_broken_row_of_measured_points_is_reported_by_line(tmp_path: Path, row: str, reason: str) -> None:
+    table = tmp_path / "measured-serving" / "serving_points.csv"
+    table.parent.mkdir()
+    table.write_text(f"model_path,backend,mode\n{row}\n")
+    with pytest.raises(BadInput, match=rf"serving_points.csv:2: .*{reason}"):
+        read_points(tmp_path)
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"serving_points\.csv: cannot be read"):
+        read_points(tmp_path)
 
 
 def test_every_constant_is_positive_and_has_a_provenance() -> None:
