@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ridgeline.lab.hardware import Chip
@@ -17,7 +18,7 @@ from ridgeline.lab.plan.prices import Offers
 from ridgeline.lab.plan.residuals import Correction
 from ridgeline.lab.plan.roofline import Roofline
 from ridgeline.lab.plan.search import Way
-from ridgeline.lab.plan.settings import EngineSettings
+from ridgeline.lab.plan.settings import EngineSettings, model_setting
 from ridgeline.lab.plan.sharing import Sharing
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
@@ -42,6 +43,16 @@ class Question:
     busy_hours: float = 24.0
     users: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # of the engine, as asked for
+
+    @property
+    def name(self) -> str:
+        """What a server calls the model; predictions, residuals and fitted step times are kept by it."""
+        if self.model.startswith("hf:"):
+            return self.model.removeprefix("hf:").partition("@")[0]
+        path = Path(model_setting(self.model))
+        if path.suffix == ".json":
+            return self.shape.name
+        return path.stem if path.suffix == ".gguf" else path.name
 
     @property
     def hardware(self) -> str:

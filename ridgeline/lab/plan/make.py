@@ -49,7 +49,7 @@ def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
             raise search.refuse_rate(found, demand.rate, question.gpus_max)
         raise search.refuse_all(refused, slo, question.gpus_max)
     settings = engine_settings(question.model, way, demand, given=question.settings)
-    times = times_of(question.model, way, demand, settings.config)
+    times = times_of(question.name, way, demand, settings.config)
     report("looking for one replica's capacity")
     served, at = capacity(demand, settings.limits, times, slo)
     if not served:
@@ -65,7 +65,7 @@ def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
     if question.usd_per_gpu_hour is not None:
         usd_per_hour = question.usd_per_gpu_hour * replicas * way.gpus
     factors = corrections(
-        read_residuals(), hardware=question.hardware, model=question.model, method=times.method
+        read_residuals(), hardware=question.hardware, model=question.name, method=times.method
     )
     report("counting")
     operating = max(1, round(found_estimate.concurrency))

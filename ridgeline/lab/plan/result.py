@@ -49,7 +49,7 @@ def write_plan(plan: Plan, steps: tuple[Step, ...], folder: Path) -> Written:
 
 def prediction_of(plan: Plan, made_at: str) -> Prediction:
     return Prediction(
-        model=plan.question.model,
+        model=plan.question.name,
         hardware=plan.question.hardware,
         method=plan.method,
         engine={"engine": plan.engine, **plan.settings.changed()},

@@ -102,9 +102,10 @@ def read_config(path: Path) -> EngineConfig:
 
 
 def model_setting(model: str) -> str:
-    """A short name as it is, a path as one that can be found from anywhere."""
-    if find_known(model) is not None or model.startswith("hf:"):
-        return model
+    """A short name in full, a path as one that can be found from anywhere."""
+    known = find_known(model)
+    if known is not None or model.startswith("hf:"):
+        return known.name if known else model
     path = Path(model).expanduser().resolve()
     return str(path.parent if path.name == "config.json" else path)
 
