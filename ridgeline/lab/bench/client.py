@@ -121,7 +121,7 @@ class Exchange:
 class Client:
     """Sends requests to one address. `on_done` is called once per exchange, with its status set.
 
-    live: the exchanges under way.
+    live: the exchanges under way. retried: sent again on a new connection.
     """
 
     def __init__(self, address: Address, deadlines: Deadlines, on_done: Callable[[Exchange], None]) -> None:
@@ -129,9 +129,11 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self.live: set[Exchange] = set()
         self.retried = 0
+        self.lags: list[float] = []  # seconds by which the loop came late to the sweeps over deadlines
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._ready: list[_Connection] = []  # have bytes that are stamped and not yet taken apart
+        self._sweep_due = now() + SWEEP_S
         self._sweep = self._loop.call_later(SWEEP_S, self._check_deadlines)
 
     def send(self, exchange: Exchange, request: bytes) -> None:
@@ -198,6 +200,8 @@ class Client:
         pause = SWEEP_S * (1 + len(self.live) / 1000)
         self._sweep = self._loop.call_later(pause, self._check_deadlines)
         limits, moment = self._deadlines, now()
+        self.lags.append(moment - self._sweep_due)
+        self._sweep_due = moment + pause
         for exchange in list(self.live):
             if exchange.t_send is None:
                 if moment - exchange.started > limits.connect_s:

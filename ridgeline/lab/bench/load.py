@@ -84,6 +84,11 @@ class Load:
         """Make the first bodies; takes its time, and is no part of the run."""
         self._bodies.begin(self._script.openers())
 
+    @property
+    def lags(self) -> list[float]:
+        """Seconds by which the client's loop came late to its own timers."""
+        return self._client.lags
+
     async def run(self) -> None:
         """Until all has ended, or the run's time is over."""
         openers = self._script.openers()

@@ -75,7 +75,14 @@ async def run_bench(
     return BenchResult(
         settings=_settings(config, target, scripts),
         summary=summary,
-        validity=judge(records, summary, client_cpu, str(selftest.get("failure", "")), runner.retried),
+        validity=judge(
+            records,
+            summary,
+            client_cpu,
+            selftest=str(selftest.get("failure", "")),
+            retried=runner.retried,
+            lags=runner.lags,
+        ),
         records=records,
         shares=shares(records, summary, target.limits),
         selftest=selftest,
@@ -93,6 +100,7 @@ class _Runner:
         self._load: Load | None = None
         self.is_stopped = False
         self.retried = 0
+        self.lags: list[float] = []
         self.seconds = self.cpu_s = 0.0  # of the latest load
 
     async def warm_up(self, script: PlannedScript) -> list[RequestRecord]:
@@ -108,7 +116,7 @@ class _Runner:
         load = self._make(script, self._config.mode, "run")
         if not self.is_stopped:
             await self._run(load)
-        self.retried = load.retried
+        self.retried, self.lags = load.retried, load.lags
         return [exchange.record(load.origin) for exchange in load.exchanges]
 
     def stop(self) -> None:
@@ -207,6 +215,7 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
             "python": platform.python_version(),
             "machine": platform.platform(),
             "cores": os.cpu_count(),
+            "load_average": list(os.getloadavg()),
         },
     }
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))  # as it will be read again

@@ -14,10 +14,11 @@ from ridgeline.lab.bench.metrics import Summary
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.statistics import percentile, sorted_samples
 
-DELAY_LIMIT_MS = 10.0  # of the client's own delay, P99 …
+DELAY_LIMIT_MS = 10.0  # of the client's own delay …
 DELAY_SHARE = 0.05  # … or this share of the median TTFT, where that is more
+LATE_SHARE, LATE_FEWEST = 0.01, 2  # of requests may be later than that; and so many in short runs
 CPU_LIMIT = 0.85  # of one core: the client is one thread
-LEAST_DELAYS = 20  # requests, before a percentile of their delays says anything
+LEAST_LAGS = 100  # looks at the loop's lateness, before it says anything
 
 
 class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,6 +29,7 @@ class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
     client_delay_p99_ms: float | None = None  # dispatch_delay less the waiting for connections
     client_delay_limit_ms: float | None = None
+    client_lag_p99_ms: float | None = None  # by how much its loop came late to its own timers, of 1 ms each
     client_cpu: float | None = None
 
 
@@ -37,8 +39,12 @@ def judge(
     client_cpu: float | None,
     selftest: str = "",
     retried: int = 0,
+    lags: Sequence[float] = (),
 ) -> Validity:
-    """selftest: why the self-test before the run was not passed; "" where it was, or was skipped."""
+    """selftest: why the self-test before the run was not passed; "" where it was, or was skipped.
+
+    lags: seconds by which the client's loop was late, now and then: answers were stamped as late as that.
+    """
     reasons: list[str] = []
     warnings: list[str] = []
     delays = [
@@ -49,12 +55,17 @@ def judge(
     delay = percentile(sorted_samples(delays), 0.99) if delays else None
     typical = summary.metrics["ttft_ms"].percentiles["p50"]
     limit = max(DELAY_LIMIT_MS, DELAY_SHARE * typical.value) if typical else DELAY_LIMIT_MS
-    if delay is not None and delay > limit:
-        words = (
-            f"the client sent late: P99 of dispatch_delay without connecting is {delay:.1f} ms, "
-            f"more than {limit:.1f} ms"
+    late = sum(one > limit for one in delays)
+    if late > max(LATE_SHARE * len(delays), LATE_FEWEST):
+        reasons.append(
+            f"the client sent {late} of {len(delays)} requests more than {limit:.1f} ms late, connecting not "
+            f"counted (P99 {delay:.1f} ms)"
         )
-        (reasons if len(delays) >= LEAST_DELAYS else warnings).append(words)
+    lag = percentile(sorted_samples(lags), 0.99) * 1000 if len(lags) >= LEAST_LAGS else None
+    if lag is not None and lag > limit:
+        typical_lag = percentile(sorted_samples(lags), 0.9) * 1000
+        words = f"the client's loop was held up: P90 {typical_lag:.1f} ms, P99 {lag:.1f} ms"
+        (reasons if typical_lag > limit else warnings).append(words)
     if client_cpu is not None and client_cpu > CPU_LIMIT:
         reasons.append(f"the client used {client_cpu:.2f} of the one core it runs on (limit {CPU_LIMIT})")
     if summary.causes.get("client_out_of_sockets"):
@@ -79,4 +90,4 @@ def judge(
         )
     if retried:
         warnings.append(f"{retried} requests were sent again: the server had closed their kept connections")
-    return Validity(not reasons, tuple(reasons), tuple(warnings), delay, limit, client_cpu)
+    return Validity(not reasons, tuple(reasons), tuple(warnings), delay, limit, lag, client_cpu)

@@ -117,7 +117,19 @@ def test_a_run_whose_client_sent_late_is_invalid() -> None:
     late = good[:-3] + [record(n, 0.05) for n in range(3)]
     verdict = judge(late, summarize(late, "open"), 0.2)
     assert not verdict.valid
-    assert "the client sent late" in verdict.reasons[0]
+    assert "the client sent 3 of 100 requests more than 10.0 ms late" in verdict.reasons[0]
+    once = [*good[:-1], record(0, 0.05)]  # a hiccup is no verdict
+    assert judge(once, summarize(once, "open"), 0.2).valid
+
+
+def test_a_client_whose_loop_was_held_up_stamped_late_and_makes_a_run_invalid() -> None:
+    good = [record(n, 0.001) for n in range(100)]
+    summary = summarize(good, "closed")
+    assert judge(good, summary, 0.2, lags=[0.001] * 200).valid
+    now_and_then = judge(good, summary, 0.2, lags=[0.001] * 190 + [0.03] * 10)
+    assert now_and_then.valid
+    assert "held up" in now_and_then.warnings[0]
+    assert not judge(good, summary, 0.2, lags=[0.001] * 150 + [0.03] * 50).valid
 
 
 def test_waiting_for_a_server_to_accept_connections_is_not_the_clients_fault() -> None:
