@@ -18,6 +18,14 @@ from ridgeline.lab.tune.report import (
     winner_toml,
 )
 
+_COLOURS = {
+    "noise": 0,
+    "rejected": 1,
+    "accepted": 2,
+    "refused": 3,
+    "died": 3,
+    "undecided": 4,
+}  # of the palette
 _LOOKS = {"accepted": "good", "refused": "bad", "died": "bad"}
 
 
@@ -87,7 +95,9 @@ def effects_chart(ledger: Ledger) -> str:
         groups.setdefault(verdict.decision, []).append(
             Point(effect.change, height, title=percent(effect), x_range=(effect.low, effect.high))
         )
-    marks: list[Points | Rule] = [Points(name, places) for name, places in groups.items()]
+    marks: list[Points | Rule] = [
+        Points(name, places, colour=_COLOURS[name]) for name, places in groups.items()
+    ]
     marks.append(Rule("x", 0.0, "no effect"))
     return chart(
         f"Effect on {objective}",

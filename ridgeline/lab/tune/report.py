@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.tune.effects import percent
+from ridgeline.lab.tune.effects import more_is_better, percent
 from ridgeline.lab.tune.front import Point, front, points
-from ridgeline.lab.tune.ledger import NOISE_TRIAL, Header, Ledger, Settings, Trial, Verdict
+from ridgeline.lab.tune.ledger import NOISE_TRIAL, Effect, Header, Ledger, Settings, Trial, Verdict
 
 CONFIG_FILE = "winner.toml"
 SHOWN = ("output_tokens_per_s", "ttft_ms.p90", "tpot_ms.p90", "e2e_ms.p90")
@@ -113,9 +113,9 @@ def _trial_lines(trial: Trial, verdict: Verdict | None, header: Header) -> Itera
         return
     told = [(name, verdict.effects[name]) for name in told_metrics(header) if name in verdict.effects]
     for at, (name, effect) in enumerate(told):
-        beyond = "" if effect.is_beyond_noise or not trial.key else "  within the noise"
         text = percent(effect) if at == 0 else f"{name} {percent(effect)}"
-        yield (head if at == 0 else " " * len(head)) + text + beyond
+        meaning = f"  {effect_text(name, effect)}" if trial.key else ""
+        yield (head if at == 0 else " " * len(head)) + text + meaning
 
 
 def told_metrics(header: Header) -> tuple[str, ...]:
@@ -125,6 +125,12 @@ def told_metrics(header: Header) -> tuple[str, ...]:
 
 def settings_text(settings: Settings) -> str:
     return ", ".join(f"{key} {_value(value)}" for key, value in settings.items()) or "the defaults"
+
+
+def effect_text(metric: str, effect: Effect) -> str:
+    if not effect.is_beyond_noise:
+        return "within the noise"
+    return "better" if (effect.change > 0) == more_is_better(metric) else "worse"
 
 
 def change_text(trial: Trial) -> str:

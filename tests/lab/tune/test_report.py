@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,7 @@ def test_the_table_tells_of_every_trial(ledger: Ledger) -> None:
     assert "step_tokens 64 → 128" in text
     assert "refused    <b>too many</b>" in text
     assert "winner: step_tokens 256" in text
+    assert re.search(r"step_tokens 64 → 128 +accepted +\+1.*  better\n +ttft_ms.p90 \+.*  worse", text)
     assert "–" in text  # nobody said what an hour costs
 
 
