@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.lab.errors import BadInput
+from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.profile.load import DECODE_SPAN, Phase, PhaseLoad, Shape, refuse_too_large
 from ridgeline.lab.profile.native_samples import operator_rows, share_error
 from ridgeline.lab.profile.rows import CountedRow, OperatorRow
@@ -78,6 +78,7 @@ class PhaseProfile:
     functions: list[FunctionRow]  # of the host, by py-spy
     samples: int
     files: list[str]
+    not_sampled: str = ""  # why py-spy gave nothing, where it was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +156,16 @@ def _phase(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, report: Report) 
         files=[],
     )
     if built.backend == "native":
-        found = replace(found, measured_by="nothing: py-spy was not asked for (--seconds)")
+        found = replace(found, measured_by="nothing: the native library's are told by py-spy alone")
     else:
         report(f"{load.phase}: {wishes.steps} steps under torch's profiler")
         found = _captured(built, load, wishes, found)
-    return _sampled(built, load, wishes, plain, found, report) if wishes.seconds else found
+    if not wishes.seconds:
+        return found
+    try:
+        return _sampled(built, load, wishes, plain, found, report)
+    except LabError as error:  # what was measured before stands
+        return replace(found, not_sampled=str(error))
 
 
 def _captured(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, found: PhaseProfile) -> PhaseProfile:

@@ -49,6 +49,8 @@ def phase_lines(profile: Profile, phase: PhaseProfile, top: int) -> Iterator[str
     if phase.functions:
         yield f"functions on top of the stack, {phase.samples} samples by py-spy (self, with what it called)"
         yield from function_lines(phase.functions[:top])
+    if phase.not_sampled:
+        yield f"not sampled: {phase.not_sampled}"
     yield from (f"wrote {path}" for path in phase.files)
 
 

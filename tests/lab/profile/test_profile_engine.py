@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,18 @@ def test_the_native_library_is_profiled_by_samples(checkpoint: Path, tmp_path: P
     assert sum(row.seconds for row in phase.operators) == pytest.approx(phase.step_seconds)
     assert phase.watched_step_s is None
     assert json.loads((tmp_path / "decode.speedscope.json").read_text())["profiles"][0]["samples"]
+
+
+def test_without_py_spy_what_torch_told_still_stands(
+    torch_engine: BuiltEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    wishes = Wishes(("decode",), STEPS, SHAPE, seconds=1)
+    profile = profile_engine(torch_engine, "tiny", wishes, lambda text: None)
+    (phase,) = profile.phases
+    assert phase.operators
+    assert "pip install 'ridgeline[lab]'" in phase.not_sampled
+    assert "not sampled: py-spy is not installed" in "\n".join(profile_lines(profile))
 
 
 @pytest.mark.parametrize(
