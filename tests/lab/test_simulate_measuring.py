@@ -151,7 +151,7 @@ def answered(tokens: int, queue_ms: float, beyond_ms: float) -> RequestRecord:
 
 def test_the_front_is_what_a_client_sees_beyond_the_server() -> None:
     crowd = [answered(500, 400, 6.0) for _ in range(10)]  # its queue is the engine's, and simulated
-    alone = [answered(tokens, 1 + tokens / 1000, 2.0) for tokens in (100, 200, 1000, 1100)]
+    alone = [answered(tokens, 1 + tokens / 1000, 2.0) for tokens in (100, 150, 200, 1000, 1050, 1100)]
     front = fit_front([*crowd, *alone], alone)
     assert front.first_s + front.request_s - 0.001 == pytest.approx(0.006)
     assert front.request_token_s == pytest.approx(1e-6)

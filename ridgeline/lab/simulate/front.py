@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.lab.bench.record import RequestRecord
 
@@ -42,13 +43,15 @@ def fit_front(records: Sequence[RequestRecord], idle: Sequence[RequestRecord] = 
     when nobody was in it. Where nothing is known, it is nothing.
     """
     timed = [r for r in records if _is_timed(r)]
-    alone = [r for r in idle if _is_timed(r)] or timed
+    alone = [r for r in idle if _is_timed(r)]
     if len(timed) < FEWEST:
         return FrontTimes()
     back = float(np.median([_beyond_s(r) for r in timed]))
-    queue_s = np.array([(r.server.queue_ms or 0.0) / 1000 for r in alone if r.server])
-    tokens = np.array([r.n_in or r.planned_in for r in alone], float)
-    request_s, token_s = _lower_line(tokens, queue_s) if idle else (float(np.quantile(queue_s, 0.1)), 0.0)
+    if len(alone) >= FEWEST:
+        tokens = np.array([r.n_in or r.planned_in for r in alone], float)
+        request_s, token_s = _line(tokens, np.array([_queue_s(r) for r in alone]))
+    else:  # of those who queued least, hardly any found somebody before them
+        request_s, token_s = float(np.quantile([_queue_s(r) for r in timed], 0.1)), 0.0
     ends = [r.t_end - r.t_last for r in timed if r.t_end is not None and r.t_last is not None]
     # The server's clock starts when it has read the head of a request; until then half of what is beyond.
     return FrontTimes(
@@ -73,9 +76,12 @@ def _beyond_s(record: RequestRecord) -> float:
     return max(0.0, record.t_first - record.t_send - record.server.ttft_ms / 1000)
 
 
-def _lower_line(
-    tokens: np.typing.NDArray[np.float64], seconds: np.typing.NDArray[np.float64]
-) -> tuple[float, float]:
+def _queue_s(record: RequestRecord) -> float:
+    assert record.server is not None
+    return (record.server.queue_ms or 0.0) / 1000
+
+
+def _line(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
     """Through the middle of the shorter and the middle of the longer prompts; never falling."""
     order = np.argsort(tokens)
     short, long = np.array_split(order, 2)
