@@ -79,7 +79,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Compared:
-    """measured and predicted by metric; `step_total`: predicted / measured seconds of the same steps, - 1."""
+    """measured and predicted by metric
+    step_total: predicted / measured seconds of the very steps that were measured, - 1
+    at_speed: predicted again with all step times scaled by that: what is left is not the machine's pace. Not
+              a prediction, for it knows the measured steps; it tells drift of the machine from other errors
+    """
 
     case: str
     chunk: int
@@ -87,6 +91,7 @@ class Compared:
     rate: float
     measured: dict[str, float]
     predicted: dict[str, float]
+    at_speed: dict[str, float]
     low: dict[str, float]
     high: dict[str, float]
     foreign_share: float
@@ -198,6 +203,7 @@ def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
         for factor in (1 / (1 + spread), 1 + spread)
     ]
     error = error_on(fitted.times, case.name, steps)
+    paced = _simulated(case, fitted.times.scaled(1 / (1 + error.total)), fitted.front)
     measured, predicted = flat(result.summary), flat(summarize(expected.records, "open"))
     return Compared(
         case=case.name,
@@ -206,6 +212,9 @@ def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
         rate=len(case.traffic.requests) / max(case.traffic.duration_s, 1e-9),
         measured={name: measured[name] for name in SHOWN},
         predicted={name: predicted[name] for name in SHOWN},
+        at_speed={
+            name: value for name, value in flat(summarize(paced.records, "open")).items() if name in SHOWN
+        },
         low={name: min(end[name] for end in ends) for name in SHOWN},
         high={name: max(end[name] for end in ends) for name in SHOWN},
         foreign_share=foreign,
@@ -242,11 +251,12 @@ def show(compared: Compared) -> None:
         f"{compared.step_median:.1%} (median) and {compared.step_total:+.1%} (all together)"
         f"{'' if compared.valid else '; INVALID: the client was too slow'}"
     )
-    print(f"  {'metric':22}{'measured':>11}{'predicted':>11}{'error':>8}   interval")
+    print(f"  {'metric':22}{'measured':>11}{'predicted':>11}{'error':>8}   {'interval':17}  at measured pace")
     for name in SHOWN:
         print(
             f"  {name:22}{compared.measured[name]:11.1f}{compared.predicted[name]:11.1f}"
-            f"{compared.error(name):+8.1%}   {compared.low[name]:.1f} - {compared.high[name]:.1f}"
+            f"{compared.error(name):+8.1%}   {f'{compared.low[name]:.1f} - {compared.high[name]:.1f}':17}"
+            f"  {compared.at_speed[name]:.1f} ({compared.at_speed[name] / compared.measured[name] - 1:+.1%})"
         )
     for caveat in compared.caveats:
         print(f"  note: {caveat}")
