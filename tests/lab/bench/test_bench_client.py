@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from ridgeline.lab.traffic.request import PlannedRequest
 from tests.conftest import free_port
 from tests.lab.bench.faulty_server import FINISH, HEAD, Behaviour, Call, faulty_server
 
-SHORT = Deadlines(connect_s=0.3, first_byte_s=0.3, between_s=0.3, request_s=1.0)
 PLENTY = Deadlines(connect_s=20, first_byte_s=20, between_s=20, request_s=20)
 BODY = b'{"max_tokens":4}'
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
@@ -181,7 +181,7 @@ async def test_a_server_that_never_answers_is_given_up_at_the_first_byte_deadlin
     async def hang(call: Call) -> None:
         await asyncio.sleep(60)
 
-    record = await sent_to(hang, SHORT)
+    record = await sent_to(hang, replace(PLENTY, first_byte_s=0.3))
     assert (record.status, record.cause) == ("timeout", "first_byte_timeout")
 
 
@@ -191,7 +191,7 @@ async def test_a_stream_that_stalls_is_given_up_between_chunks() -> None:
         await call.text()
         await asyncio.sleep(60)
 
-    record = await sent_to(stall, SHORT)
+    record = await sent_to(stall, replace(PLENTY, between_s=0.3))
     assert (record.status, record.cause) == ("timeout", "stalled")
     assert record.chunk_tokens == [1]
 
@@ -203,7 +203,7 @@ async def test_a_stream_that_drips_comments_for_ever_is_given_up_at_the_requests
             await call.raw(b"d\r\n: waiting...\n\r\n")
             await asyncio.sleep(0.05)
 
-    record = await sent_to(drip, SHORT)
+    record = await sent_to(drip, replace(PLENTY, request_s=0.6))
     assert (record.status, record.cause) == ("timeout", "request_timeout")
 
 
@@ -213,7 +213,7 @@ async def test_a_listener_that_does_not_speak_tls_is_a_failure_of_tls() -> None:
 
     async with faulty_server(good) as (address, _):
         secured = Address("localhost", address.ip, address.port, ssl.create_default_context())
-        record = (await send(secured, SHORT))[0]
+        record = (await send(secured, replace(PLENTY, connect_s=1)))[0]
     assert record.cause in ("tls", "reset", "connect_timeout")
     assert record.status != "ok"
 
