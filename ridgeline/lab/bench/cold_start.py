@@ -187,16 +187,17 @@ def _die_with_us() -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask, wait, then kill; and whatever of its group is left."""
-    if process.poll() is None:
-        process.terminate()
-        try:
+    """Ask, wait, then kill whatever of its session is left; a second Ctrl-C only shortens the waiting."""
+    try:
+        if process.poll() is None:
+            process.terminate()
             process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float, what: str, done: Callable[[], bool]) -> None:
