@@ -6,6 +6,7 @@ and watched, for its parts. Builds the engine in this process; never talks to a 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -206,8 +207,8 @@ def _sampled(
     if native:
         found = replace(
             found,
-            operators=operator_rows(samples, _span_s(plain), _work(built, plain)),
-            step_seconds=_span_s(plain),
+            operators=operator_rows(samples, _typical_s(plain), _work(built, plain)),
+            step_seconds=_typical_s(plain),
             measured_by=f"{samples.count} samples of the stack, as shares of the plain steps' time (10 % is "
             f"± {share_error(samples, 0.1):.1%})",
         )
@@ -242,9 +243,16 @@ def _busy_s(steps: Steps) -> float:
 
 
 def _span_s(steps: Steps) -> float:
-    """From the first step's planning to the last one's end: what samples are spread over."""
+    """From the first step's planning to the last one's end."""
     first, last = steps.records[0], steps.records[-1]
     return last.start + last.schedule_s + last.wall_s - first.start
+
+
+def _typical_s(steps: Steps) -> float:
+    """As many steps as there are, each as long as the median one from its planning to the next one's: what
+    samples are spread over. Of the mean, a step that another program held up would be a large part."""
+    periods = [after.start - before.start for before, after in itertools.pairwise(steps.records)]
+    return len(steps.records) * statistics.median(periods) if periods else _span_s(steps)
 
 
 def _schedule_share(steps: Steps) -> float | None:
