@@ -105,6 +105,8 @@ class Plan:
             found.append("`ridgeline plan fit`, while a server runs there, fits its step times: far narrower")
         if self.estimate.failures:
             found.append(f"{self.estimate.failures:.1%} of the requests would be refused: the queue is full")
+        if self.engine == "ridgeline" and not _has_weights(self.settings.config.model):
+            found.append(f"{self.settings.config.model} has no weights: plan.toml needs a model that has")
         if self.engine != "ridgeline":
             found.append(f"the scheduler that was simulated is ridgeline's; {self.engine} has one of its own")
         if self.replicas > 1:
@@ -112,3 +114,11 @@ class Plan:
         if self.question.offers is not None and not self.question.offers.typical.same_model:
             found.append(f"the hosted price is of another model: {self.question.offers.typical.model}")
         return tuple(found)
+
+
+def _has_weights(model: str) -> bool:
+    """Whether a path has something to serve; short names and the hub's are fetched."""
+    path = Path(model)
+    if not path.exists():
+        return True
+    return path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.safetensors")))

@@ -68,12 +68,12 @@ def smallest_model(
         "one_gpu_parameters": one_gpu_parameters,
     }
     half = (
-        f"each token reads {_count(active)} parameters: at least {decode_floor_ms:.2g} ms alone, "
+        f"each token reads {count(active)} parameters: at least {decode_floor_ms:.2g} ms alone, "
         "and a model of half that takes half"
     )
     verdict = "check a smaller one first"
     if gpus > 1:
-        fits = f"; up to {_count(one_gpu_parameters)} would fit one GPU instead of {gpus}"
+        fits = f"; up to {count(one_gpu_parameters)} would fit one GPU instead of {gpus}"
         return Step("the smallest model that does it?", verdict, half + fits, figures, "model size")
     return Step("the smallest model that does it?", verdict, half, figures, "model size")
 
@@ -128,18 +128,22 @@ def quantize(
     return Step(question, "no", why, figures, "quantization")
 
 
-def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float) -> Step:
-    """ideal: with room for everything; kept: with the KV memory that this plan leaves for it."""
+def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, replicas: int = 1) -> Step:
+    """ideal: of all traffic, with room for everything; kept: of what one replica gets, with the KV memory
+    that this plan leaves for it."""
     question = "prefix cache?"
     figures = {"ideal_share": ideal.share, "kept_share": kept.share}
     if not ideal.known:
         why = "the traffic does not say which prompts begin alike; looking them up costs next to nothing"
         return Step(question, "on", why, figures, "prefix cache")
-    saved_ms = 1e3 * kept.share * prefill_s_per_token * ideal.input_tokens
-    figures["saved_prefill_s"] = saved_ms / 1e3
-    shares = f"{ideal.share:.1%} of prompt tokens came before, {kept.share:.1%} would still be held"
+    saved_s = kept.share * prefill_s_per_token * ideal.input_tokens
+    figures["saved_prefill_s"] = saved_s
+    where = "" if replicas == 1 else f" by one of {replicas} replicas that get requests at random"
+    shares = f"{ideal.share:.1%} of prompt tokens came before, {kept.share:.1%} would still be held{where}"
+    if replicas > 1 and kept.share < ideal.share / 2:
+        shares += "; a router that knows prefixes would keep them together"
     if kept.share >= CACHE_PAYS_SHARE:
-        saving = f"{shares}: {saved_ms / 1e3:,.0f} s of prefill saved over the trace"
+        saving = f"{shares}: {saved_s:,.0f} s of prefill saved over the trace"
         return Step(question, "on: it pays", saving, figures, "prefix cache")
     return Step(question, "on, expect nothing of it", shares, figures, "prefix cache")
 
@@ -179,8 +183,8 @@ def disaggregate(*, tokens_per_day: float, parameters: int, input_per_output: fl
     """Prefill and decode on machines of their own: three gates, all of them."""
     look, sure = DISAGGREGATE_TOKENS_PER_DAY
     gates = {
-        f"{_count(tokens_per_day)} tokens a day (from {_count(look)} on)": tokens_per_day >= look,
-        f"{_count(parameters)} parameters (from {_count(DISAGGREGATE_PARAMETERS)} on)": parameters
+        f"{count(tokens_per_day)} tokens a day (from {count(look)} on)": tokens_per_day >= look,
+        f"{count(parameters)} parameters (from {count(DISAGGREGATE_PARAMETERS)} on)": parameters
         >= DISAGGREGATE_PARAMETERS,
         f"{input_per_output:.1f} input tokens per output token (from {DISAGGREGATE_INPUT_PER_OUTPUT:g} on)": (
             input_per_output >= DISAGGREGATE_INPUT_PER_OUTPUT
@@ -204,7 +208,7 @@ def _small(amount: float) -> str:
     return f"${amount:.2g}"
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"

@@ -88,11 +88,11 @@ def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
         prefill=_study(way, chip, "prefill", 1, demand, settings),
         decode=_study(way, chip, "decode", operating, demand, settings),
         precisions=_precisions(question, engine, way, served, rate),
-        ideal=sharing(share.traffic),
+        ideal=sharing(_profiled(question, share)),
         kept=sharing(share.traffic, cache_tokens=_cache_tokens(settings, found_estimate)),
         even=_even(question, way, served, share),
         usd_per_hour=usd_per_hour,
-        usd_per_mtok=_usd_per_mtok(question, way, share, served, rate, times),
+        usd_per_mtok=_usd_per_mtok(question, way, _profile(question, share), served, rate, times),
     )
 
 
@@ -246,16 +246,16 @@ def _profile(question: Question, share: Demand) -> Profile:
 
 
 def _usd_per_mtok(
-    question: Question, way: Way, share: Demand, served: float, rate: float, times: Times
+    question: Question, way: Way, profile: Profile, served: float, rate: float, times: Times
 ) -> Interval | None:
-    """At this rate; the ends are those of the replicas needed where steps are faster or slower."""
-    if question.usd_per_gpu_hour is None:
+    """Over the month, idle hours included; the ends are those of the replicas needed where steps are faster
+    or slower."""
+    price, month = question.usd_per_gpu_hour, profile.month()
+    if price is None:
         return None
-    tokens_per_s = rate * share.requests_per_arrival * (share.mean_input + share.mean_output)
-
-    def at(factor: float) -> float:
-        replicas = max(1, math.ceil(rate * factor / served - 1e-9))
-        assert question.usd_per_gpu_hour is not None
-        return replicas * way.gpus * question.usd_per_gpu_hour / 3600 / tokens_per_s * 1e6
-
-    return Interval(at(times.low), at(1.0), at(times.high))
+    mtok = (month.input_tokens + month.output_tokens) / 1e6
+    low, mid, high = (
+        max(1, math.ceil(rate * factor / served - 1e-9)) * way.gpus * price * HOURS_PER_MONTH / mtok
+        for factor in (times.low, 1.0, times.high)
+    )
+    return Interval(low, mid, high)

@@ -165,7 +165,7 @@ def _is_named(offer: Offer, wanted: str) -> bool:
 
 def _words(name: str) -> frozenset[str]:
     """What tells one model from another: family, version, size; without organisations and ways of serving."""
-    own = re.sub(r"(\d)p(\d)", r"\1.\2", re.split(r"[/@]", name.lower())[-1])  # one provider writes v3p2
+    own = re.sub(r"(\d)p(\d)", r"\1.\2", re.split(r"[/@]|--", name.lower())[-1])  # one provider writes v3p2
     parts = (part for part in re.split(r"[-_ :]", own) if not _NOISE.fullmatch(part))
     words = {word for part in parts for word in _WORD.findall(part)}
     return frozenset(word for word in words if word != "v" and not re.fullmatch(r"a\d+(?:\.\d+)?b", word))
@@ -175,7 +175,7 @@ def _size(name: str) -> float | None:
     """Parameters by the name: 8b, 135m, 8x7b."""
     if _NO_TEXT_MODEL.search(name.lower()):
         return None
-    for word in _WORD.findall(re.split(r"[/@]", name.lower())[-1]):
+    for word in _WORD.findall(re.split(r"[/@]|--", name.lower())[-1]):
         found = _SIZE.match(word)
         if found:
             unit = 1e9 if found[3] == "b" else 1e6

@@ -74,7 +74,7 @@ def commands(plan: Plan, folder: Path) -> list[tuple[str, str]]:
         deployment = plan.way.deployment
         serve = other_command(
             plan.engine,
-            plan.question.model,
+            plan.question.name if plan.question.model.endswith(".json") else plan.question.model,
             tp=deployment.tp,
             pp=deployment.pp,
             precision=plan.way.precision,

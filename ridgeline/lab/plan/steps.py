@@ -18,7 +18,7 @@ def decisions(plan: Plan) -> tuple[Step, ...]:
         _smallest(plan),
         decide.engine(plan.engine, refused=plan.engine_refusal),
         _quantize(plan),
-        decide.prefix_cache(plan.ideal, plan.kept, prefill_s_per_token(plan)),
+        decide.prefix_cache(plan.ideal, plan.kept, prefill_s_per_token(plan), plan.replicas),
         _speculate(plan),
         _parallelize(plan),
         _disaggregate(plan),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ridgeline.lab.charts import number
 from ridgeline.lab.plan.answer import Plan
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
-from ridgeline.lab.plan.decide import Step
+from ridgeline.lab.plan.decide import Step, count
 from ridgeline.lab.plan.estimate import verdict
 from ridgeline.lab.plan.roofline import Roofline
 from ridgeline.lab.plan.verify import Verdict
@@ -39,9 +39,9 @@ def _answer(plan: Plan) -> Iterator[str]:
     question, demand = plan.question, plan.share
     shape = question.shape
     active = (
-        "" if shape.active_parameters == shape.parameters else f", {number(shape.active_parameters)} active"
+        "" if shape.active_parameters == shape.parameters else f", {count(shape.active_parameters)} active"
     )
-    yield f"{shape.name}: {number(shape.parameters)} parameters{active}, on {question.chip.title}"
+    yield f"{shape.name}: {count(shape.parameters)} parameters{active}, on {question.chip.title}"
     yield from _wrapped(
         f"traffic: {question.demand.traffic.name}, {plan.rate:.3g} arrivals/s, mean "
         f"{demand.mean_input:,.0f} tokens in and {demand.mean_output:,.0f} out; service level: {question.slo}"
@@ -54,7 +54,8 @@ def _answer(plan: Plan) -> Iterator[str]:
         each = plan.usd_per_mtok
         cost = (
             f": ${plan.usd_per_hour * HOURS_PER_MONTH:,.0f} a month, ${each.mid:.3g} per million tokens "
-            f"({each.low:.3g} to {each.high:.3g})"
+            f"({each.low:.3g} to {each.high:.3g}; {demand.mean_input / demand.mean_output:.2g} of them input "
+            "for each output)"
         )
     yield from _wrapped(f"ANSWER  {chips} as {many}, {plan.engine}, weights in {plan.way.precision}{cost}")
     yield from _wrapped(
@@ -200,9 +201,9 @@ def cost_rows(plan: Plan) -> list[list[str]]:
 
 def _decisions(steps: Sequence[Step]) -> Iterator[str]:
     yield from _headed("Decisions (`ridgeline explain TERM` tells more)")
-    for count, step in enumerate(steps, start=1):
+    for place, step in enumerate(steps, start=1):
         yield from _wrapped(
-            f"{count}. {step.question} {step.verdict.upper()}: {step.reason}", "   ", first=""
+            f"{place}. {step.question} {step.verdict.upper()}: {step.reason}", "   ", first=""
         )
 
 
@@ -264,12 +265,12 @@ def _value(value: float, metric: str) -> str:
     return f"{text} ms" if metric.endswith("_ms") else text
 
 
-def _replicas(count: int) -> str:
-    return f"{count} replica{'s' * (count > 1)}"
+def _replicas(many: int) -> str:
+    return f"{many} replica{'s' * (many > 1)}"
 
 
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _headed(title: str) -> Iterator[str]:
