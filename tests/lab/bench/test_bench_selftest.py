@@ -22,14 +22,18 @@ from ridgeline.lab.bench.selftest import SelfTest, mock_server, self_test, stats
 from ridgeline.lab.bench.validity import judge
 from ridgeline.lab.errors import LabError
 
-ATTEMPTS = 8  # the machine that runs the tests may be busy with others
+ATTEMPTS = 6  # the machine that runs the tests may be busy with others
+BUSY = "this machine has no CPU to spare"
 
 
 def until_passed(*load: Any) -> SelfTest:
+    """Of a machine that is too busy all the time the self-test says so, as it should; nothing else is excused."""
     for _ in range(ATTEMPTS):
         test = in_loop(self_test(*load))
         if not test.failure:
-            break
+            return test
+    if BUSY in test.failure:
+        pytest.skip(test.failure)
     return test
 
 
