@@ -85,7 +85,10 @@ class Demand:
         elif arrivals_per_s > self.rate:  # more than there is: the same, faster
             options = replace(self.options, rate=arrivals_per_s, speed=None)
         else:
-            options = replace(self.options, sample=(self.options.sample or 1.0) * arrivals_per_s / self.rate)
+            share = (self.options.sample or 1.0) * arrivals_per_s / self.rate
+            # A trace that is stretched to a rate is stretched after it was thinned.
+            rate = None if self.options.rate is None else arrivals_per_s
+            options = replace(self.options, sample=share, rate=rate)
         return Demand(options, build_traffic(options), arrivals_per_s, self.asked)
 
 

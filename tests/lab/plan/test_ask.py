@@ -4,6 +4,7 @@ import pytest
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.plan.ask import Budget, parse_budget, read_demand, read_slo
+from ridgeline.lab.traffic.operations import rate_of
 from ridgeline.lab.traffic.source import TrafficOptions
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -57,6 +58,17 @@ def test_a_share_of_a_trace_keeps_its_moments(tmp_path: Path) -> None:
     assert part.options.sample == pytest.approx(0.5)
     moments = {request.at for request in demand.traffic.requests}
     assert {request.at for request in part.traffic.requests} < moments
+
+
+@pytest.mark.parametrize("rate", [None, 20.0])
+def test_a_share_arrives_at_the_rate_of_a_share(rate: float | None, tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(TRACE)
+    demand = read_demand(TrafficOptions(traffic=f"azure:{file}", rate=rate))
+    assert demand.rate is not None
+    for part in (0.5, 1.0, 3.0):
+        found = demand.share(part * demand.rate)
+        assert rate_of(found.traffic) == pytest.approx(part * demand.rate, rel=0.2)
 
 
 def test_closed_loops_cannot_be_planned_for() -> None:
