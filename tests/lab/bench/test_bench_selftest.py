@@ -27,7 +27,7 @@ BUSY = "this machine has no CPU to spare"
 
 
 def until_passed(*load: Any) -> SelfTest:
-    """Of a machine that is too busy all the time the self-test says so, as it should; nothing else is excused."""
+    """A machine that is too busy all the time is told so, as it should be; nothing else is excused."""
     for _ in range(ATTEMPTS):
         test = in_loop(self_test(*load))
         if not test.failure:

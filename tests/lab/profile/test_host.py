@@ -14,20 +14,30 @@ from ridgeline.lab.profile.host import host_lines, profile_processes, read_steps
 from tests.conftest import LiveServer
 
 
-def generate(server: LiveServer, tokens: int) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+def generate(server: LiveServer, until: threading.Event) -> None:
+    while not until.is_set():
+        answer(server)
+
+
+def answer(server: LiveServer) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
     request = urllib.request.Request(
         f"{server.base_url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        answer.read()
+    with urllib.request.urlopen(request, timeout=60) as response:
+        response.read()
 
 
+@pytest.mark.usefixtures("py_spy")
 def test_front_and_engine_are_sampled_while_they_serve(live_server: LiveServer, tmp_path: Path) -> None:
-    load = threading.Thread(target=generate, args=(live_server, 600))
+    sampled = threading.Event()
+    load = threading.Thread(target=generate, args=(live_server, sampled))
     load.start()
-    found = profile_processes(live_server.pid, 1, tmp_path, url=live_server.base_url)
-    load.join()
+    try:
+        found = profile_processes(live_server.pid, 1, tmp_path, url=live_server.base_url)
+    finally:
+        sampled.set()
+        load.join()
     roles = {process.role: process for process in found.processes}
     assert {"front", "engine"} <= roles.keys()
     assert roles["engine"].samples > 0

@@ -122,6 +122,7 @@ def test_the_table_has_a_line_for_every_operator(torch_profile: Profile, tmp_pat
     assert [phase["phase"] for phase in saved["phases"]] == ["prefill", "decode"]
 
 
+@pytest.mark.usefixtures("py_spy")
 def test_the_native_library_is_profiled_by_samples(checkpoint: Path, tmp_path: Path) -> None:
     built = engine(checkpoint, backend="native", weights="float32")
     wishes = Wishes(("decode",), STEPS, SHAPE, seconds=1, out=tmp_path)

@@ -50,6 +50,7 @@ def test_speedscope_gets_every_stack_with_its_weight() -> None:
     assert sum(profile["weights"]) == profile["endValue"] == 10
 
 
+@pytest.mark.usefixtures("py_spy")
 def test_a_busy_process_is_found_in_its_function() -> None:
     process = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
@@ -70,6 +71,7 @@ def test_a_process_that_is_not_there_is_refused_at_once() -> None:
         Recording(process.pid, 1)
 
 
+@pytest.mark.usefixtures("py_spy")
 def test_a_process_without_python_is_an_error_in_one_line() -> None:
     process = subprocess.Popen(["sleep", "30"])
     try:

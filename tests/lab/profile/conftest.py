@@ -1,0 +1,26 @@
+"""Sampling other processes needs a permission that not every machine gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ridgeline.lab.errors import LabError
+from ridgeline.lab.profile.sampling import Recording
+
+
+@pytest.fixture(scope="session")
+def py_spy() -> None:
+    """Skips where this machine lets nobody look into processes."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        Recording(process.pid, 1).finish()
+    except LabError as error:
+        if "PTRACE" not in str(error).upper():
+            raise
+        pytest.skip(str(error))
+    finally:
+        process.kill()
+        process.wait()
