@@ -92,7 +92,7 @@ class PrecisionFigures:
     precision: str
     gpus: int | None  # None: not within the service level, with `why`
     usd_month: float | None
-    tpot_ms: float | None
+    per_gpu: float | None  # requests per second that one GPU serves
     why: str = ""
 
 
@@ -102,7 +102,7 @@ def quantize(
     question = "quantize?"
     figures = {f"{p.precision}_gpus": float(p.gpus) for p in (stored, chosen, *others) if p.gpus is not None}
     figures |= {
-        f"{p.precision}_tpot_ms": p.tpot_ms for p in (stored, chosen, *others) if p.tpot_ms is not None
+        f"{p.precision}_per_gpu": p.per_gpu for p in (stored, chosen, *others) if p.per_gpu is not None
     }
     gate = "behind a quality gate against the unquantized model"
     if chosen.precision != stored.precision:
@@ -112,7 +112,7 @@ def quantize(
             why = f"{stored.gpus} GPUs at {stored.precision}, {chosen.gpus} at {chosen.precision}"
         return Step(question, f"yes: {chosen.precision}", f"{why}; {gate}", figures, "quantization")
     best = min(
-        (p for p in others if p.gpus is not None), key=lambda p: (p.gpus, p.tpot_ms or 0.0), default=None
+        (p for p in others if p.gpus is not None), key=lambda p: (p.gpus, -(p.per_gpu or 0.0)), default=None
     )
     if best is None or chosen.gpus is None:
         return Step(
@@ -123,8 +123,8 @@ def quantize(
         why = f"{best.precision} would take {best.gpus} GPUs instead of {chosen.gpus}, {gate}"
         return Step(question, f"worth a trial: {best.precision}", why, figures, "quantization")
     why = f"{chosen.precision} does it, and {best.precision} would take as many GPUs"
-    if best.tpot_ms is not None and chosen.tpot_ms is not None:
-        why += f" (TPOT {chosen.tpot_ms:.3g} ms, then {best.tpot_ms:.3g})"
+    if best.per_gpu is not None and chosen.per_gpu is not None:
+        why += f"; one GPU serves {chosen.per_gpu:.3g} requests/s, then {best.per_gpu:.3g}"
     return Step(question, "no", why, figures, "quantization")
 
 

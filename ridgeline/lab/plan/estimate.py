@@ -25,6 +25,7 @@ SHOWN = (
     "output_tokens_per_s",
 )  # fmt: skip
 QUICK_REQUESTS = 800  # for finding a capacity; a prediction is made on all of them
+ENOUGH_REQUESTS = 12_000  # for the ends of an interval
 NARROWEST = 0.03  # of any interval, each way: two runs of the same differ by more
 CLOSE = 0.08  # of a capacity: how exactly it is looked for
 FIRST_TRY, LEAST_SHARE = 0.85, 0.02  # of what saturates it
@@ -65,23 +66,25 @@ class Estimate:
 
 
 def estimate(demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo) -> Estimate:
-    """Three simulations of the whole demand."""
-    runs = [_simulated(demand, limits, times, factor) for factor in (1.0, times.low, times.high)]
-    figures = [flat(summarize(run.records, "open")) for run in runs]
-    names = [*SHOWN, *(limit.key for limit in slo.limits)]
-    metrics = {
-        name: _interval(figures[0][name], [found[name] for found in figures if name in found])
-        for name in dict.fromkeys(names)
-        if figures[0].get(name, 0.0) > 0
-    }
-    middle = runs[0]
+    """A simulation of the whole demand, and for the interval two more of it or of its beginning."""
+    middle = _simulated(demand, limits, times, 1.0)
+    found = flat(summarize(middle.records, "open"))
+    short = _beginning(demand, ENOUGH_REQUESTS)
+    factors = (times.low, times.high) if short is demand else (1.0, times.low, times.high)
+    around = [flat(summarize(_simulated(short, limits, times, factor).records, "open")) for factor in factors]
+    base = found if short is demand else around[0]
+    metrics = {}
+    for name in dict.fromkeys([*SHOWN, *(limit.key for limit in slo.limits)]):
+        if found.get(name, 0.0) > 0 and base.get(name, 0.0) > 0:
+            ratios = [ends[name] / base[name] for ends in around if name in ends]
+            metrics[name] = _interval(found[name], ratios)
     return Estimate(
         metrics=metrics,
-        concurrency=figures[0].get("concurrency_mean", 0.0),
+        concurrency=found.get("concurrency_mean", 0.0),
         busy_share=min(1.0, middle.busy_s / middle.duration_s) if middle.duration_s else 0.0,
         kv_peak=middle.kv_use.peak,
-        cache_hit=figures[0].get("cache_hit"),
-        failures=figures[0].get("failures", 0.0),
+        cache_hit=found.get("cache_hit"),
+        failures=found.get("failures", 0.0),
         caveats=tuple(middle.caveats),
     )
 
@@ -91,10 +94,7 @@ def keeps(demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo) -> di
 
     A limit whose percentile needs more requests than there are is judged by the next lower one.
     """
-    short = Demand(
-        demand.options, operations.first(demand.traffic, QUICK_REQUESTS), demand.rate, demand.asked
-    )
-    run = _simulated(short, limits, times, 1.0)
+    run = _simulated(_beginning(demand, QUICK_REQUESTS), limits, times, 1.0)
     figures = flat(summarize(run.records, "open"))
     if figures.get("failures", 0.0) > 0:
         return {limit.key: float("inf") for limit in slo.limits}
@@ -112,7 +112,7 @@ def capacity(
 
     Also what the limits' metrics are there: at the capacity, or of the trickle.
     """
-    endless = Demand(demand.options, demand.traffic, demand.rate, replace(demand.asked, requests=None))
+    endless = replace(demand, asked=replace(demand.asked, requests=None))
 
     def tried(rate: float) -> dict[str, float]:
         return keeps(endless.share(rate), limits, times, slo)
@@ -174,9 +174,14 @@ def _simulated(demand: Demand, limits: SchedulerLimits, times: Times, factor: fl
     )
 
 
-def _interval(mid: float, values: Sequence[float]) -> Interval:
-    low, high = min(values), max(values)
-    return Interval(min(low, (1 - NARROWEST) * mid), mid, max(high, (1 + NARROWEST) * mid))
+def _interval(mid: float, ratios: Sequence[float]) -> Interval:
+    return Interval(mid * min(1 - NARROWEST, *ratios), mid, mid * max(1 + NARROWEST, *ratios))
+
+
+def _beginning(demand: Demand, most: int) -> Demand:
+    if len(demand.traffic.requests) <= most:
+        return demand
+    return replace(demand, traffic=operations.first(demand.traffic, most))
 
 
 def _percentile(figures: dict[str, float], limit: Limit) -> float:

@@ -171,28 +171,30 @@ def _precisions(
     """Every precision by the same analytic times, scaled to what the simulation found for the chosen one."""
     scale = served / way.requests_per_s
     asked = replace(question, precision=None)
+    options = [(engine, precision) for precision in precisions_for(asked, engine)]
+    if engine == "ridgeline" and question.chip.name != "cpu":  # which has 16 bits alone there
+        options += [("vllm", precision) for precision in precisions_for(asked, "vllm")[1:]]
     figures = []
-    for precision in precisions_for(asked, engine):
+    for backend, precision in options:
+        name = str(precision) if backend == engine else f"{precision} ({backend})"
         found, refused = search.ways(
             question.shape,
             question.chip,
             question.demand,
             question.slo,
-            backend=engine,
+            backend=backend,
             precisions=[precision],
             kv_precision=question.kv_precision,
             gpus_max=question.gpus_max,
         )
         counted = [(math.ceil(rate / (w.requests_per_s * scale) - 1e-9) * w.gpus, w) for w in found]
         if not counted:
-            figures.append(
-                PrecisionFigures(str(precision), None, None, None, refused[0].why if refused else "")
-            )
+            figures.append(PrecisionFigures(name, None, None, None, refused[0].why if refused else ""))
             continue
         gpus, best = min(counted, key=lambda pair: (pair[0], pair[1].tpot.mid))
         price = question.usd_per_gpu_hour
         usd = None if price is None else gpus * price * HOURS_PER_MONTH
-        figures.append(PrecisionFigures(str(precision), gpus, usd, 1e3 * best.tpot.mid))
+        figures.append(PrecisionFigures(name, gpus, usd, scale * best.requests_per_s / best.gpus))
     return tuple(figures)
 
 

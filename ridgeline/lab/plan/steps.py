@@ -62,7 +62,7 @@ def _smallest(plan: Plan) -> Step:
 
 def _quantize(plan: Plan) -> Step:
     figures = {found.precision: found for found in plan.precisions}
-    unknown = PrecisionFigures(plan.way.precision, plan.gpus, None, 1e3 * plan.way.tpot.mid)
+    unknown = PrecisionFigures(plan.way.precision, plan.gpus, None, plan.capacity / plan.way.gpus)
     chosen = figures.get(plan.way.precision, unknown)
     stored = plan.precisions[0] if plan.precisions else unknown
     others = tuple(found for found in plan.precisions if found not in (chosen, stored))

@@ -36,8 +36,8 @@ def test_without_a_price_the_question_stays_open_and_says_why() -> None:
     assert (step.verdict, "no price of a GPU hour" in step.reason) == ("open", True)
 
 
-BF16 = PrecisionFigures("bfloat16", gpus=8, usd_month=8.0, tpot_ms=20.0)
-FP8 = PrecisionFigures("fp8", gpus=4, usd_month=4.0, tpot_ms=12.0)
+BF16 = PrecisionFigures("bfloat16", gpus=8, usd_month=8.0, per_gpu=5.0)
+FP8 = PrecisionFigures("fp8", gpus=4, usd_month=4.0, per_gpu=9.0)
 
 
 def test_quantizing_is_asked_for_where_it_saves_gpus_and_not_where_it_does_not() -> None:
