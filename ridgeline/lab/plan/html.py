@@ -169,7 +169,8 @@ def _money_chart(plan: Plan) -> str:
     replica_usd = even.full_per_request * replica_requests
     most = max(2 * daily, 1.2 * (even.even_requests_per_day or 0.0))
     count = min(200, int(most // replica_requests) + 1)
-    own = [(min(most, n * replica_requests), (n + 1) * replica_usd) for n in range(count + 1)]
+    own = [(n * replica_requests, (n + 1) * replica_usd) for n in range(count)]
+    own.append((most, own[-1][1]))
     here = Point(daily, even.hosted.usd_month * 24 / HOURS_PER_MONTH, label="this traffic", title="hosted")
     return chart(
         "What a day costs",

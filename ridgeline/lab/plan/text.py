@@ -88,6 +88,9 @@ def _predicted(plan: Plan) -> Iterator[str]:
             ]
         )
     yield from columns(rows, left=(0, 1))
+    for limit in plan.question.slo.limits:
+        if limit.key not in plan.metrics:
+            yield from _wrapped(f"{limit}: {verdict(None, limit)}; --requests 1200 makes more", "  ")
     if plan.corrected:
         most = max(correction.runs for correction in plan.corrected.values())
         changes = [f"{name} {correction.factor - 1:+.0%}" for name, correction in plan.corrected.items()]
