@@ -37,6 +37,7 @@ class Times:
     """Step times of one deployment, how far off they may be, and how many steps are launched ahead.
 
     low, high: factors on all step times, that hold the truth in 80 % of cases
+    first_low, first_high: of times to first token, which are known less well where no step was measured
     """
 
     steps: StepTimes
@@ -44,6 +45,8 @@ class Times:
     low: float
     high: float
     lookahead: int = 0
+    first_low: float = 1.0
+    first_high: float = 1.0
 
     @property
     def method(self) -> str:
@@ -77,6 +80,8 @@ def estimate(demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo) ->
     for name in dict.fromkeys([*SHOWN, *(limit.key for limit in slo.limits)]):
         if found.get(name, 0.0) > 0 and base.get(name, 0.0) > 0:
             ratios = [ends[name] / base[name] for ends in around if name in ends]
+            if name.startswith("ttf"):
+                ratios += [times.first_low, times.first_high]
             metrics[name] = _interval(found[name], ratios)
     return Estimate(
         metrics=metrics,

@@ -6,7 +6,7 @@ Used by `make`. Which of the two, and how far off it may be, goes into every pre
 from __future__ import annotations
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.lab.plan.analytic import predict_tpot
+from ridgeline.lab.plan.analytic import engine_constants, predict_tpot, predict_ttft
 from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.estimate import Times
 from ridgeline.lab.plan.search import Way
@@ -31,4 +31,16 @@ def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Time
     isl, osl = max(1, round(demand.mean_input)), max(1, round(demand.mean_output))
     known = predict_tpot(deployment, way.batch, isl, osl)
     steps = analytic_times(deployment)
-    return Times(steps, FrontTimes(), known.low / known.mid, known.high / known.mid, lookahead)
+    # Half of it on the way in; what comes back is late by the other half, every chunk alike.
+    half = engine_constants(deployment).first_s / 2
+    front = FrontTimes(request_s=half, first_s=half, chunk_s=half)
+    first = predict_ttft(deployment, way.batch, isl, osl)
+    return Times(
+        steps,
+        front,
+        known.low / known.mid,
+        known.high / known.mid,
+        lookahead,
+        first.low / first.mid,
+        first.high / first.mid,
+    )
