@@ -102,6 +102,7 @@ def test_more_traffic_takes_more_gpus_and_the_rate_one_replica_serves_is_kept_to
         (("--hardware", "h200", "--slo", "tpot_p90=1ms"), "TPOT ≥"),
         (("--hardware", "h200", "--slo", "ttft_p90=2ms"), "TTFT ≥"),
         (("--hardware", "l4", "--gpus-max", "1", "--engine", "vllm", "--precision", "float32"), "not fit"),
+        (("--hardware", "h200", "--slo", "e2e_p50=5ms", "--rate", "1"), "however few requests come"),
         (("--hardware", "h200", "--rate", "5000", "--gpus-max", "4"), "--gpus-max is 4"),
         (("--hardware", "h200", "--rate", "40", "--budget", "$100/month"), "the budget ($100 per month)"),
     ],
