@@ -49,10 +49,6 @@ class Profile:
         month = self.month()
         return (month.input_tokens + month.output_tokens) * HOURS_PER_DAY / HOURS_PER_MONTH
 
-    @property
-    def busiest_requests_per_s(self) -> float:
-        return max(hour.requests for hour in self.hours) / HOUR_S
-
 
 def hourly_profile(traffic: Traffic, *, busy_hours: float = HOURS_PER_DAY) -> Profile:
     """A trace of a day or more is taken as it is; a shorter one repeats for `busy_hours` of every day."""
@@ -115,10 +111,6 @@ class BreakEven:
     @property
     def own(self) -> Costs:
         return min(self.own_always, self.own_scaled, key=lambda costs: costs.usd_month)
-
-    @property
-    def hosted_is_cheaper(self) -> bool:
-        return self.hosted.usd_month <= self.own.usd_month
 
     @property
     def even_share(self) -> float | None:

@@ -143,7 +143,7 @@ def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, repl
     if replicas > 1 and kept.share < ideal.share / 2:
         shares += "; a router that knows prefixes would keep them together"
     if kept.share >= CACHE_PAYS_SHARE:
-        saving = f"{shares}: {saved_s:,.0f} s of prefill saved over the trace"
+        saving = f"{shares}: {_seconds(saved_s)} of prefill saved over the trace"
         return Step(question, "on: it pays", saving, figures, "prefix cache")
     return Step(question, "on, expect nothing of it", shares, figures, "prefix cache")
 
@@ -206,6 +206,10 @@ def _usd(amount: float) -> str:
 
 def _small(amount: float) -> str:
     return f"${amount:.2g}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def count(number: float) -> str:

@@ -170,7 +170,8 @@ def _costs(plan: Plan) -> Iterator[str]:
     yield from _wrapped(f"hosted: {even.offer} ({offers.note})", "  ")
     if offers.count > 1:
         yield from _wrapped(f"cheapest of them: {offers.cheapest}", "  ")
-    source = question.chip.sources.get("usd_per_hour", "as given")
+    is_listed = question.usd_per_gpu_hour == question.chip.usd_per_hour
+    source = question.chip.sources.get("usd_per_hour", "") if is_listed else "as given"
     yield from _wrapped(f"own: ${question.usd_per_gpu_hour:g} an hour and GPU ({source})", "  ")
     yield from _wrapped(f"{even.profile.note}; {even.idle_share:.0%} of the GPU hours would be idle", "  ")
     if even.even_requests_per_day is not None and even.even_share is not None:

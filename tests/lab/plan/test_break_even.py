@@ -45,7 +45,7 @@ def test_costs_of_both_ways_by_hand() -> None:
     assert even.idle_share == pytest.approx(0.75, abs=0.001)
     assert even.even_requests_per_day == pytest.approx(96.0 / each)
     assert even.even_share == pytest.approx(4.0 / 7200 / each)
-    assert even.hosted_is_cheaper  # $73 a day against $96: half of the day is idle
+    assert even.hosted.usd_month < even.own.usd_month  # $73 a day against $96: half of the day is idle
 
 
 def test_scaling_by_the_hour_pays_for_the_busiest_hour_only_then() -> None:
@@ -63,7 +63,7 @@ def test_where_a_busy_replica_costs_more_than_the_api_there_is_no_break_even() -
     even = break_even(profile, OFFER, cached_share=0.0, replica_usd_per_hour=40.0, replica_requests_per_s=1.5)
     assert even.even_requests_per_day is None
     assert even.even_share is None
-    assert even.hosted_is_cheaper
+    assert even.hosted.usd_month < even.own.usd_month
 
 
 def test_traffic_without_moments_has_no_profile() -> None:
