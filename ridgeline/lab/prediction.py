@@ -49,7 +49,7 @@ def read_prediction(path: Path) -> Prediction:
         found = msgspec.json.decode(path.read_bytes(), type=Prediction)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: not a prediction file: {error}") from error
     if found.version != VERSION:
         raise BadInput(f"{path}: written as version {found.version}, this is version {VERSION}")

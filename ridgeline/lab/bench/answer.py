@@ -6,6 +6,7 @@ chunk, so that a server that bundles tokens is seen to do so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -66,6 +67,7 @@ class Answer:
 
     __slots__ = (
         "_has_running_usage",
+        "_hidden",
         "_llama",
         "_rest",
         "_texts",
@@ -98,6 +100,7 @@ class Answer:
         self._llama: _LlamaTimings | None = None
         self._has_running_usage = False
         self._texts: list[str] | None = [] if keep_text else None
+        self._hidden: list[str] = []  # reasoning, where texts are kept
 
     def feed(self, at: float, data: bytes) -> None:
         """Bytes of the body, and when they came."""
@@ -150,6 +153,8 @@ class Answer:
                 self.t_first_visible = at
             if self._texts is not None:
                 self._texts.append(visible)
+        if hidden and self._texts is not None:
+            self._hidden.append(hidden)
         if tokens:
             if self.chunk_at and self.chunk_at[-1] == at:
                 self.chunk_tokens[-1] += tokens
@@ -157,15 +162,22 @@ class Answer:
                 self.chunk_at.append(at)
                 self.chunk_tokens.append(tokens)
 
-    def settle(self) -> None:
-        """Counts as the server's usage has them, where it says; how they are split over chunks is told."""
+    def settle(self, count: Callable[[str], int] | None = None) -> None:
+        """Counts as the server's usage has them, where it says; how they are split over chunks is told.
+
+        count: tokens of a text, for answers without usage whose text was kept; else chunks are counted.
+        """
         seen = sum(self.chunk_tokens)
         told = self._usage.completion_tokens if self._usage is not None else 0
+        self.counted_by = "usage"
+        if not told and seen and count is not None and self._texts is not None:
+            told = sum(count(text) for text in (self.text, "".join(self._hidden)) if text)
+            self.counted_by = "tokenizer"
         if not told:
             self.n_out = seen
             self.counted_by = "chunks" if seen else "nothing"
             return
-        self.n_out, self.counted_by = told, "usage"
+        self.n_out = told
         if self._has_running_usage:
             self.split_by = "usage"
         elif told != seen:

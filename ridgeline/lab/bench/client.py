@@ -82,10 +82,10 @@ class Exchange:
         self.is_retried = self.warmup = False
         self.wire: _Connection | asyncio.Task[None] | None = None
 
-    def record(self, origin: float) -> RequestRecord:
-        """origin: the clock at the run's start."""
+    def record(self, origin: float, count: Callable[[str], int] | None = None) -> RequestRecord:
+        """origin: the clock at the run's start. count: for answers without usage, as `Answer.settle`."""
         answer = self.answer
-        answer.settle()
+        answer.settle(count)
         chunk_at = [at - origin for at in answer.chunk_at]
         visible = answer.t_first_visible
         return RequestRecord(
@@ -235,12 +235,12 @@ class _Connection(asyncio.Protocol):
 
     def send(self, exchange: Exchange) -> None:
         assert self._transport is not None
+        self._requests += 1
         if self._transport.is_closing():
             self._lost(exchange, None)
             return
         exchange.wire = self
         self._exchange = exchange
-        self._requests += 1
         self._is_complete = False
         self._refusal = b""
         if exchange.t_send is None:

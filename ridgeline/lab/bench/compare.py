@@ -25,8 +25,8 @@ RESAMPLES, FEWEST_RESAMPLES = 1000, 300
 ENOUGH_DRAWN = 4_000_000  # requests drawn in all resamples; of large runs there are fewer resamples
 SAME_MOMENT_S = 1e-3
 PAIRED_SHARE = 0.9  # of the requests must be in both runs
-# Settings that name a run, rather than make it.
-NAMES_ONLY = ("name", "started_at", "ended_at", "made_at", "out", "salt", "version")
+# Settings that name a run or describe its hour, rather than make it.
+NAMES_ONLY = ("name", "started_at", "ended_at", "made_at", "out", "salt", "version", "load_average")
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -12,6 +13,9 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.slo import Slo, parse_slo
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from ridgeline.models.tokenizer import Tokenizer
 
 DEFAULT_CONCURRENCY = 8
 
@@ -52,6 +56,8 @@ class BenchConfig:
     cache:        state of the server's prefix cache at the start: `cold` gives all prompts of the run a salt
                   of their own where the server takes one, `primed` sends every prompt once before
     vocabulary:   words of one token; None: found out with the server
+    count_tokens: of an answer whose server tells no usage; None: its chunks are counted
+    usd_per_hour: what the server costs, for $ per million tokens
     temperature:  None: the server's default
     extra:        fields put into every body as they are
     """
@@ -73,6 +79,8 @@ class BenchConfig:
     temperature: float | None = 0.0
     include_timing: bool = True
     vocabulary: Vocabulary | None = None
+    count_tokens: Callable[[str], int] | None = None
+    usd_per_hour: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,6 +92,7 @@ def config_of(
     mode: ClosedLoop | OpenLoop = OpenLoop()
     if options.concurrency is not None or not has_moments:
         mode = ClosedLoop(DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency)
+    tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)
     return BenchConfig(
         url,
         traffic,
@@ -103,16 +112,20 @@ def config_of(
         ignore_eos=options.ignore_eos,
         temperature=options.temperature,
         include_timing=options.server_timing,
-        vocabulary=None if options.tokenizer is None else _vocabulary(options.tokenizer),
+        vocabulary=None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer),
+        count_tokens=None
+        if tokenizer is None
+        else lambda text: len(tokenizer.encode(text, add_special=False)),
+        usd_per_hour=options.usd_per_hour,
         extra=_body_fields(options.body),
     )
 
 
-def _vocabulary(model: str) -> Vocabulary:
+def _tokenizer(model: str) -> Tokenizer:
     from ridgeline.models.registry import resolve
     from ridgeline.models.tokenizer import Tokenizer
 
-    return Vocabulary.from_tokenizer(Tokenizer.load(resolve(model).path))
+    return Tokenizer.load(resolve(model).path)
 
 
 def _body_fields(text: str | None) -> dict[str, Any]:

@@ -46,6 +46,7 @@ FORMULAS = {
     "failures": "requests that failed or ran out of time / all requests offered",
     "concurrency_mean": "∫ requests between t_send and t_end over the steady window / window",
     "concurrency_peak": "most requests between t_send and t_end at once",
+    "usd_per_mtok": "(usd_per_hour / 3600) / output_tokens_per_s · 1e6; all cost is laid on output tokens",
     "client_cpu": "CPU seconds of the client / seconds of the run; 1 is one core",
 }
 HEADLINES: dict[Mode, tuple[str, ...]] = {
@@ -98,6 +99,7 @@ def summarize(
     mode: Mode,
     slo: Slo | None = None,
     client_cpu: float | None = None,
+    usd_per_hour: float | None = None,
 ) -> Summary:
     """All metrics of a run. Records of warm-up requests are counted and otherwise left out."""
     measured = [record for record in records if not record.warmup]
@@ -110,11 +112,14 @@ def summarize(
     good = [record for record in ok if slo is None or meets(record, slo, mode)]
     if slo is not None:
         metrics |= _goodput(good, len(offered), window)
+    if usd_per_hour is not None:
+        metrics |= _cost(usd_per_hour, metrics)
     mean, peak = concurrency(measured, window)
     metrics["concurrency_mean"] = _value("concurrency_mean", "requests", mean)
     metrics["concurrency_peak"] = _value("concurrency_peak", "requests", float(peak))
     if client_cpu is not None:
         metrics["client_cpu"] = _value("client_cpu", "cores", client_cpu)
+    costs = [metrics["usd_per_mtok"]] if "usd_per_mtok" in metrics else []
     return Summary(
         mode,
         metrics,
@@ -130,7 +135,7 @@ def summarize(
         good=len(good) if slo is not None else 0,
         undefined_tpot=sum(tpot_s(record) is None for record in ok),
         counting=dict(Counter(f"{record.counted_by}/{record.split_by}" for record in ok)),
-        notes=tuple(_notes(ok)),
+        notes=(*_notes(ok), *(f"usd_per_mtok is {cost.note}" for cost in costs if cost.note)),
     )
 
 
@@ -313,6 +318,17 @@ def _goodput(good: list[RequestRecord], offered: int, window: Window) -> dict[st
     return found
 
 
+def _cost(usd_per_hour: float, metrics: dict[str, Metric]) -> dict[str, Metric]:
+    """With the split of tokens, without which a price of output tokens says little."""
+    rates = [metrics.get(f"{kind}_tokens_per_s") for kind in ("input", "output")]
+    read, written = (rate.value or 0.0 if rate is not None else 0.0 for rate in rates)
+    name = "usd_per_mtok"
+    if written <= 0:
+        return {name: Metric(name, "$", FORMULAS[name], note="no output tokens")}
+    note = f"at {read / written:.2g} input tokens for each output token"
+    return {name: Metric(name, "$", FORMULAS[name], value=usd_per_hour / 3600 / written * 1e6, note=note)}
+
+
 def _rate(name: str, unit: str, count: int, window: Window) -> Metric:
     return Metric(name, unit, FORMULAS[name], n=count, value=count / window.seconds, note=window.note)
 
@@ -325,7 +341,13 @@ def _notes(ok: list[RequestRecord]) -> list[str]:
     notes = []
     by_chunks = sum(record.counted_by == "chunks" for record in ok)
     if by_chunks:
-        notes.append(f"{by_chunks} answers came without usage: their tokens are counted as chunks")
+        notes.append(
+            f"{by_chunks} answers came without usage: their chunks are counted as tokens (--tokenizer MODEL "
+            "would count their text)"
+        )
+    by_text = sum(record.counted_by == "tokenizer" for record in ok)
+    if by_text:
+        notes.append(f"{by_text} answers came without usage: their tokens are counted by --tokenizer's model")
     spread = sum(record.split_by == "spread" for record in ok)
     if spread:
         notes.append(

@@ -12,6 +12,7 @@ import asyncio
 import heapq
 import os
 import resource
+import signal
 import sys
 from array import array
 from typing import cast
@@ -198,6 +199,7 @@ def main() -> None:
 
     import uvloop
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for who started it, and ends it
     gc.disable()  # it lives for seconds, and a collection is a pause that somebody would measure
     uvloop.run(serve(args.ttft_ms, args.tpot_ms, args.spread_ms))
 

@@ -36,8 +36,11 @@ class BenchOptions:
     ignore_eos: bool = option(True, "ask for answers of exactly the planned length, where the server can")
     server_timing: bool = option(True, "ask for the server's own timings, where it has them")
     tokenizer: str | None = option(
-        None, "a model whose tokenizer counts the prompts (name, folder, .gguf); default: the server is asked"
+        None,
+        "a model (name, folder, .gguf) whose tokenizer counts prompts, and answers that come without usage; "
+        "default: the server is asked",
     )
+    usd_per_hour: float | None = option(None, "what the server costs an hour, for $ per million tokens")
     body: str | None = option(None, "JSON object with fields for every request")
     name: str | None = option(None, "name of the run, for its folder and report; default: the traffic's")
     selftest: bool = option(True, "measure a server of known latencies first, at this load")

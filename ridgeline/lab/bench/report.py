@@ -31,7 +31,15 @@ from ridgeline.lab.page import (
 PERCENTILES = ("p50", "p90", "p95", "p99")
 SERVER = ("server_queue_ms", "server_ttft_ms", "server_tpot_ms", "inference_ms", "outside_inference_ms")
 RATES = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_per_s")
-SHARES = ("attainment", "failures", "cache_hit", "concurrency_mean", "concurrency_peak", "client_cpu")
+SHARES = (
+    "attainment",
+    "failures",
+    "cache_hit",
+    "usd_per_mtok",
+    "concurrency_mean",
+    "concurrency_peak",
+    "client_cpu",
+)
 AS_PERCENT = ("attainment", "failures", "cache_hit")
 
 

@@ -59,7 +59,7 @@ class BenchResult(msgspec.Struct, omit_defaults=True):
         try:
             # Not strict: infinite numbers, which JSON has none of, are written as "inf".
             result = msgspec.json.decode(raw, type=cls, strict=False)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{path}: not a run of this version: {error}") from error
         if result.version != VERSION:
             raise BadInput(f"{path}: written as version {result.version}, this is version {VERSION}")
@@ -67,7 +67,7 @@ class BenchResult(msgspec.Struct, omit_defaults=True):
         for number, line in enumerate(lines, start=1):
             try:
                 result.records.append(decoder.decode(line))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise BadInput(f"{folder / REQUESTS_FILE}, line {number}: {error}") from error
         return result
 

@@ -2,7 +2,7 @@
 
 Called by `ridgeline bench`, sweeps, the tuner and tests. A server that refuses, hangs, drops or answers
 garbage during the run becomes records; one that cannot be reached at all, before anything was sent, is a
-LabError. Ctrl-C ends the run early and what was measured is the result.
+LabError. Ctrl-C or SIGTERM ends the run early and what was measured is the result.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.describe import describe
 
 PROGRESS_EVERY_S = 0.25
+STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
 WARMUP_AT_ONCE = 8  # of open loops, which have no concurrency of their own
 
 Returned = TypeVar("Returned")
@@ -70,7 +71,7 @@ async def run_bench(
     client_cpu = runner.cpu_s / seconds if seconds > 0 else 0.0
     mode: Mode = "open" if isinstance(config.mode, OpenLoop) else "closed"
     records = warm_records + sorted(records, key=lambda record: record.index)
-    summary = summarize(records, mode, config.slo, client_cpu)
+    summary = summarize(records, mode, config.slo, client_cpu, config.usd_per_hour)
     selftest = selftest or {"skipped": "no self-test was run before this run"}
     return BenchResult(
         settings=_settings(config, target, scripts),
@@ -117,7 +118,8 @@ class _Runner:
         if not self.is_stopped:
             await self._run(load)
         self.retried, self.lags = load.retried, load.lags
-        return [exchange.record(load.origin) for exchange in load.exchanges]
+        count = self._config.count_tokens
+        return [exchange.record(load.origin, count) for exchange in load.exchanges]
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -167,7 +169,7 @@ def _check(config: BenchConfig) -> None:
         raise BadInput(f"concurrency must be at least 1, got {config.mode.concurrency}")
     if config.warmup < 0:
         raise BadInput(f"warmup must not be negative, got {config.warmup}")
-    limits = asdict(config.deadlines) | {"duration_s": config.duration_s}
+    limits = asdict(config.deadlines) | {"duration_s": config.duration_s, "usd_per_hour": config.usd_per_hour}
     for name, value in limits.items():
         if value is not None and value <= 0:
             raise BadInput(f"{name} must be above 0, got {value:g}")
@@ -202,6 +204,7 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
         "warmup": config.warmup,
         "slo": None if config.slo is None else str(config.slo),
         "duration_s": config.duration_s,
+        "usd_per_hour": config.usd_per_hour,
         "deadlines": asdict(config.deadlines),
         "prefix_cache": _cache_condition(config, target),
         "prompts": scripts.how,
@@ -259,22 +262,28 @@ def _raise_socket_limit() -> None:
 
 @contextlib.contextmanager
 def _on_interrupt(stop: Any) -> Iterator[None]:
-    """The first Ctrl-C ends the run, a second one the program. Only a main thread can be told."""
+    """The first Ctrl-C or SIGTERM (a CI's timeout, say) ends the run, a second one the program. Only a main
+    thread can be told."""
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
+        restore()
         stop()
 
+    def restore() -> None:
+        for number in STOPPED_BY:
+            loop.remove_signal_handler(number)
+
     try:
-        loop.add_signal_handler(signal.SIGINT, interrupted)
+        for number in STOPPED_BY:
+            loop.add_signal_handler(number, interrupted)
     except (ValueError, RuntimeError, NotImplementedError):
         yield
         return
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        restore()
 
 
 @contextlib.contextmanager

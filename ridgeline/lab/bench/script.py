@@ -39,7 +39,7 @@ async def make_scripts(config: BenchConfig, target: Target) -> Scripts:
             salt=salt,
         )
 
-    main = PlannedScript(traffic, target, maker(salt))
+    main = PlannedScript(traffic, target, maker(salt), counts_text=config.count_tokens is not None)
     if config.cache == "primed":
         warmup = PlannedScript(traffic, target, maker(salt), is_primer=True)
     else:
@@ -54,13 +54,22 @@ async def make_scripts(config: BenchConfig, target: Target) -> Scripts:
 
 
 class PlannedScript:
-    """is_primer: every prompt once, with an answer of one token and nothing after it."""
+    """is_primer: every prompt once, with an answer of one token and nothing after it. counts_text: answers
+    may have to be counted by their text."""
 
-    def __init__(self, traffic: Traffic, target: Target, maker: PromptMaker, is_primer: bool = False) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        target: Target,
+        maker: PromptMaker,
+        is_primer: bool = False,
+        counts_text: bool = False,
+    ) -> None:
         self._target, self._is_primer = target, is_primer
         self._course = Conversations(traffic, maker)
         self.requests: Sequence[PlannedRequest] = traffic.requests
-        self.keeps_text = not is_primer and any(request.turn for request in traffic.requests)
+        has_turns = any(request.turn for request in traffic.requests)
+        self.keeps_text = not is_primer and (counts_text or has_turns)
 
     def openers(self) -> list[int]:
         return self._course.openers()

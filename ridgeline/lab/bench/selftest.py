@@ -110,7 +110,8 @@ class SelfTest:
 
 
 async def self_test(load: OpenLoop | ClosedLoop, rate: float = 0.0, seconds: float = 3.0) -> SelfTest:
-    """Measure the mock server: at `rate` requests/s in an open loop, or at a closed loop's concurrency."""
+    """Measure the mock server: at `rate` requests/s in an open loop, or at a closed loop's concurrency. A
+    Ctrl-C under way is one: there is nothing yet to keep."""
     tpot_ms = TPOT_MS
     if isinstance(load, OpenLoop):
         count = max(round(rate * seconds), LEAST_REQUESTS)
@@ -127,6 +128,8 @@ async def self_test(load: OpenLoop | ClosedLoop, rate: float = 0.0, seconds: flo
         config = BenchConfig(url, traffic, load, deadlines=deadlines, vocabulary=_WORDS, cache="as_is")
         before = await stats_of(mock)
         result = await run_bench(config)
+        if result.interrupted:
+            raise KeyboardInterrupt
         return _verdict(words, result, tpot_ms, await stats_of(mock), before)
 
 

@@ -111,7 +111,7 @@ class SweepResult(msgspec.Struct, omit_defaults=True):
             found = msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as error:
             raise BadInput(f"{path}: cannot be read: {error.strerror}: not a sweep's folder?") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{path}: not a sweep of this version: {error}") from error
         if found.version != VERSION:
             raise BadInput(f"{path}: written as version {found.version}, this is version {VERSION}")

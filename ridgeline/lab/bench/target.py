@@ -89,7 +89,7 @@ class Target:
             return None
         try:
             found = msgspec.json.decode(answer)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return found if isinstance(found, dict) else None
 
@@ -119,7 +119,10 @@ async def find_target(config: BenchConfig) -> Target:
 
 
 async def _locate(config: BenchConfig) -> tuple[Address, str]:
-    parts = urlsplit(config.url if "://" in config.url else f"http://{config.url}")
+    try:
+        parts = urlsplit(config.url if "://" in config.url else f"http://{config.url}")
+    except ValueError:  # half an IPv6 address, say
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadInput(f"{config.url!r} is not a server's address: write http://HOST:PORT")
     try:
@@ -131,8 +134,9 @@ async def _locate(config: BenchConfig) -> tuple[Address, str]:
     try:
         async with asyncio.timeout(config.deadlines.connect_s):
             found = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LabError(f"{parts.hostname} cannot be resolved: {error}") from error
+    except (OSError, UnicodeError) as error:  # a name with an empty or endless part cannot even be asked for
+        words = str(error) or "no answer in time"
+        raise LabError(f"{parts.hostname} cannot be resolved: {words}") from error
     failure: OSError = ConnectionRefusedError("no address")
     for *_, place in found:
         address = Address(parts.hostname, str(place[0]), port, tls)
@@ -160,7 +164,7 @@ async def _card(address: Address, base: str, headers: str, config: BenchConfig) 
     if status == 200:
         try:
             cards = msgspec.json.decode(body, type=_Models).data
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             cards = []
     if config.model:
         return next((card for card in cards if card.id == config.model), _Card(config.model))

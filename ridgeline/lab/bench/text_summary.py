@@ -84,6 +84,8 @@ def _counting(summary: Summary) -> str:
         "usage/one_each": "usage, one token a chunk",
         "usage/spread": "usage, spread over fewer chunks",
         "chunks/one_each": "CHUNKS (no usage)",
+        "tokenizer/one_each": "the tokenizer given (no usage), one token a chunk",
+        "tokenizer/spread": "the tokenizer given (no usage), spread over the chunks",
     }
     return (
         ", ".join(f"{words.get(key, key)} ×{count}" for key, count in summary.counting.items()) or "nothing"

@@ -123,7 +123,7 @@ def read_cdf(path: Path, field: str = "length") -> Empirical:
         pairs = msgspec.json.decode(path.read_bytes(), type=list[tuple[float, float]])
     except OSError as error:
         raise BadInput(f"{field}: {path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{field}: {path} is not a list of [tokens, share] pairs: {error}") from error
     if not pairs:
         raise BadInput(f"{field}: {path} holds no pairs")

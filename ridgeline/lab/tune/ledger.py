@@ -184,7 +184,7 @@ class Ledger:
                 break  # the last one, cut off
             try:
                 self.entries.append(decoder.decode(line))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise BadInput(f"{self.path}, line {number}: {error}") from error
             whole += len(line)
         header = self.header

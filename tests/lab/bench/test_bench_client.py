@@ -278,6 +278,24 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure() -> No
     assert server.calls == 3
 
 
+async def test_a_kept_connection_that_is_just_closing_is_no_failure_either() -> None:
+    async def good(call: Call) -> None:
+        await call.answer()
+
+    async with faulty_server(good) as (address, server):
+        done: asyncio.Queue[Exchange] = asyncio.Queue()
+        client = Client(address, PLENTY, done.put_nowait)
+        for number in range(2):
+            client.send(Exchange(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
+            assert (await asyncio.wait_for(done.get(), 30)).status == "ok"
+            if number == 0:
+                (kept,) = client._idle
+                assert kept._transport is not None
+                kept._transport.close()  # its end is known to the loop, but not yet told
+        client.close()
+        assert (server.connections, client.retried) == (2, 1)
+
+
 async def test_events_that_arrive_together_are_one_chunk() -> None:
     async def bundle(call: Call) -> None:
         await call.raw(HEAD)

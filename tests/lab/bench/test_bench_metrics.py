@@ -70,10 +70,18 @@ def test_one_answer_has_exactly_the_latencies_of_the_formulas() -> None:
     assert metrics["icl_ms"].n == 2
 
 
+def test_a_price_is_of_output_tokens_and_says_the_split() -> None:
+    """6 tokens out and 100 in, over the whole run of 2.2 s, at $3.60 an hour: $0.0022 for 6 tokens."""
+    found = summarize([answered()], "closed", usd_per_hour=3.6)
+    assert found.metrics["usd_per_mtok"].value == pytest.approx(0.0022 / 6 * 1e6)
+    assert "usd_per_mtok is at 17 input tokens for each output token" in found.notes
+    assert summarize([failed()], "closed", usd_per_hour=3.6).metrics["usd_per_mtok"].value is None
+
+
 def test_every_metric_carries_its_formula() -> None:
     timing = ServerTiming(1, 2, 3, 4)
     slo = parse_slo("ttft=400")
-    metrics = summarize([answered(server=timing)], "closed", slo, client_cpu=0.1).metrics
+    metrics = summarize([answered(server=timing)], "closed", slo, client_cpu=0.1, usd_per_hour=1.0).metrics
     assert metrics.keys() == FORMULAS.keys()
     assert all(metric.formula == FORMULAS[name] for name, metric in metrics.items())
 
@@ -185,7 +193,12 @@ def test_counts_that_are_guesses_are_told() -> None:
         answered(2, n_in=90, n_out=5),
     ]
     notes = " ".join(summarize(records, "closed").notes)
-    for words in ("counted as chunks", "more tokens than chunks", "another length", "longer or shorter"):
+    for words in (
+        "chunks are counted as tokens",
+        "more tokens than chunks",
+        "another length",
+        "longer or shorter",
+    ):
         assert words in notes
 
 

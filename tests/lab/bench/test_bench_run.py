@@ -94,8 +94,12 @@ async def test_nothing_is_sent_after_the_runs_duration_and_what_is_under_way_is_
 
 
 async def test_an_open_loop_keeps_to_its_moments_though_the_server_stalls() -> None:
+    all_came = asyncio.Event()
+
     async def stall(call: Call) -> None:
-        await asyncio.sleep(1.2)
+        if call.number == len(moments) - 1:
+            all_came.set()
+        await all_came.wait()
         await call.answer(3)
 
     moments = [0.0, 0.05, 0.1, 0.3, 0.31, 0.4]
@@ -151,11 +155,26 @@ async def test_no_server_is_one_line_of_advice() -> None:
         await run_bench(config(f"http://127.0.0.1:{free_port()}", at_once(1), ClosedLoop(1)))
 
 
+async def test_a_name_that_no_resolver_can_be_asked_for_is_one_line_too() -> None:
+    with pytest.raises(LabError, match="cannot be resolved"):
+        await run_bench(config("http://a..b:80", at_once(1), ClosedLoop(1)))
+
+
+async def test_a_list_of_models_that_is_no_text_is_no_list() -> None:
+    async with faulty_server(good) as (_, server):
+        server.models = b'{"data":[{"id":"\xff\xfe"}]}'
+        with pytest.raises(LabError, match="--model"):
+            await run_bench(config(server.url, at_once(1), ClosedLoop(1)))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"url": "ftp://x"}, "not a server's address"),
         ({"url": "http://h:99999"}, "port"),
+        ({"url": "http://[::1"}, "not a server's address"),
+        ({"url": ""}, "not a server's address"),
+        ({"usd_per_hour": 0.0}, "usd_per_hour"),
         ({"traffic": at_once(0)}, "nothing to send"),
         ({"mode": ClosedLoop(0)}, "at least 1"),
         ({"duration_s": -1.0}, "above 0"),
@@ -246,6 +265,21 @@ async def test_a_key_is_sent_and_a_missing_one_is_named() -> None:
             await run_bench(config(server.url, at_once(1), ClosedLoop(1)))
 
 
+async def test_answers_without_usage_are_counted_by_a_tokenizer_where_there_is_one() -> None:
+    async def uncounted(call: Call) -> None:
+        await call.raw(HEAD)
+        await call.events({"choices": [{"index": 0, "delta": {"reasoning_content": "so it is"}}]})
+        await asyncio.sleep(0.03)
+        await call.text("two words")
+        await call.end()
+
+    result = await ran(uncounted, at_once(2), ClosedLoop(1), count_tokens=lambda text: len(text.split()))
+    for record in result.records:
+        assert (record.n_out, record.counted_by, record.split_by) == (5, "tokenizer", "spread")
+        assert sum(record.chunk_tokens) == 5
+    assert "2 answers came without usage: their tokens are counted by" in text_of(result)
+
+
 # ── warm-up, stops, files ──
 
 
@@ -319,11 +353,14 @@ async def test_turns_of_a_conversation_follow_their_answers_and_fail_with_them()
         assert record.t_sched == pytest.approx(before.t_end + 0.05)
 
 
-def test_ctrl_c_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_the_run_and_keep_what_was_measured(
+    signal_number: signal.Signals, tmp_path: Path
+) -> None:
     async def interrupted() -> BenchResult:
         async def first_ones(call: Call) -> None:
             if call.number == 5:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal_number)
             if call.number >= 3:
                 await asyncio.sleep(600)
             await call.answer(3)
@@ -337,6 +374,7 @@ def test_ctrl_c_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None
     result.save(tmp_path)
     assert BenchResult.load(tmp_path).summary.ok == 3
     assert "stopped early" in text_of(result)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # a later one ends the program
 
 
 async def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:

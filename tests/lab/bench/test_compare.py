@@ -99,8 +99,15 @@ def test_shares_have_newcombes_interval() -> None:
 
 
 def test_an_invalid_run_and_changed_settings_are_said_first() -> None:
-    sound = side_of(result(records(80), engine={"chunk": 64, "blocks": 1}), "a")
-    late = result(records(80, noise=2), invalid=("sent late <b>",), engine={"chunk": 256, "blocks": 2})
+    sound = side_of(
+        result(records(80), engine={"chunk": 64, "blocks": 1}, client={"load_average": [1.0]}), "a"
+    )
+    late = result(
+        records(80, noise=2),
+        invalid=("sent late <b>",),
+        engine={"chunk": 256, "blocks": 2},
+        client={"load_average": [2.0]},  # the machine's hour, and nobody's setting
+    )
     found = compare(sound, side_of(late, "b"), resamples=20)
     assert found.changed == (("engine.chunk", "64", "256"), ("engine.blocks", "1", "2"))
     text = comparison_text(found)
