@@ -142,7 +142,7 @@ def _add_coldstart(bench: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help=f"for `ridgeline serve`: {MODEL_HELP} (default: {DEFAULT_MODEL})",
+        help=f"for `ridgeline serve`: {MODEL_HELP} (default: {DEFAULT_MODEL}); with --command its name there",
     )
     parser.add_argument("--command", metavar="TEXT", help="another server; {port} is where its port goes")
     parser.add_argument("--repeats", metavar="N", type=int, default=5, help="starts (default: 5)")
@@ -180,6 +180,7 @@ def run_coldstart(args: argparse.Namespace) -> int:
         config = ColdStartConfig(
             shlex.split(args.command) if args.command else own,
             repeats=args.repeats,
+            model=(args.model or "") if args.command else "",
             page_cache="as_is" if args.page_cache == "as-is" else args.page_cache,
             evict=args.evict or _own_files(args),
             timeout_s=args.timeout_s,

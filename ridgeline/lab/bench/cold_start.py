@@ -17,12 +17,13 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -92,7 +93,8 @@ SEGMENTS: dict[str, Callable[[Start], float | None]] = {
 def cold_starts(
     config: ColdStartConfig, on_start: Callable[[int, Start], None] = lambda number, start: None
 ) -> ColdStarts:
-    """One after the other; Ctrl-C leaves those that were measured. on_start: number 0 is the priming."""
+    """One after the other; Ctrl-C or SIGTERM leaves those that were measured. on_start: number 0 is the
+    priming."""
     if not any("{port}" in word for word in config.command):
         raise BadInput("the command needs {port} where the server's port goes, as in --port {port}")
     if config.repeats < 1:
@@ -100,6 +102,7 @@ def cold_starts(
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     found = ColdStarts(shlex.join(config.command), "", [], config.repeats, begun, platform.platform())
     found.page_cache = _drop(config) if config.page_cache == "dropped" else config.page_cache
+    terminated = _on_sigterm(signal.default_int_handler)
     try:
         if config.page_cache == "warm":
             primed = one_start(config)
@@ -116,6 +119,8 @@ def cold_starts(
     except KeyboardInterrupt:
         if not found.starts:
             raise
+    finally:
+        _on_sigterm(terminated)
     return found
 
 
@@ -146,6 +151,13 @@ def one_start(config: ColdStartConfig) -> Start:
             words = str(error) or "the stream ended before a second token"
             return _stamped(stamps, f"{words}{_last_words(log)}")
         return _stamped(stamps)
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """What was done on it before; None from a thread, which cannot say."""
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, handler)
 
 
 def _stamped(stamps: dict[str, float], failure: str = "") -> Start:
@@ -266,13 +278,14 @@ def _first_model(port: int) -> str:
         listed = msgspec.json.decode(connection.getresponse().read())
         return str(listed["data"][0]["id"])
     except (KeyError, IndexError, TypeError, msgspec.DecodeError) as error:
-        raise ValueError("/v1/models names no model; say which with --model") from error
+        raise ValueError("/v1/models names no model; give its name as MODEL beside --command") from error
     finally:
         connection.close()
 
 
 def _tokens(port: int, model: str, prompt: str, timeout_s: float) -> Iterator[float]:
-    """Moments of the chunks with text, of a streamed completion."""
+    """Moments of the chunks with text, of a streamed completion; all of them within timeout_s."""
+    deadline = time.perf_counter() + timeout_s
     body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
     body["ignore_eos"] = True
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
@@ -284,6 +297,8 @@ def _tokens(port: int, model: str, prompt: str, timeout_s: float) -> Iterator[fl
             raise ValueError(f"/v1/completions answered {answer.status}: {answer.read(300)!r}")
         for line in answer:
             moment = time.perf_counter()
+            if moment > deadline:
+                raise _NotUp("its first tokens were not whole in time")
             if line.startswith(b"data: {") and _has_text(line[6:]):
                 yield moment
     finally:

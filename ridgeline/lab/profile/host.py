@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.lab.errors import LabError
+from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.profile.sampling import (
     FunctionRow,
     Recording,
@@ -42,6 +42,7 @@ class ProcessProfile:
 class HostProfile:
     seconds: int
     processes: list[ProcessProfile]
+    not_sampled: list[str]  # why, of children that could not be: one that ended meanwhile, or has no Python
     steps: int | None  # of its engine in that time; None: nobody asked the server
     idle_share: float | None  # of that time, the part between two steps
 
@@ -49,13 +50,26 @@ class HostProfile:
 def profile_processes(
     pid: int, seconds: int, out: Path | None, *, native: bool = False, url: str | None = None
 ) -> HostProfile:
-    """Sample the process and its descendants for some seconds."""
+    """Sample the process and its descendants for some seconds. LabError where it cannot be sampled itself."""
     started = time.monotonic()
     recordings: list[Recording] = []
+    seen: dict[int, Samples] = {}
+    not_sampled: list[str] = []
     try:
         roles = family(pid)
-        recordings += [Recording(each, seconds, native=native) for each in roles]
-        seen = {recording.pid: recording.finish() for recording in recordings}
+        for each in roles:
+            try:
+                recordings.append(Recording(each, seconds, native=native))
+            except BadInput:  # it has just ended
+                if each == pid:
+                    raise
+        for recording in recordings:
+            try:
+                seen[recording.pid] = recording.finish()
+            except LabError as error:
+                if recording.pid == pid:
+                    raise
+                not_sampled.append(f"{roles[recording.pid]} {recording.pid}: {error}")
     finally:
         for recording in recordings:
             recording.close()
@@ -63,10 +77,10 @@ def profile_processes(
         out.mkdir(parents=True, exist_ok=True)
     processes = [_process(each, roles[each], samples, out) for each, samples in seen.items()]
     if url is None:
-        return HostProfile(seconds, processes, None, None)
+        return HostProfile(seconds, processes, not_sampled, None, None)
     # On one machine all processes have the same monotonic clock.
     records = [record for record in read_steps(url) if record.start >= started]
-    return HostProfile(seconds, processes, len(records), idle_share(records))
+    return HostProfile(seconds, processes, not_sampled, len(records), idle_share(records))
 
 
 def host_lines(profile: HostProfile, top: int = 12) -> Iterator[str]:
@@ -75,6 +89,7 @@ def host_lines(profile: HostProfile, top: int = 12) -> Iterator[str]:
         yield from function_lines(process.functions[:top])
         if process.file is not None:
             yield f"wrote {process.file}"
+    yield from (f"not sampled: {why}" for why in profile.not_sampled)
     if profile.steps is not None:
         share = "–" if profile.idle_share is None else f"{profile.idle_share:.1%}"
         yield f"{profile.steps} steps in that time; {share} of it no forward pass was under way"

@@ -27,6 +27,7 @@ from ridgeline.lab.profile.sampling import (
     speedscope,
     top_functions,
 )
+from ridgeline.lab.profile.step_trace import write_trace
 from ridgeline.lab.profile.work import Steps, idle_share, weight_bytes, work_of
 
 if TYPE_CHECKING:
@@ -157,7 +158,11 @@ def _phase(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, report: Report) 
         files=[],
     )
     if built.backend == "native":
-        found = replace(found, measured_by="nothing: the native library's are told by py-spy alone")
+        found = replace(
+            found,
+            measured_by="nothing: the native library's are told by py-spy alone",
+            files=_step_trace(plain, load.phase, wishes.out),
+        )
     else:
         report(f"{load.phase}: {wishes.steps} steps under torch's profiler")
         found = _captured(built, load, wishes, found)
@@ -213,6 +218,11 @@ def _sampled(
             f"± {share_error(samples, 0.1):.1%})",
         )
     return replace(found, functions=top_functions(samples), samples=samples.count, files=files)
+
+
+def _step_trace(steps: Steps, phase: Phase, out: Path | None) -> list[str]:
+    """Whole steps alone: what is inside of them, torch's profiler cannot see."""
+    return [] if out is None else [str(write_trace(steps, phase, out / f"{phase}.trace.json"))]
 
 
 def _write_samples(samples: Samples, path: Path, name: str) -> Path:

@@ -116,7 +116,10 @@ class Climb:
         )
         verdict = self.ledger.verdict(trial.number) or self._measured(trial, noise=None)
         if verdict.decision != "noise":
-            raise LabError(f"the settings to start from cannot be measured: {verdict.reason}")
+            raise LabError(
+                f"the settings to start from cannot be measured: {verdict.reason}; begun again, they are "
+                "tried again"
+            )
         return verdict.effects
 
     def trial(self, change: Settings, parent: int = NOISE_TRIAL) -> Verdict:
@@ -171,6 +174,8 @@ class Climb:
     def _measured(self, trial: Trial, noise: Mapping[str, Effect] | None) -> Verdict:
         begun = self._clock()
         pairs = self.ledger.rounds(trial.number)
+        if noise is None:  # all else hangs on it: what was not measured is run again
+            pairs = [pair for pair in pairs if _failure([pair]) is None]
         failure = _failure(pairs)
         while failure is None and len(pairs) < self.header.rounds:
             now = self._clock()
@@ -181,7 +186,8 @@ class Climb:
             pairs.append(self._round(trial, len(pairs)))
             failure = _failure(pairs[-1:])
         verdict = self._verdict(trial, pairs, failure, noise)
-        self.ledger.append(verdict)
+        if noise is not None or verdict.decision == "noise":
+            self.ledger.append(verdict)
         self._report(f"trial {trial.number}: {verdict.decision}: {verdict.reason}")
         return verdict
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_every_stage_is_stamped_and_what_was_spawned_is_gone_with_its_children(t
     assert "spawn → first token" in text
     assert "2 starts; page cache warm" in text
     assert "TTFT of a second request" in cold_start_page(found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_leaves_the_starts_that_were_measured_and_no_server(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    config = ColdStartConfig(command(tmp_path), repeats=3, page_cache="as_is")
+    found = cold_starts(config, lambda start, _: os.kill(os.getpid(), number))
+    assert (len(found.starts), found.wanted) == (1, 3)
+    assert "stopped early" in cold_start_text(found)
+    assert all(is_gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_server_that_dies_is_reported_with_its_last_words() -> None:

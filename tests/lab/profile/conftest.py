@@ -14,7 +14,11 @@ from ridgeline.lab.profile.sampling import Recording
 @pytest.fixture(scope="session")
 def py_spy() -> None:
     """Skips where this machine lets nobody look into processes."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it runs
     try:
         Recording(process.pid, 1).finish()
     except LabError as error:

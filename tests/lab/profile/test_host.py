@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -47,6 +51,24 @@ def test_front_and_engine_are_sampled_while_they_serve(live_server: LiveServer, 
     text = "\n".join(host_lines(found))
     assert f"engine, process {roles['engine'].pid}" in text
     assert f"{found.steps} steps" in text
+
+
+@pytest.mark.usefixtures("py_spy")
+def test_a_child_that_cannot_be_sampled_is_told_and_spoils_nothing() -> None:
+    program = "import subprocess\nsubprocess.Popen(['sleep', '60'])\nprint(flush=True)\nwhile True: pass"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = profile_processes(process.pid, 1, None)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert [one.pid for one in found.processes] == [process.pid]
+    assert "could not sample" in found.not_sampled[0]
+    assert "not sampled: process" in "\n".join(host_lines(found))
 
 
 def test_an_address_without_step_records_is_an_error_in_one_line() -> None:

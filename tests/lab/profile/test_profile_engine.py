@@ -132,6 +132,9 @@ def test_the_native_library_is_profiled_by_samples(checkpoint: Path, tmp_path: P
     assert sum(row.seconds for row in phase.operators) == pytest.approx(phase.step_seconds)
     assert phase.watched_step_s is None
     assert json.loads((tmp_path / "decode.speedscope.json").read_text())["profiles"][0]["samples"]
+    events = json.loads((tmp_path / "decode.trace.json").read_text())["traceEvents"]
+    assert sum(event["name"].startswith("forward pass ") for event in events) == STEPS
+    assert phase.files == [str(tmp_path / f"decode.{kind}.json") for kind in ("trace", "speedscope")]
 
 
 def test_without_py_spy_what_torch_told_still_stands(

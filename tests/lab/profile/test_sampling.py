@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -27,7 +26,7 @@ main (app.py:10);step (core.py:21) 3
 main (app.py:12);step (core.py:20);compute (core.py:30) 1
 not a stack
 """
-BUSY = "def spinning_in_circles():\n  while True: pass\nspinning_in_circles()"
+BUSY = "def spinning_in_circles():\n  print(flush=True)\n  while True: pass\nspinning_in_circles()"
 
 
 def test_functions_are_summed_over_their_lines() -> None:
@@ -52,9 +51,10 @@ def test_speedscope_gets_every_stack_with_its_weight() -> None:
 
 @pytest.mark.usefixtures("py_spy")
 def test_a_busy_process_is_found_in_its_function() -> None:
-    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()  # it spins
     try:
-        time.sleep(0.3)
         samples = Recording(process.pid, 1).finish()
         assert family(process.pid) == {process.pid: "process"}
     finally:

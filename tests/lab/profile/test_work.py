@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ridgeline.lab.profile.step_trace import write_trace
 from ridgeline.lab.profile.work import MATRICES, Steps, idle_share, matrix_parameters, work_of
 from ridgeline.models.spec import LayerSpec, ModelSpec, RopeSpec
 from ridgeline.telemetry.stats import StepRecord
@@ -73,6 +76,22 @@ def test_a_chunk_in_a_windowed_layer_reads_no_further_back_than_its_first_token_
     spec = replace(SPEC, layers=(LayerSpec(ROPE, window=32),) * 3)
     work = work_of(Steps((prompt(10, 200),), 0, 0), spec, WEIGHTS, KV_BYTES)
     assert work["attention"].bytes == pytest.approx((32 + 10 - 1) * KV_BYTES)
+
+
+def test_steps_are_a_trace_that_perfetto_reads_without_overlaps(tmp_path: Path) -> None:
+    first = record(step_id=1, start=10.0, schedule_s=0.5, wall_s=1.5, busy_s=1.5, decode_batch=4)
+    second = record(step_id=2, start=11.0, schedule_s=0.5, wall_s=2.5, busy_s=2.0, prefill_tokens=9)
+    path = write_trace(Steps((first, second), 5, 2), "decode", tmp_path / "steps.json")
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    spans = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in events]
+    assert spans == [
+        ("planning 1", 0, 0.5e6),
+        ("forward pass 1", pytest.approx(0.5e6), pytest.approx(2e6)),
+        ("planning 2", 1e6, 1.5e6),
+        ("forward pass 2", pytest.approx(2e6), pytest.approx(4e6)),
+    ]
+    assert events[1]["args"]["decode_batch"] == 4
+    assert events[3]["args"]["prefill_tokens"] == 9
 
 
 def test_the_idle_share_is_what_no_step_covers() -> None:

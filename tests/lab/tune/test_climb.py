@@ -198,6 +198,25 @@ def test_a_base_that_cannot_be_measured_ends_the_search(tmp_path: Path) -> None:
         Climb(ledger, refusing, Search(SPACE)).run()
 
 
+@pytest.mark.parametrize("arm", ["a", "b"])
+def test_a_base_that_could_not_be_measured_once_is_tried_again(arm: str, tmp_path: Path) -> None:
+    """A busy hour must not spoil a ledger for good."""
+    is_busy = True
+
+    def moody(settings: Settings, which: RunId) -> dict[str, float]:
+        if is_busy and (which.round, which.arm) == (1, arm):
+            raise NotMeasured("invalid", "the client was the bottleneck")
+        return peak(settings, which)
+
+    with opened(tmp_path) as ledger, pytest.raises(LabError, match=r"bottleneck.*tried again"):
+        Climb(ledger, moody, Search(SPACE)).run()
+    is_busy = False
+    with opened(tmp_path) as ledger:
+        Climb(ledger, moody, Search(SPACE)).run()
+        assert final_settings(ledger) == BEST
+        assert [a.round for a, _ in ledger.rounds(0)] == [0, 1, 2, 3]
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
