@@ -104,6 +104,17 @@ class Compared:
         return self.predicted[metric] / self.measured[metric] - 1
 
 
+class Others:
+    """How much of the cores processes took that are not ours, since this was made."""
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._begun = busy_seconds(), own_seconds(), time.monotonic()
+
+    def share(self) -> float:
+        taken = (busy_seconds() - self._busy) - (own_seconds() - self._own)
+        return max(0.0, taken / (time.monotonic() - self._begun) / (os.cpu_count() or 1))
+
+
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,10 +203,9 @@ def cases_of(name: str, trace: Traffic, rate: float, seconds: float, start_s: fl
 
 def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
     """Measure, then predict: nothing that was measured goes into the prediction."""
-    busy, own, begun = busy_seconds(), own_seconds(), time.monotonic()
+    others = Others()
     result, steps = in_loop(_replay(url, model, case))
-    taken = (busy_seconds() - busy) - (own_seconds() - own)
-    foreign = max(0.0, taken / (time.monotonic() - begun) / (os.cpu_count() or 1))
+    foreign = others.share()
     expected = _simulated(case, fitted.times, fitted.front)
     spread = fitted.times.spread
     ends = [
@@ -297,7 +307,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="minutes: short windows, few cases")
     parser.add_argument("--fit-seconds", type=float, default=100.0)
     parser.add_argument("--case-seconds", type=float, default=90.0)
-    parser.add_argument("--times", type=Path, help="step times and front of an earlier run, instead of a fit")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/azure-llm-2023"))
     parser.add_argument("--json", type=Path, default=Path("bench-results/lab_prediction.json"))
     args = parser.parse_args()
@@ -310,11 +319,14 @@ def main() -> None:
     }
     # Fitted where steps may be large, so that every chunk below is within the range.
     with server(args.model, max(CHUNKS)) as url:
+        others = Others()
         fitted = in_loop(
             measure_steps(
                 url, context=CONTEXT, seconds=args.fit_seconds, on_lot=lambda name: print(f"fitting: {name}")
             )
         )
+        fit_foreign = others.share()
+    print(f"others took {fit_foreign:.0%} of the cores while step times were fitted")
     for error in fitted.times.errors:
         print(f"  held out {error.trace!r}: {error.median:.1%} median, {error.total:+.1%} in all")
     for note in fitted.notes:
@@ -343,6 +355,7 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "model": args.model,
         "capacity": rates,
+        "fit_foreign_share": fit_foreign,
         "times": msgspec.to_builtins(fitted.times),
         "front": msgspec.to_builtins(fitted.front),
         "cases": [asdict(case) for case in compared],
