@@ -256,7 +256,7 @@ def _show(ledger: Ledger, args: argparse.Namespace, usd_per_hour: float | None) 
     from ridgeline.lab.tune.html import ledger_page
     from ridgeline.lab.tune.report import ledger_lines
 
-    is_open = ledger.header is not None and ledger.header.workload.get("concurrency") is None
+    is_open = ledger.header is not None and ledger.header.is_open
     latency = args.latency or ("ttft_sched_ms.p90" if is_open else "ttft_ms.p90")
     print("\n".join(ledger_lines(ledger, latency, usd_per_hour)))
     page = ledger.folder / PAGE_FILE

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ridgeline.lab.errors import BadInput, LabError
-from ridgeline.lab.slo import Slo
+from ridgeline.lab.slo import Slo, parse_slo
 from ridgeline.lab.tune.effects import Metrics, decide, effects, means, more_is_better
 from ridgeline.lab.tune.ledger import (
     NOISE_TRIAL,
     Arm,
     Decision,
     Effect,
+    Header,
     Ledger,
     Outcome,
     Run,
@@ -92,7 +93,7 @@ class Climb:
         more_is_better(header.objective)  # or say that it has no direction
         self.ledger, self.header = ledger, header
         self._measure, self._search, self._report, self._clock = measure, search, report, clock
-        self._slo = parse(header.slo)
+        self._slo = limits_of(header)
         self._started = clock()
 
     def run(self) -> str:
@@ -290,10 +291,19 @@ def ahead(values: Sequence[Any], now: Any, direction: int) -> Iterator[Any]:
     yield from values[at + 1 :] if direction > 0 else reversed(values[:at])
 
 
-def parse(slo: str) -> Slo | None:
-    from ridgeline.lab.slo import parse_slo
-
-    return parse_slo(slo) if slo else None
+def limits_of(header: Header) -> Slo | None:
+    """In open loops waiting counts, as in the bench: ttft and e2e are those from the planned moment."""
+    if not header.slo:
+        return None
+    slo = parse_slo(header.slo)
+    if not header.is_open:
+        return slo
+    return Slo(
+        tuple(
+            replace(limit, metric=f"{limit.metric}_sched") if limit.metric in ("ttft", "e2e") else limit
+            for limit in slo.limits
+        )
+    )
 
 
 def _failure(pairs: Sequence[tuple[Run, Run]]) -> Run | None:

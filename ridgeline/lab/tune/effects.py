@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.slo import Slo
+from ridgeline.lab.slo import Limit, Slo
 from ridgeline.lab.tune.ledger import Decision, Effect
 
 CONFIDENCE = 0.95
@@ -77,13 +77,23 @@ def decide(
     if not better:
         return "rejected", f"{objective} {percent(effect)}: worse"
     for limit in slo.limits if slo else ():
-        value, change = after.get(limit.key), found.get(limit.key)
-        if value is not None and value > limit.ms and (change is None or change.high > 0):
-            return (
-                "rejected",
-                f"{objective} {percent(effect)}, but {limit.key} is {value:.0f} ms, above {limit}",
-            )
+        broken = _broken(limit, found, after)
+        if broken:
+            return "rejected", f"{objective} {percent(effect)}, but {broken}"
     return "accepted", f"{objective} {percent(effect)}"
+
+
+def _broken(limit: Limit, found: Mapping[str, Effect], after: Metrics) -> str:
+    """Where B breaks it, and not surely less than A does. A percentile of too few samples (P99) is not told:
+    then the share of good answers says whether as many as that kept the limits."""
+    value, change = after.get(limit.key), found.get(limit.key)
+    if value is not None:
+        is_broken = value > limit.ms and (change is None or change.high > 0)
+        return f"{limit.key} is {value:.0f} ms, above {limit}" if is_broken else ""
+    good, change = after.get("attainment"), found.get("attainment")
+    if good is None or good >= limit.percentile / 100 or (change is not None and change.low > 0):
+        return ""
+    return f"{good:.1%} of answers kept the limits, and {limit} asks for {limit.percentile} %"
 
 
 def percent(effect: Effect) -> str:

@@ -37,6 +37,11 @@ class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
     slo: str = ""
     version: int = VERSION
 
+    @property
+    def is_open(self) -> bool:
+        """Requests come at their moments: there is no concurrency."""
+        return self.workload.get("concurrency", 0) is None
+
 
 class Trial(msgspec.Struct, frozen=True, tag="trial", tag_field="kind"):
     """A trial was begun. It starts from the settings of its parent, another trial, and changes one key."""

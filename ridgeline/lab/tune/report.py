@@ -13,6 +13,7 @@ from ridgeline.lab.tune.ledger import NOISE_TRIAL, Effect, Header, Ledger, Setti
 
 CONFIG_FILE = "winner.toml"
 SHOWN = ("output_tokens_per_s", "ttft_ms.p90", "tpot_ms.p90", "e2e_ms.p90")
+SHOWN_OPEN = ("output_tokens_per_s", "ttft_sched_ms.p90", "tpot_ms.p90", "e2e_sched_ms.p90")
 # These change what the model answers, not only how fast.
 CHANGE_ANSWERS = ("weights", "kv_dtype", "dtype", "load_format")
 
@@ -120,7 +121,8 @@ def _trial_lines(trial: Trial, verdict: Verdict | None, header: Header) -> Itera
 
 def told_metrics(header: Header) -> tuple[str, ...]:
     """The objective first, and what else is of interest."""
-    return (header.objective, *(name for name in SHOWN if name != header.objective))
+    shown = SHOWN_OPEN if header.is_open else SHOWN
+    return (header.objective, *(name for name in shown if name != header.objective))
 
 
 def settings_text(settings: Settings) -> str:

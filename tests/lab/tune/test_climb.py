@@ -264,6 +264,34 @@ def test_a_gain_that_breaks_the_limit_is_not_accepted(tmp_path: Path) -> None:
         assert any("ttft_ms.p90" in reason and "300" in reason for reason in reasons)
 
 
+def test_in_open_loops_limits_hold_from_the_planned_moment(tmp_path: Path) -> None:
+    """Where requests wait in a late client or a full queue, time from sending would hide it."""
+
+    def waiting(settings: Settings, which: RunId) -> dict[str, float]:
+        own = peak(settings, which)
+        own["ttft_ms.p90"] = 10.0
+        own["ttft_sched_ms.p90"] = 10.0 if settings["step_tokens"] == 64 else 500.0
+        return own
+
+    with opened(tmp_path, slo="ttft_p90=100ms", workload={"concurrency": None}) as ledger:
+        verdict = Climb(ledger, waiting, Search()).trial({"step_tokens": 128})
+        assert verdict.decision == "rejected"
+        assert "ttft_sched_ms.p90 is 500 ms" in verdict.reason
+
+
+def test_a_percentile_that_is_not_told_is_held_to_by_the_share_of_good_answers(tmp_path: Path) -> None:
+    """Runs of a trial are too short for a P99: a limit on it must not be passed over in silence."""
+
+    def attaining(settings: Settings, which: RunId) -> dict[str, float]:
+        good = 1.0 if settings["step_tokens"] == 64 else 0.95
+        return peak(settings, which) | {"attainment": good}
+
+    with opened(tmp_path, slo="tpot_p99=50ms") as ledger:
+        verdict = Climb(ledger, attaining, Search()).trial({"step_tokens": 128})
+        assert verdict.decision == "rejected"
+        assert "95.0% of answers kept the limits" in verdict.reason
+
+
 def test_more_failures_are_no_gain(tmp_path: Path) -> None:
     def dropping(settings: Settings, which: RunId) -> dict[str, float]:
         return peak(settings, which) | {"failures": 0.02 if settings["step_tokens"] > 64 else 0.0}
