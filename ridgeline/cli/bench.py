@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.traffic.source import build_traffic
 
     traffic = build_traffic(traffic_options)
+    folder = args.out or _folder(options.name or traffic.name)
     key = args.api_key or os.environ.get(API_KEY_VARIABLE, "")
     config = config_of(args.url, options, traffic, api_key=key, seed=traffic_options.seed)
     for line in describe(traffic).lines():
@@ -79,15 +82,31 @@ def run(args: argparse.Namespace) -> int:
     facts: dict[str, Any] = {"skipped": "--no-selftest"}
     if options.selftest:
         facts = _self_test(config.mode, config.traffic.duration_s, len(traffic.requests))
-    with shown(sys.stderr) as on_progress:
+    with _made(folder), shown(sys.stderr) as on_progress:
         result = in_loop(run_bench(config, on_progress, facts))
-    folder = args.out or _folder(config.name)
     result.save(folder)
     write_report(folder)
     _show(result, folder, args.json)
     if result.interrupted:
         return EXIT_INTERRUPTED
     return 0 if result.validity.valid else INVALID
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Before the run: one that cannot be kept need not be run. Gone again where there was no run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder}: no run can be kept there: {error.strerror}; name another --out") from error
+    if not os.access(folder, os.W_OK):
+        raise BadInput(f"{folder}: no run can be kept there, for it cannot be written; name another --out")
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
 
 
 def _self_test(mode: ClosedLoop | OpenLoop, seconds: float, requests: int) -> dict[str, Any]:

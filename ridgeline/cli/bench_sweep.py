@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.report_file import write_report
     from ridgeline.lab.bench.run import in_loop
     from ridgeline.lab.bench.selftest import passed_before
-    from ridgeline.lab.bench.sweep import Point
+    from ridgeline.lab.bench.sweep import Point, stopped
     from ridgeline.lab.bench.sweep_point import run_sweep, selftest_load
     from ridgeline.lab.bench.sweep_text import closing_lines, head, point_line
 
@@ -74,19 +74,21 @@ def run(args: argparse.Namespace) -> int:
 
     print(head(options.over))
     with shown(sys.stderr) as on_progress:
-        result = in_loop(
-            run_sweep(
-                args.url,
-                options,
-                bench,
-                traffic,
-                folder,
-                api_key=args.api_key or os.environ.get(API_KEY_VARIABLE, ""),
-                selftest=facts,
-                on_point=on_point,
-                on_progress=on_progress,
-            )
+        measuring = run_sweep(
+            args.url,
+            options,
+            bench,
+            traffic,
+            folder,
+            api_key=args.api_key or os.environ.get(API_KEY_VARIABLE, ""),
+            selftest=facts,
+            on_point=on_point,
+            on_progress=on_progress,
         )
+        try:
+            result = in_loop(measuring)
+        except KeyboardInterrupt:  # between two points
+            result = stopped(folder)
     print("\n".join(closing_lines(result)))
     print(f"kept in {folder}; {write_report(folder)}", file=sys.stderr)
     return EXIT_INTERRUPTED if result.is_interrupted else 0

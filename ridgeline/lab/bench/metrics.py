@@ -353,6 +353,11 @@ def _notes(ok: list[RequestRecord]) -> list[str]:
         notes.append(
             f"{spread} answers have more tokens than chunks: n_first is taken as 1, the rest spread evenly"
         )
+    undefined = sum(tpot_s(record) is None for record in ok)
+    if undefined:
+        notes.append(
+            f"{undefined} answers have no TPOT (nothing came after the first chunk): they pass its limit"
+        )
     silent = sum(record.n_in is None for record in ok)
     if silent:
         notes.append(f"{silent} answers came without prompt tokens: input_tokens_per_s leaves them out")

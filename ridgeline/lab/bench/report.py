@@ -110,7 +110,7 @@ def _validity(result: BenchResult) -> list[Html]:
     validity, found = result.validity, []
     if not validity.valid:
         found.append(banner("INVALID: this run did not measure the server", validity.reasons))
-    warned = [*validity.warnings, *result.summary.notes]
+    warned = [*validity.warnings, *result.settings.get("warnings", ()), *result.summary.notes]
     if result.interrupted:
         warned.insert(0, "stopped by its user: the report holds what was measured until then")
     if result.selftest.get("skipped"):

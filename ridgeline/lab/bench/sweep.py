@@ -165,6 +165,16 @@ async def sweep(
     return result
 
 
+def stopped(folder: Path) -> SweepResult:
+    """What a sweep had measured that was interrupted between two points. KeyboardInterrupt where nothing."""
+    if not (folder / SWEEP_FILE).exists():
+        raise KeyboardInterrupt
+    result = SweepResult.load(folder)
+    result.ended = STOPPED
+    result.save(folder)
+    return result
+
+
 def judged(result: BenchResult, load: float, folder: str, before: Point | None, config: SweepConfig) -> Point:
     """One run as a point. before: the next lesser load, with which throughput and latency are compared."""
     metrics = {name: value for name, value in flat(result.summary).items() if math.isfinite(value)}

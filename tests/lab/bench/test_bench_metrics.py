@@ -191,6 +191,7 @@ def test_counts_that_are_guesses_are_told() -> None:
         answered(0, counted_by="chunks"),
         answered(1, split_by="spread"),
         answered(2, n_in=90, n_out=5),
+        answered(3, n_out=2),
     ]
     notes = " ".join(summarize(records, "closed").notes)
     for words in (
@@ -198,6 +199,7 @@ def test_counts_that_are_guesses_are_told() -> None:
         "more tokens than chunks",
         "another length",
         "longer or shorter",
+        "1 answers have no TPOT",
     ):
         assert words in notes
 

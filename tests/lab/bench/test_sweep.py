@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ridgeline.lab.bench.metrics import summarize
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.search import Search
-from ridgeline.lab.bench.sweep import SweepConfig, SweepResult, sweep
+from ridgeline.lab.bench.sweep import SweepConfig, SweepResult, stopped, sweep
 from ridgeline.lab.bench.sweep_point import point_config
 from ridgeline.lab.bench.validity import Validity
 from ridgeline.lab.errors import BadInput, LabError
@@ -196,6 +197,20 @@ async def test_a_stopped_sweep_goes_on_with_the_points_it_has(tmp_path: Path) ->
     whole, _ = await swept(SweepConfig("rate"), tmp_path / "whole")
     assert msgspec.structs.replace(found, started_at="") == msgspec.structs.replace(whole, started_at="")
     assert SweepResult.load(tmp_path) == found
+
+
+def test_ctrl_c_between_two_points_leaves_those_before_it(tmp_path: Path) -> None:
+    async def interrupted(load: float) -> BenchResult:
+        if load == 4:
+            raise KeyboardInterrupt
+        return pretended(load)
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(sweep(SweepConfig("rate"), interrupted, tmp_path))
+    found = stopped(tmp_path)
+    assert ([point.load for point in found.points], found.is_interrupted) == ([1, 2], True)
 
 
 async def test_another_sweeps_folder_is_not_mixed_with_this_one(tmp_path: Path) -> None:
