@@ -6,7 +6,7 @@ then windows of the Azure conversation and code traces, cut to the model's conte
 (the claim: median error within 15 %). Last the policies: prefill chunks of 64, 256 and 1024 on the same
 window, predicted and measured in the same order.
 
-    python benchmarks/lab_prediction.py [MODEL] [--quick] [--fit-seconds 100] [--case-seconds 90]
+    python benchmarks/lab_prediction.py [MODEL] [--quick] [--fit-seconds 120] [--case-seconds 90]
 
 About 22 minutes, with --quick about 4. The engine, the front and the client share the cores: run it on a
 machine that does nothing else; the share that others took is printed for every case.
@@ -43,15 +43,17 @@ from ridgeline.engine.intake import SchedulerLimits
 from ridgeline.lab.bench.config import BenchConfig, OpenLoop
 from ridgeline.lab.bench.metrics import flat, summarize
 from ridgeline.lab.bench.run import in_loop, run_bench
-from ridgeline.lab.simulate import FrontTimes, SimulatedRun, StepTimes, simulate
+from ridgeline.lab.simulate import FrontTimes, SimulatedRun, StepTimes, fit_step_times, simulate
 from ridgeline.lab.simulate.collect import collect_steps
 from ridgeline.lab.simulate.fit import error_on
 from ridgeline.lab.simulate.measure import Measured, measure_steps
 from ridgeline.lab.traffic.operations import at_rate, clipped, first, window
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.traces import read_azure
+from ridgeline.telemetry.stats import StepRecord
 
 START_S = 120
+STARTED: list[subprocess.Popen[bytes]] = []
 CONTEXT, KV_TOKENS, MAX_RUNNING, BLOCK = 8192, 65_536, 64, 16
 CHUNKS = (64, 256, 1024)
 DEFAULT_CHUNK = 256
@@ -159,12 +161,21 @@ def server(model: str, chunk: int) -> Iterator[str]:
         ]
         command += [str(part) for flag in flags.items() for part in flag]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        STARTED.append(process)
         try:
             _await_ready(process, f"http://127.0.0.1:{port}")
             yield f"http://127.0.0.1:{port}"
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             process.wait(60)
+            STARTED.remove(process)
+
+
+def _stopped(*_: object) -> None:
+    """The servers go too. At once: an exception would be the event loop's, which goes on."""
+    for process in STARTED:
+        process.terminate()
+    os._exit(143)
 
 
 def _await_ready(process: subprocess.Popen[bytes], url: str) -> None:
@@ -176,6 +187,26 @@ def _await_ready(process: subprocess.Popen[bytes], url: str) -> None:
         except OSError:
             time.sleep(0.2)
     raise SystemExit("the server did not start")
+
+
+# ── the fit ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fit(model: str, seconds: float) -> Measured:
+    """One fit for all: of steps as they are by default, and of the largest, so that none is extrapolated."""
+    steps: dict[str, list[StepRecord]] = {}
+    measured: list[Measured] = []
+    for chunk in (DEFAULT_CHUNK, max(CHUNKS)):
+        with server(model, chunk) as url:
+            lots = measure_steps(url, context=CONTEXT, seconds=seconds / 2, seed=chunk, on_lot=_tell)
+            measured.append(in_loop(lots))
+        steps |= {f"{name}, chunk {chunk}": records for name, records in measured[-1].steps.items()}
+    times = fit_step_times(steps, about={"model": model})
+    return Measured(times, measured[0].front, steps, tuple(note for one in measured for note in one.notes))
+
+
+def _tell(name: str) -> None:
+    print(f"fitting: {name}", flush=True)
 
 
 # ── a case ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,27 +336,21 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--quick", action="store_true", help="minutes: short windows, few cases")
-    parser.add_argument("--fit-seconds", type=float, default=100.0)
+    parser.add_argument("--fit-seconds", type=float, default=120.0)
     parser.add_argument("--case-seconds", type=float, default=90.0)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/azure-llm-2023"))
     parser.add_argument("--json", type=Path, default=Path("bench-results/lab_prediction.json"))
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the server is stopped too
+    signal.signal(signal.SIGTERM, _stopped)
     if args.quick:
         args.fit_seconds, args.case_seconds = 40.0, 20.0
     traces = {
         "conversation": clipped(read_azure(args.data / "AzureLLMInferenceTrace_conv.csv"), CONTEXT),
         "code": clipped(read_azure(args.data / "AzureLLMInferenceTrace_code.csv"), CONTEXT),
     }
-    # Fitted where steps may be large, so that every chunk below is within the range.
-    with server(args.model, max(CHUNKS)) as url:
-        others = Others()
-        fitted = in_loop(
-            measure_steps(
-                url, context=CONTEXT, seconds=args.fit_seconds, on_lot=lambda name: print(f"fitting: {name}")
-            )
-        )
-        fit_foreign = others.share()
+    others = Others()
+    fitted = fit(args.model, args.fit_seconds)
+    fit_foreign = others.share()
     print(f"others took {fit_foreign:.0%} of the cores while step times were fitted")
     for error in fitted.times.errors:
         print(f"  held out {error.trace!r}: {error.median:.1%} median, {error.total:+.1%} in all")
