@@ -240,7 +240,10 @@ def _warnings(config: BenchConfig, target: Target) -> list[str]:
 def _cache_condition(config: BenchConfig, target: Target) -> str:
     """The state of the prefix cache that the first request finds, as far as it is known."""
     if config.cache == "primed":
-        return "primed: every prompt was sent once before"
+        has_turns = any(request.turn for request in config.traffic.requests)
+        return "primed: every prompt was sent once before" + (
+            ", of conversations the first" if has_turns else ""
+        )
     if config.cache == "as_is":
         return "as the server was: unknown"
     if target.cache_salt:

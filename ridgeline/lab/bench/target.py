@@ -125,6 +125,10 @@ async def _locate(config: BenchConfig) -> tuple[Address, str]:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadInput(f"{config.url!r} is not a server's address: write http://HOST:PORT")
+    if parts.username is not None or parts.password is not None:
+        raise BadInput(
+            "the address has a name or a password in it, which would be kept with the run: --api-key"
+        )
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:

@@ -41,6 +41,7 @@ async def test_a_list_of_models_that_is_no_text_is_no_list() -> None:
         ({"url": "http://h:99999"}, "port"),
         ({"url": "http://[::1"}, "not a server's address"),
         ({"url": ""}, "not a server's address"),
+        ({"url": "http://me:secret@h"}, "--api-key"),
         ({"usd_per_hour": 0.0}, "usd_per_hour"),
         ({"traffic": at_once(0)}, "nothing to send"),
         ({"mode": ClosedLoop(0)}, "at least 1"),
