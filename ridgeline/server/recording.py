@@ -145,6 +145,6 @@ def _opened(path: Path) -> tuple[BinaryIO, float]:
         path.chmod(0o600)
     except OSError as error:
         raise OptionError(f"record_traffic: {path} cannot be written: {error.strerror}") from error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise OptionError(f"record_traffic: {path} is there and is no recording; name another file") from None
     return file, began

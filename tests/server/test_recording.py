@@ -124,12 +124,13 @@ def test_a_restarted_server_goes_on_with_its_file(tmp_path: Path) -> None:
     assert lines[1]["timestamp"] > lines[0]["timestamp"]
 
 
-def test_a_file_that_is_no_recording_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"dear diary\n", b'{"endpoint": "\xff\xfe"}\n'])
+def test_a_file_that_is_no_recording_is_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
-    path.write_text("dear diary\n")
+    path.write_bytes(content)
     with pytest.raises(OptionError, match="is no recording"):
         TrafficRecorder(path, MANY)
-    assert path.read_text() == "dear diary\n"
+    assert path.read_bytes() == content
     with pytest.raises(OptionError, match="cannot be written"):
         TrafficRecorder(tmp_path, MANY)
 
