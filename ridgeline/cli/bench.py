@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.progress import shown
     from ridgeline.lab.bench.report_file import write_report
     from ridgeline.lab.bench.run import in_loop, run_bench
+    from ridgeline.lab.bench.target import reach
     from ridgeline.lab.traffic.describe import describe
     from ridgeline.lab.traffic.source import build_traffic
 
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     folder = args.out or _folder(options.name or traffic.name)
     key = args.api_key or os.environ.get(API_KEY_VARIABLE, "")
     config = config_of(args.url, options, traffic, api_key=key, seed=traffic_options.seed)
+    in_loop(reach(args.url, options.connect_s))
     for line in describe(traffic).lines():
         print(line, file=sys.stderr)
     facts: dict[str, Any] = {"skipped": "--no-selftest"}

@@ -61,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.sweep import Point, stopped
     from ridgeline.lab.bench.sweep_point import run_sweep, selftest_load
     from ridgeline.lab.bench.sweep_text import closing_lines, head, point_line
+    from ridgeline.lab.bench.target import reach
 
+    in_loop(reach(args.url, bench.connect_s))
     facts: dict[str, Any] = {"skipped": "--no-selftest"}
     if bench.selftest:
         print("self-test: a server of known latencies …", file=sys.stderr)

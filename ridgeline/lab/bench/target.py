@@ -96,7 +96,7 @@ class Target:
 
 async def find_target(config: BenchConfig) -> Target:
     """Look at the server. LabError where it cannot be reached or refuses every form of a request."""
-    address, base = await _locate(config)
+    address, base = await _locate(config.url, config.deadlines.connect_s)
     headers = f"authorization: Bearer {config.api_key}\r\n" if config.api_key else ""
     if any(mark in config.api_key for mark in "\r\n"):
         raise BadInput("the API key has a line break in it")
@@ -118,13 +118,18 @@ async def find_target(config: BenchConfig) -> Target:
     return await _tried(target, config)
 
 
-async def _locate(config: BenchConfig) -> tuple[Address, str]:
+async def reach(url: str, connect_s: float) -> None:
+    """LabError or BadInput where nobody accepts a connection: to be said before anything takes its time."""
+    await _locate(url, connect_s)
+
+
+async def _locate(url: str, connect_s: float) -> tuple[Address, str]:
     try:
-        parts = urlsplit(config.url if "://" in config.url else f"http://{config.url}")
+        parts = urlsplit(url if "://" in url else f"http://{url}")
     except ValueError:  # half an IPv6 address, say
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadInput(f"{config.url!r} is not a server's address: write http://HOST:PORT")
+        raise BadInput(f"{url!r} is not a server's address: write http://HOST:PORT")
     if parts.username is not None or parts.password is not None:
         raise BadInput(
             "the address has a name or a password in it, which would be kept with the run: --api-key"
@@ -132,11 +137,11 @@ async def _locate(config: BenchConfig) -> tuple[Address, str]:
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
-        raise BadInput(f"{config.url!r}: the port is not a number from 1 to 65535") from None
+        raise BadInput(f"{url!r}: the port is not a number from 1 to 65535") from None
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(config.deadlines.connect_s):
+        async with asyncio.timeout(connect_s):
             found = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # a name with an empty or endless part cannot even be asked for
         words = str(error) or "no answer in time"
@@ -145,7 +150,7 @@ async def _locate(config: BenchConfig) -> tuple[Address, str]:
     for *_, place in found:
         address = Address(parts.hostname, str(place[0]), port, tls)
         try:
-            async with asyncio.timeout(config.deadlines.connect_s):
+            async with asyncio.timeout(connect_s):
                 _, writer = await asyncio.open_connection(
                     address.ip, port, ssl=tls, server_hostname=parts.hostname if tls else None
                 )
@@ -154,7 +159,7 @@ async def _locate(config: BenchConfig) -> tuple[Address, str]:
         except OSError as error:
             failure = error
     words = str(failure) or "no answer in time"
-    raise LabError(f"cannot reach {config.url}: {words}; is a server running there?")
+    raise LabError(f"cannot reach {url}: {words}; is a server running there?")
 
 
 async def _card(address: Address, base: str, headers: str, config: BenchConfig) -> _Card:
