@@ -59,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.run import in_loop
     from ridgeline.lab.bench.selftest import passed_before
     from ridgeline.lab.bench.sweep import Point, stopped
-    from ridgeline.lab.bench.sweep_point import run_sweep, selftest_load
+    from ridgeline.lab.bench.sweep_point import planned_sweep, run_sweep, selftest_load
     from ridgeline.lab.bench.sweep_text import closing_lines, head, point_line
     from ridgeline.lab.bench.target import reach
 
+    planned_sweep(args.url, options, bench, traffic)
     in_loop(reach(args.url, bench.connect_s))
     facts: dict[str, Any] = {"skipped": "--no-selftest"}
     if bench.selftest:

@@ -39,14 +39,22 @@ async def run_sweep(
     on_progress: OnProgress = lambda progress: None,
 ) -> SweepResult:
     """All points that are not in the folder yet, and the knee."""
-    base = config_of(url, bench, Traffic("", ()), api_key=api_key, seed=traffic.seed)
-    point_config(base, traffic, options.over, options.start, options.point_s)  # mistakes are said at once
+    base, config = planned_sweep(url, options, bench, traffic, api_key)
 
     async def run_point(load: float) -> BenchResult:
         config = point_config(base, traffic, options.over, load, options.point_s)
         return await run_bench(replace(config, name=f"{options.over} {load:g}"), on_progress, selftest)
 
-    config = SweepConfig(
+    return await sweep(config, run_point, folder, on_point)
+
+
+def planned_sweep(
+    url: str, options: SweepOptions, bench: BenchOptions, traffic: TrafficOptions, api_key: str = ""
+) -> tuple[BenchConfig, SweepConfig]:
+    """What all points have in common, and the sweep. Says every mistake, and asks the server nothing."""
+    base = config_of(url, bench, Traffic("", ()), api_key=api_key, seed=traffic.seed)
+    point_config(base, traffic, options.over, options.start, options.point_s)
+    return base, SweepConfig(
         options.over,
         start=options.start,
         least=1.0 if options.over == "concurrency" else min(SLOWEST_RATE, options.start),
@@ -62,7 +70,6 @@ async def run_sweep(
             "traffic": asdict(traffic),
         },
     )
-    return await sweep(config, run_point, folder, on_point)
 
 
 def selftest_load(options: SweepOptions) -> tuple[ClosedLoop | OpenLoop, float]:
