@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.lab.tune.ledger import Ledger
     from ridgeline.lab.tune.run import Question
 
-CONCURRENCY, WARMUP, RUN_S, ROUNDS = 8, 8, 60.0, 4
+CONCURRENCY, WARMUP, RUN_S, READY_S, ROUNDS = 8, 8, 60.0, 180.0, 4
 DEFAULT_LEDGER, PAGE_FILE = "bench-results/tune", "ledger.html"
 
 DESCRIPTION = """\
@@ -93,7 +93,9 @@ def add_parser(verbs: Verbs) -> None:
     load.add_argument(
         "--run-s", type=float, metavar="S", help=f"longest time of a run (default: {RUN_S:.0f})"
     )
-    load.add_argument("--ready-s", type=float, metavar="S", help="longest start of a server (default: 180)")
+    load.add_argument(
+        "--ready-s", type=float, metavar="S", help=f"longest start of a server (default: {READY_S:.0f})"
+    )
     load.add_argument(
         "--keep-invalid", action="store_true", help="count runs in which the client was the bottleneck, too"
     )
@@ -221,10 +223,10 @@ def _question(args: argparse.Namespace) -> Question | None:
         raise BadInput("--concurrency: requests that come at their moments have none; drop it, or --rate")
     workload = Workload(
         traffic=options,
-        concurrency=None if is_open else args.concurrency or CONCURRENCY,
-        warmup=WARMUP if args.warmup is None else args.warmup,
-        run_s=args.run_s or RUN_S,
-        ready_s=args.ready_s or 180.0,
+        concurrency=None if is_open else _given(args.concurrency, CONCURRENCY),
+        warmup=_given(args.warmup, WARMUP),
+        run_s=_given(args.run_s, RUN_S),
+        ready_s=_given(args.ready_s, READY_S),
         keep_invalid=args.keep_invalid,
     )
     objective = args.objective or ("e2e_sched_ms.p90" if is_open else "output_tokens_per_s")
@@ -233,14 +235,21 @@ def _question(args: argparse.Namespace) -> Question | None:
         base=parse_settings(args.base or ()),
         workload=workload,
         objective=objective,
-        rounds=args.rounds or ROUNDS,
+        rounds=_given(args.rounds, ROUNDS),
         slo=args.slo or "",
     )
+
+
+def _given(value: Any, default: Any) -> Any:
+    """0 is given, and is for others to refuse."""
+    return default if value is None else value
 
 
 def _usd_per_hour(args: argparse.Namespace) -> float | None:
     if args.usd_per_hour is not None and args.hardware:
         raise BadInput("give --usd-per-hour or --hardware, not both")
+    if args.usd_per_hour is not None and not args.usd_per_hour > 0:
+        raise BadInput(f"--usd-per-hour must be above 0, got {args.usd_per_hour:g}")
     if not args.hardware:
         price: float | None = args.usd_per_hour
         return price
