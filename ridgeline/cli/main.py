@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.filename is not None:  # a file that is not to be had
+            print(f"ridgeline: {error.filename}: {error.strerror}", file=sys.stderr)
+            return EXIT_FAILED
         print(
             f"ridgeline: unexpected {type(error).__name__}: {error}\n"
             "This is a bug. `ridgeline --debug …` shows where it happened.",

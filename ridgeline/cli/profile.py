@@ -113,6 +113,8 @@ def _sample(args: argparse.Namespace, out: Path) -> int:
 
     if args.seconds < 1:
         raise BadInput("--seconds must be at least 1 with --pid")
+    if args.pid < 1:
+        raise BadInput(f"--pid must be a process's number, got {args.pid}")
     print(f"sampling for {args.seconds} s", file=sys.stderr, flush=True)
     found = profile_processes(args.pid, args.seconds, out, native=args.native, url=args.url)
     print(json.dumps(asdict(found), indent=2) if args.json else "\n".join(host_lines(found, args.top)))

@@ -27,6 +27,8 @@ def test_report_writes_the_page_and_names_it(
     assert capsys.readouterr().out.strip() == str(runs[0] / "report.html")
     assert main(["bench", "report", str(runs[0] / "nothing")]) == 2
     assert "neither a run" in capsys.readouterr().err
+    assert main(["bench", "report", str(runs[0]), "--out", "/nowhere/at/all.html"]) == 1
+    assert capsys.readouterr().err == "ridgeline: /nowhere/at/all.html.part: No such file or directory\n"
 
 
 def test_compare_prints_a_table_writes_a_page_and_fails_for_invalid_runs(

@@ -195,6 +195,8 @@ def test_kernels_are_parts_of_a_step_by_their_names(kernel: str, part: str) -> N
 def test_flags_for_a_running_server_need_its_pid(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "--url", "http://127.0.0.1:1"]) == 2
     assert "--pid" in capsys.readouterr().err
+    assert main(["profile", "--pid", "0"]) == 2  # all of the machine's processes descend from it
+    assert "--pid must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
