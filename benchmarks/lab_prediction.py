@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from versus.quiet_machine import busy_seconds, own_seconds
 from ridgeline.engine.intake import SchedulerLimits
 from ridgeline.lab.bench.config import BenchConfig, OpenLoop
 from ridgeline.lab.bench.metrics import flat, summarize
+from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.simulate import FrontTimes, SimulatedRun, StepTimes, fit_step_times, simulate
 from ridgeline.lab.simulate.collect import collect_steps
@@ -64,7 +65,7 @@ METRICS = (
     "ttft_sched_ms.p90",
     "tpot_ms.p50",
     "tpot_ms.p90",
-    "output_tokens_per_s",
+    "tokens_per_s",  # of the whole run: a bursty window of a minute has no steady part
 )
 RANKED = (*METRICS[:-1], "itl_ms.p95")  # by these, chunk sizes are put in order
 SHOWN = (*METRICS, "itl_ms.p95")
@@ -239,31 +240,36 @@ def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
     foreign = others.share()
     expected = _simulated(case, fitted.times, fitted.front)
     spread = fitted.times.spread
-    ends = [
-        flat(summarize(_simulated(case, fitted.times.scaled(factor), fitted.front).records, "open"))
+    low, high = (
+        figures(_simulated(case, fitted.times.scaled(factor), fitted.front).records)
         for factor in (1 / (1 + spread), 1 + spread)
-    ]
+    )
     error = error_on(fitted.times, case.name, steps)
     paced = _simulated(case, fitted.times.scaled(1 / (1 + error.total)), fitted.front)
-    measured, predicted = flat(result.summary), flat(summarize(expected.records, "open"))
     return Compared(
         case=case.name,
         chunk=case.chunk,
         requests=len(case.traffic.requests),
         rate=len(case.traffic.requests) / max(case.traffic.duration_s, 1e-9),
-        measured={name: measured[name] for name in SHOWN},
-        predicted={name: predicted[name] for name in SHOWN},
-        at_speed={
-            name: value for name, value in flat(summarize(paced.records, "open")).items() if name in SHOWN
-        },
-        low={name: min(end[name] for end in ends) for name in SHOWN},
-        high={name: max(end[name] for end in ends) for name in SHOWN},
+        measured=figures(result.records),
+        predicted=figures(expected.records),
+        at_speed=figures(paced.records),
+        low={name: min(low[name], high[name]) for name in SHOWN},
+        high={name: max(low[name], high[name]) for name in SHOWN},
         foreign_share=foreign,
         step_median=error.median,
         step_total=error.total,
         caveats=expected.caveats,
         valid=result.validity.valid,
     )
+
+
+def figures(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """The same way for what was measured and what was simulated."""
+    ok = [record for record in records if record.status == "ok" and not record.warmup]
+    seconds = max(record.t_end or 0.0 for record in ok) - min(record.t_sched for record in ok)
+    found = flat(summarize(records, "open")) | {"tokens_per_s": sum(r.n_out for r in ok) / seconds}
+    return {name: found[name] for name in SHOWN}
 
 
 def _simulated(case: Case, times: StepTimes, front: FrontTimes) -> SimulatedRun:
