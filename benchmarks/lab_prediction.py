@@ -54,7 +54,6 @@ from ridgeline.lab.traffic.traces import read_azure
 from ridgeline.telemetry.stats import StepRecord
 
 START_S = 120
-STARTED: list[subprocess.Popen[bytes]] = []
 CONTEXT, KV_TOKENS, MAX_RUNNING, BLOCK = 8192, 65_536, 64, 16
 CHUNKS = (64, 256, 1024)
 DEFAULT_CHUNK = 256
@@ -162,21 +161,12 @@ def server(model: str, chunk: int) -> Iterator[str]:
         ]
         command += [str(part) for flag in flags.items() for part in flag]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        STARTED.append(process)
         try:
             _await_ready(process, f"http://127.0.0.1:{port}")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(60)
-            STARTED.remove(process)
-
-
-def _stopped(*_: object) -> None:
-    """The servers go too. At once: an exception would be the event loop's, which goes on."""
-    for process in STARTED:
-        process.terminate()
-    os._exit(143)
 
 
 def _await_ready(process: subprocess.Popen[bytes], url: str) -> None:
@@ -238,6 +228,8 @@ def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
     others = Others()
     result, steps = in_loop(_replay(url, model, case))
     foreign = others.share()
+    if result.interrupted:
+        sys.exit("stopped")
     expected = _simulated(case, fitted.times, fitted.front)
     spread = fitted.times.spread
     low, high = (
@@ -347,7 +339,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data/azure-llm-2023"))
     parser.add_argument("--json", type=Path, default=Path("bench-results/lab_prediction.json"))
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stopped)
+    # Between runs; during one the bench takes it, and says so.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     if args.quick:
         args.fit_seconds, args.case_seconds = 40.0, 20.0
     traces = {
