@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -153,12 +154,15 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model == "show":  # `ridgeline tune --ledger DIR show`
         return run_show(args)
-    space = parse_space(args.space or ())
+    space: dict[str, Sequence[Any]] = {**parse_space(args.space or ())}
+    is_named = bool(args.keys or space)
     if args.keys or not space:
-        space = default_space(usable_cpus(), args.keys or "") | space
+        space = {**default_space(usable_cpus(), args.keys or ""), **space}
     usd_per_hour = _usd_per_hour(args)
-    with opened(args.ledger, _question(args)) as ledger:
+    with opened(args.ledger, _question(args, space)) as ledger:
         assert ledger.header is not None
+        if not is_named and ledger.header.space:  # as it was begun
+            space = {**ledger.header.space}
         fetch(ledger.header.model, sys.stderr)
         try:
             ended = climb(ledger, Search(space, args.trial_s, args.budget_s), _report(), _terminal())
@@ -194,7 +198,7 @@ def run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _question(args: argparse.Namespace) -> Question | None:
+def _question(args: argparse.Namespace, space: Mapping[str, Sequence[Any]]) -> Question | None:
     """What was asked for on the command line; None: nothing but to go on."""
     from ridgeline.lab.traffic.options import TrafficOptions
     from ridgeline.lab.tune.measure import Workload
@@ -237,6 +241,7 @@ def _question(args: argparse.Namespace) -> Question | None:
         objective=objective,
         rounds=_given(args.rounds, ROUNDS),
         slo=args.slo or "",
+        space=space,
     )
 
 

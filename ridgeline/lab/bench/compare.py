@@ -26,7 +26,10 @@ ENOUGH_DRAWN = 4_000_000  # requests drawn in all resamples; of large runs there
 SAME_MOMENT_S = 1e-3
 PAIRED_SHARE = 0.9  # of the requests must be in both runs
 # Settings that name a run or describe its hour, rather than make it.
-NAMES_ONLY = ("name", "started_at", "ended_at", "made_at", "out", "salt", "version", "load_average")
+NAMES_ONLY = (
+    *("name", "started_at", "ended_at", "made_at", "out", "salt", "version"),
+    *("load_average", "usd_per_hour"),
+)
 
 
 @dataclass(frozen=True)

@@ -36,5 +36,6 @@ def point_line(point: Point, over: str) -> str:
 
 def closing_lines(result: SweepResult) -> list[str]:
     limit = f" that keeps {result.slo}" if result.slo else " that the server carries"
-    best = "no load was carried" if result.best is None else f"largest {result.over}{limit}: {result.best:g}"
+    none = "no load was carried" if result.points else "no load was measured to its end"
+    best = none if result.best is None else f"largest {result.over}{limit}: {result.best:g}"
     return [best, f"ended: {result.ended}"]

@@ -62,6 +62,8 @@ def _about(result: BenchResult) -> Iterator[str]:
         + (f", {summary.cancelled} cut off" if summary.cancelled else "")
         + f" · {summary.warmup} warm-up requests apart"
     )
+    if result.interrupted:
+        yield "STOPPED by its user: this is what was measured until then"
     yield f"prefix cache {settings['prefix_cache']} · prompts {settings['prompts']} · seed {settings['seed']}"
     yield f"tokens counted by: {_counting(summary)} · self-test: {selftest_words(result.selftest)}"
     window = summary.window

@@ -35,6 +35,7 @@ class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
     rounds: int
     seed: int = 0
     slo: str = ""
+    space: dict[str, list[Any]] = {}  # what the search may change, for those who go on with it
     version: int = VERSION
 
     @property

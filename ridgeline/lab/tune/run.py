@@ -5,11 +5,13 @@ A ledger that is there already is gone on with; what it measures may not change 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
+
+from msgspec import structs
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.errors import BadInput
@@ -33,6 +35,7 @@ class Question:
     objective: str
     rounds: int
     slo: str = ""
+    space: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def header(self) -> Header:
         more_is_better(self.objective)
@@ -49,6 +52,7 @@ class Question:
             rounds=self.rounds,
             seed=self.workload.traffic.seed,
             slo=self.slo,
+            space={key: list(values) for key, values in self.space.items()},
         )
 
 
@@ -63,7 +67,7 @@ def opened(folder: Path, question: Question | None) -> Iterator[Ledger]:
             if wanted is None:
                 raise BadInput(f"{ledger.path} is empty: name a MODEL to begin it")
             ledger.append(wanted)
-        elif wanted is not None and ledger.header != wanted:
+        elif wanted is not None and ledger.header != structs.replace(wanted, space=ledger.header.space):
             different = ", ".join(_differences(ledger.header, wanted))
             raise BadInput(
                 f"{ledger.path} measures something else ({different}): leave those away to go on with it, "

@@ -255,6 +255,7 @@ def test_ctrl_c_and_sigterm_end_the_run_and_keep_what_was_measured(
     result.save(tmp_path)
     assert BenchResult.load(tmp_path).summary.ok == 3
     assert "stopped early" in text_of(result)
+    assert "STOPPED by its user" in text_of(result)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # a later one ends the program
 
 

@@ -12,7 +12,7 @@ from ridgeline.cli.main import main
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.options import TrafficOptions
-from ridgeline.lab.tune.climb import NotMeasured, RunId
+from ridgeline.lab.tune.climb import NotMeasured, RunId, Search
 from ridgeline.lab.tune.ledger import Ledger
 from ridgeline.lab.tune.measure import ServerMeasure, Workload
 from ridgeline.lab.tune.run import Question, opened
@@ -74,6 +74,22 @@ def test_a_workload_comes_back_from_the_ledger_as_it_was(tmp_path: Path) -> None
     with opened(tmp_path, None) as ledger:
         assert ledger.header is not None
         assert Workload.from_dict(ledger.header.workload) == WORKLOAD
+
+
+def test_what_is_searched_is_kept_for_those_who_go_on_and_may_change(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[Search] = []
+    monkeypatch.setattr(
+        "ridgeline.lab.tune.run.climb", lambda ledger, search, *rest: searched.append(search) or "done"
+    )
+    begun = ["tune", MODEL, "--ledger", str(tmp_path), "--try", "max_running=1,8", "--requests", "3"]
+    assert main(begun) == 0
+    assert main(["tune", "--ledger", str(tmp_path)]) == 0
+    assert main(["tune", "--ledger", str(tmp_path), "--try", "threads=1,2"]) == 0
+    assert main([*begun[:4], "--try", "threads=1,2", "--requests", "3"]) == 0
+    spaces = [{key: tuple(values) for key, values in search.space.items()} for search in searched]
+    assert spaces == [{"max_running": (1, 8)}] * 2 + [{"threads": (1, 2)}] * 2
 
 
 def test_a_ledger_is_not_gone_on_with_under_another_load(tmp_path: Path) -> None:
