@@ -197,7 +197,12 @@ CHIPS: tuple[Chip, ...] = (
         internode_bytes_per_s=50 * GIGA,
         gpus_per_node=8,
         watts=350,
+        usd_per_hour=2.25,
         source=_system("l40s"),
+        sources={
+            "usd_per_hour": "coreweave.com/pricing, $18.00 for 8 GPUs on demand, read 2026-09-20 "
+            "(api-evangelist/coreweave, plans)"
+        },
     ),
     _chip(
         "rtx-pro-6000",

@@ -13,7 +13,8 @@ from ridgeline.lab.hardware import Chip
 from ridgeline.lab.plan.ask import Budget, Demand
 from ridgeline.lab.plan.break_even import BreakEven
 from ridgeline.lab.plan.decide import PrecisionFigures
-from ridgeline.lab.plan.estimate import Estimate, Times
+from ridgeline.lab.plan.estimate import Estimate, Times, verdict
+from ridgeline.lab.plan.intervals import unlike
 from ridgeline.lab.plan.prices import Offers
 from ridgeline.lab.plan.residuals import Correction
 from ridgeline.lab.plan.roofline import Roofline
@@ -101,6 +102,24 @@ class Plan:
     def caveats(self) -> tuple[str, ...]:
         """What to know before relying on it, in words."""
         found = [*self.estimate.caveats]
+        missed = [
+            str(limit)
+            for limit in self.question.slo.limits
+            if verdict(self.metrics.get(limit.key), limit) == "no"
+        ]
+        if missed:
+            found.append(f"{', '.join(missed)} would be missed, with fewer requests for each replica too")
+        if self.method == "analytic":
+            unlike_any = unlike(
+                self.way.deployment,
+                max(1.0, self.estimate.concurrency),
+                max(1, round(self.share.mean_input)),
+                max(1, round(self.share.mean_output)),
+            )
+            if unlike_any:
+                found.append(
+                    f"unlike what the step times are from, so intervals are wider: {'; '.join(unlike_any)}"
+                )
         if self.method == "analytic" and self.engine == "ridgeline":
             found.append("`ridgeline plan fit`, while a server runs there, fits its step times: far narrower")
         if self.estimate.failures:
@@ -109,6 +128,12 @@ class Plan:
             found.append(f"{self.settings.config.model} has no weights: plan.toml needs a model that has")
         if self.engine != "ridgeline":
             found.append(f"the scheduler that was simulated is ridgeline's; {self.engine} has one of its own")
+            kept, stored = self.way.precision, str(self.question.shape.stored)
+            if kept != stored and (kept != "fp8" or self.engine == "trtllm"):
+                found.append(
+                    f"{self.question.name} is stored in {stored}: {self.engine} has to be given a checkpoint "
+                    f"of it in {kept}, in place of the name in the command"
+                )
         if self.replicas > 1:
             found.append(f"requests are taken to be spread evenly over {self.replicas} replicas")
         if self.question.offers is not None and not self.question.offers.typical.same_model:

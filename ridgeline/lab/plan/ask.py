@@ -22,7 +22,7 @@ FEWEST, MOST = 200, 3000  # requests of synthetic traffic: enough for a P90, few
 WANTED_S = 60.0
 
 _BUDGET = re.compile(
-    r"\$?\s*(?P<usd>\d+(?:[.,]\d+)*)\s*(?P<thousand>k)?\s*(?:/|per)\s*(?P<per>[a-z]+(?:\s[a-z]+)?)"
+    r"\$?\s*(?P<usd>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+)\s*(?P<thousand>k)?\s*(?:/|per)\s*(?P<per>[a-z]+(?:\s[a-z]+)?)"
 )
 _PER = {
     "month": "month", "mo": "month", "hour": "hour", "h": "hour", "hr": "hour", "day": "day", "year": "year",

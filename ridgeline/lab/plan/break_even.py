@@ -17,6 +17,7 @@ from ridgeline.lab.traffic.request import Traffic
 HOURS_PER_MONTH = 730.0
 HOURS_PER_DAY = 24
 HOUR_S = 3600.0
+MOST_STEPS = 20_000  # replicas beyond which steps are too small to look at
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,10 @@ class BreakEven:
     own_scaled: Costs  # each hour only what it needs, at least one
     replicas_busiest: int
     idle_share: float  # of the GPU hours paid for by `own_always`
+    idle_share_scaled: float  # and by `own_scaled`
     full_per_request: float  # a replica of one's own, working at its capacity all the time
-    even_requests_per_day: float | None  # from here on a first replica is cheaper; None: never
+    requests_per_replica_day: float  # at these hours: from here on the busiest one needs another replica
+    even_requests_per_day: float | None  # spread over the day as these are, own is as cheap; None: never
 
     @property
     def own(self) -> Costs:
@@ -114,8 +117,21 @@ class BreakEven:
 
     @property
     def even_share(self) -> float | None:
-        """How busy the first replica must be to be worth its price."""
+        """How much of the paid GPU hours must be work for them to be worth their price."""
         return None if self.even_requests_per_day is None else self.full_per_request / self.hosted.per_request
+
+    def own_usd_day(self, requests_per_day: float) -> float:
+        """What replicas by the hour cost for so many, spread over the day as these are."""
+        loads = [hour.requests for hour in self.profile.hours]
+        full = max(loads) * self.requests_per_replica_day / self.requests_per_day  # of a replica's hour
+        times = requests_per_day / self.requests_per_day
+        needed = replicas_by_hour(self.profile.hours, full / HOUR_S / times) if times else [1] * len(loads)
+        replica_hour = self.own_always.usd_month / self.replicas_busiest / HOURS_PER_MONTH
+        return replica_hour * sum(needed) * HOURS_PER_DAY / len(needed)
+
+    @property
+    def requests_per_day(self) -> float:
+        return self.hosted.requests_month * HOURS_PER_DAY / HOURS_PER_MONTH
 
 
 def break_even(
@@ -144,11 +160,14 @@ def break_even(
     per_hour_share = HOURS_PER_MONTH / len(needed)
     own_always = costs(busiest * replica_usd_per_hour * HOURS_PER_MONTH)
     own_scaled = costs(sum(needed) * replica_usd_per_hour * per_hour_share)
-    capacity_month = busiest * replica_requests_per_s * HOUR_S * HOURS_PER_MONTH
-    full_per_request = replica_usd_per_hour / (replica_requests_per_s * HOUR_S)
-    even = None
-    if full_per_request < hosted.per_request:
-        even = replica_usd_per_hour * HOURS_PER_DAY / hosted.per_request
+    capacity_hour = replica_requests_per_s * HOUR_S
+    total, peak = profile.total().requests, max(hour.requests for hour in profile.hours)
+    factor = even_factor(
+        [hour.requests / capacity_hour for hour in profile.hours],
+        hosted.per_request * total / replica_usd_per_hour if replica_usd_per_hour else math.inf,
+        least_replicas,
+    )
+    requests_day = month.requests * HOURS_PER_DAY / HOURS_PER_MONTH
     return BreakEven(
         profile=profile,
         offer=offer,
@@ -158,10 +177,36 @@ def break_even(
         own_always=own_always,
         own_scaled=own_scaled,
         replicas_busiest=busiest,
-        idle_share=max(0.0, 1.0 - month.requests / capacity_month),
-        full_per_request=full_per_request,
-        even_requests_per_day=even,
+        idle_share=max(0.0, 1.0 - total / (busiest * len(needed) * capacity_hour)),
+        idle_share_scaled=max(0.0, 1.0 - total / (sum(needed) * capacity_hour)),
+        full_per_request=replica_usd_per_hour / capacity_hour,
+        requests_per_replica_day=requests_day * capacity_hour / peak,
+        even_requests_per_day=None if factor is None else factor * requests_day,
     )
+
+
+def even_factor(loads: Sequence[float], hosted_hours: float, least: int = 1) -> float | None:
+    """How many times this traffic has to come for replicas by the hour to cost what hosting does.
+
+    loads: of each hour, in full replicas; hosted_hours: what hosting all of them costs, in replica hours.
+    Replicas are whole and `least` of them always there: own hours cost in steps, hosting evenly.
+    """
+    if hosted_hours <= sum(loads):
+        return None
+    if math.isinf(hosted_hours):
+        return 0.0
+    # No hour pays for more than `least` above its load: from there on own is cheaper for sure.
+    most = least * len(loads) / (hosted_hours - sum(loads))
+    if most * sum(loads) > MOST_STEPS:
+        return most
+    steps = {whole / load for load in loads if load for whole in range(1, math.ceil(most * load) + 1)}
+    before = 0.0
+    for step in sorted({*(step for step in steps if step < most), most}):
+        paid = sum(max(least, math.ceil(load * step - 1e-9)) for load in loads)
+        if (even := max(before, paid / hosted_hours)) <= step:
+            return even
+        before = step
+    return most
 
 
 def replicas_by_hour(hours: Sequence[Hour], requests_per_s: float, least: int = 1) -> list[int]:

@@ -38,18 +38,21 @@ def hosted_or_dedicated(even: BreakEven | None, missing: str = "") -> Step:
     if even is None:
         return Step(question, "open", f"no comparison: {missing}", term="break-even")
     hosted, own = even.hosted.usd_month, even.own.usd_month
+    is_scaled = own < even.own_always.usd_month
+    idle = even.idle_share_scaled if is_scaled else even.idle_share
     figures = {
         "hosted_usd_month": hosted,
         "own_usd_month": own,
-        "idle_share": even.idle_share,
+        "idle_share": idle,
         "even_requests_per_day": even.even_requests_per_day or 0.0,
     }
-    lines = f"hosted {_usd(hosted)}, own {_usd(own)} a month, {even.idle_share:.0%} of it for idle GPUs"
+    how = " scaled by the hour" if is_scaled else ""
+    lines = f"hosted {_usd(hosted)}, own{how} {_usd(own)} a month, {idle:.0%} of it for idle GPUs"
     if even.even_requests_per_day is None:
         full, each = even.full_per_request, even.hosted.per_request
         why = f"{lines}; even a busy replica costs {_small(full)} a request, the API {_small(each)}"
         return Step(question, "hosted", why, figures, "break-even")
-    from_here = f"dedicated pays from {even.even_requests_per_day:,.0f} requests a day on"
+    from_here = f"dedicated pays from {even.even_requests_per_day:,.0f} requests a day on, at such hours"
     if own <= CLEARLY * hosted:
         return Step(question, "dedicated", f"{lines}; {from_here}", figures, "break-even")
     if hosted <= CLEARLY * own:
@@ -74,8 +77,8 @@ def smallest_model(
     verdict = "check a smaller one first"
     if gpus > 1:
         fits = f"; up to {count(one_gpu_parameters)} would fit one GPU instead of {gpus}"
-        return Step("the smallest model that does it?", verdict, half + fits, figures, "model size")
-    return Step("the smallest model that does it?", verdict, half, figures, "model size")
+        return Step("the smallest model that does it?", verdict, half + fits, figures, "smallest model")
+    return Step("the smallest model that does it?", verdict, half, figures, "smallest model")
 
 
 def engine(chosen: str, *, refused: str = "") -> Step:

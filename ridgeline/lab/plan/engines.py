@@ -16,9 +16,10 @@ from ridgeline.models.registry import fetch_config, find_known, resolve
 from ridgeline.models.shapes import Precision
 
 SIXTEEN_BITS = ("bfloat16", "float16")
+CPU_KV = ("bfloat16", "float32", "int8")  # as --kv-dtype of the native backend has them
 
 
-def ridgeline_refusal(model: str, chip: Chip, precision: str | None) -> str:
+def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precision: str = "bfloat16") -> str:
     """Why our engine cannot serve it there, or nothing."""
     if chip.name.startswith("mi"):
         return f"it has no kernels for {chip.title}"
@@ -28,23 +29,43 @@ def ridgeline_refusal(model: str, chip: Chip, precision: str | None) -> str:
         return str(error).partition(";")[0]
     if chip.name != "cpu" and precision is not None and Precision.named(precision).linear not in SIXTEEN_BITS:
         return f"on a GPU its weights have 16 bits, not {precision}"
+    if kv_precision not in (CPU_KV if chip.name == "cpu" else SIXTEEN_BITS):
+        where = "a processor" if chip.name == "cpu" else "a GPU"
+        return f"on {where} it keeps no keys and values in {kv_precision}"
     return ""
 
 
-def other_command(engine: str, model: str, *, tp: int, pp: int, precision: str, max_running: int) -> str:
-    """How another engine is started for the plan. Flags as of the versions that its times were fitted on."""
+def other_command(
+    engine: str,
+    model: str,
+    *,
+    tp: int,
+    pp: int,
+    ep: int = 1,
+    precision: str,
+    kv_precision: str = "bfloat16",
+    max_running: int,
+) -> str:
+    """How another engine is started for the plan; precision: empty where it is the stored one.
+
+    Flags as of the versions that its times were fitted on.
+    """
     name = model.removeprefix("hf:")
     if engine == "sglang":
         words = ["python", "-m", "sglang.launch_server", "--model-path", name, "--tp-size", str(tp)]
         words += ["--pp-size", str(pp)] * (pp > 1) + ["--max-running-requests", str(max_running)]
+        words += ["--ep-size", str(ep)] * (ep > 1)
     elif engine == "trtllm":
         words = ["trtllm-serve", name, "--tp_size", str(tp)] + ["--pp_size", str(pp)] * (pp > 1)
-        words += ["--max_batch_size", str(max_running)]
+        words += ["--max_batch_size", str(max_running)] + ["--ep_size", str(ep)] * (ep > 1)
     else:
         words = ["vllm", "serve", name, "--tensor-parallel-size", str(tp)]
         words += ["--pipeline-parallel-size", str(pp)] * (pp > 1) + ["--max-num-seqs", str(max_running)]
+        words += ["--enable-expert-parallel"] * (ep > 1)
     if engine != "trtllm" and precision == "fp8":
         words += ["--quantization", "fp8"]
+    if engine != "trtllm" and kv_precision == "fp8":
+        words += ["--kv-cache-dtype", "fp8" if engine == "vllm" else "fp8_e4m3"]
     return shlex.join(words)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ridgeline.engine.intake import SchedulerLimits
 from ridgeline.lab.bench.metrics import flat, summarize
 from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.sharing import is_known
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.simulate.front import FrontTimes
 from ridgeline.lab.simulate.loop import simulate
@@ -27,7 +28,7 @@ SHOWN = (
 QUICK_REQUESTS = 800  # for finding a capacity; a prediction is made on all of them
 ENOUGH_REQUESTS = 12_000  # for the ends of an interval
 NARROWEST = 0.03  # of any interval, each way: two runs of the same differ by more
-CLOSE = 0.08  # of a capacity: how exactly it is looked for
+CLOSE, ROUGHLY = 0.08, 0.25  # of a capacity: how exactly it is looked for; for the ends of an interval
 FIRST_TRY, LEAST_SHARE = 0.85, 0.02  # of what saturates it
 FEWEST_SATURATED = 200  # requests
 
@@ -111,7 +112,7 @@ def is_kept(measured: dict[str, float], slo: Slo) -> bool:
 
 
 def capacity(
-    demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo
+    demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo, close: float = CLOSE
 ) -> tuple[float, dict[str, float]]:
     """Arrivals per second that one replica serves within the service level; 0 where not even a trickle is.
 
@@ -129,7 +130,7 @@ def capacity(
         if low < least:
             return 0.0, found
         low, high = low / 2, low
-    while high > (1 + CLOSE) * low:
+    while high > (1 + close) * low:
         middle = (low * high) ** 0.5
         at_middle = tried(middle)
         if is_kept(at_middle, slo):
@@ -149,7 +150,7 @@ def saturated(demand: Demand, limits: SchedulerLimits, times: Times) -> float:
     )
     run = simulate(
         replace(demand.traffic, requests=repeated, prefix_block_tokens=0),
-        limits,
+        replace(limits, prefix_cache=False),
         times.steps,
         front=times.front,
         concurrency=limits.max_running,
@@ -169,6 +170,9 @@ def verdict(interval: Interval | None, limit: Limit) -> str:
 
 
 def _simulated(demand: Demand, limits: SchedulerLimits, times: Times, factor: float) -> SimulatedRun:
+    """Prompts that share nothing find nothing: naming their blocks would only take the simulator's time."""
+    if not is_known(demand.traffic):
+        limits = replace(limits, prefix_cache=False)
     return simulate(
         demand.traffic,
         limits,

@@ -10,12 +10,21 @@ from collections.abc import Iterator, Sequence
 from ridgeline.lab.charts import Axis, Line, Point, Points, Rule, chart, number, roof
 from ridgeline.lab.page import Cell, Html, charts, heading, notes, page, paragraph, table, tiles
 from ridgeline.lab.plan.answer import Plan
-from ridgeline.lab.plan.break_even import HOURS_PER_DAY, HOURS_PER_MONTH
+from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
 from ridgeline.lab.plan.decide import Step
 from ridgeline.lab.plan.estimate import verdict
 from ridgeline.lab.plan.roofline import Roofline
-from ridgeline.lab.plan.text import NAMES, cost_rows, interval_text, memory_rows, roofline_rows
+from ridgeline.lab.plan.text import (
+    NAMES,
+    cost_rows,
+    interval_text,
+    memory_rows,
+    mtok_range,
+    replica_count,
+    roofline_rows,
+)
 
+CHART_STEPS = 200
 LOOKS = {"yes": "good", "likely": "", "no": "bad"}
 
 
@@ -45,7 +54,7 @@ def _tiles(plan: Plan) -> Html:
     found = [
         (
             f"{plan.gpus} × {plan.question.chip.name}",
-            f"{plan.replicas} replicas",
+            replica_count(plan.replicas),
             "GPUs = replicas · tp · pp",
         ),
         (plan.engine, f"weights in {plan.way.precision}", plan.engine_refusal),
@@ -59,7 +68,7 @@ def _tiles(plan: Plan) -> Html:
     if plan.usd_per_hour is not None and plan.usd_per_mtok is not None:
         found.append((f"${plan.usd_per_hour * HOURS_PER_MONTH:,.0f}", "a month", "GPUs · price · 730 hours"))
         each = plan.usd_per_mtok
-        found.append((f"${each.mid:.3g}", "per million tokens", f"${each.low:.3g} to ${each.high:.3g}"))
+        found.append((f"${each.mid:.3g}", "per million tokens", mtok_range(plan)))
     return tiles(found)
 
 
@@ -125,17 +134,19 @@ def _roof_chart(plan: Plan, flops: float) -> str:
 
 
 def _operators(phase: str, found: Roofline) -> Points:
+    """Each operator, and all of them together."""
+    limits = [*((point, point.limit_s) for point in found.points), (found.total, found.limit_s)]
     return Points(
         phase,
         [
             Point(
                 point.intensity,
-                point.flops / point.limit_s,
+                point.flops / limit_s,
                 title=f"{phase} {point.name}: {number(point.flops)}FLOP, {number(point.bytes)}B",
                 label=point.name,
             )
-            for point in found.points
-            if point.intensity > 0 and point.limit_s > 0
+            for point, limit_s in limits
+            if point.intensity > 0 and limit_s > 0
         ],
     )
 
@@ -160,17 +171,12 @@ def _money(plan: Plan) -> Iterator[Html]:
 
 
 def _money_chart(plan: Plan) -> str:
-    """Dollars a day over requests a day: the API's straight line against the replicas' steps."""
+    """Dollars a day over requests a day, at such hours: the API's straight line, the replicas' steps."""
     even = plan.even
     assert even is not None
-    month = even.profile.month()
-    daily = month.requests * HOURS_PER_DAY / HOURS_PER_MONTH
-    replica_requests = plan.capacity * plan.question.demand.requests_per_arrival * 86_400
-    replica_usd = even.full_per_request * replica_requests
+    daily = even.requests_per_day
     most = max(2 * daily, 1.2 * (even.even_requests_per_day or 0.0))
-    count = min(200, int(most // replica_requests) + 1)
-    own = [(n * replica_requests, (n + 1) * replica_usd) for n in range(count)]
-    own.append((most, own[-1][1]))
+    own = [(most * n / CHART_STEPS, even.own_usd_day(most * n / CHART_STEPS)) for n in range(CHART_STEPS + 1)]
     here = Point(daily, even.hosted.usd_month * 24 / HOURS_PER_MONTH, label="this traffic", title="hosted")
     return chart(
         "What a day costs",
@@ -178,7 +184,7 @@ def _money_chart(plan: Plan) -> str:
         Axis("dollars a day"),
         [
             Line("hosted", [(0.0, 0.0), (most, most * even.hosted.per_request)]),
-            Line("own, around the clock", own, step=True),
+            Line("own, scaled by the hour", own),
             Points("this traffic", [here]),
         ],
         width=980,
@@ -186,9 +192,13 @@ def _money_chart(plan: Plan) -> str:
     )
 
 
+def _reason(step: Step) -> Cell:
+    return Cell(step.reason, look="words", small=f"ridgeline explain {step.term}" if step.term else "")
+
+
 def _decisions(steps: Sequence[Step]) -> Iterator[Html]:
     yield heading("Decisions", "In the order of leverage; each gate with its figures.")
     rows: list[list[str | Cell]] = [
-        [step.question, Cell(step.verdict, look="words"), Cell(step.reason, look="words")] for step in steps
+        [step.question, Cell(step.verdict, look="words"), _reason(step)] for step in steps
     ]
     yield table(["", "", ""], rows)

@@ -23,13 +23,13 @@ OWN_ENGINE_WIDENING = 0.5
 Description = tuple[dict[str, float], dict[str, str]]
 
 WORDS = {
-    "batch": "{value:.0f} requests at once",
-    "isl": "prompts of {value:.0f} tokens",
-    "osl": "outputs of {value:.0f} tokens",
-    "gpus": "{value:.0f} chips together",
-    "layers": "{value:.0f} layers",
-    "active": "{value:.3g} active parameters",
-    "memory_rate": "{value:.3g} bytes/s of memory",
+    "batch": "{} requests at once",
+    "isl": "prompts of {} tokens",
+    "osl": "outputs of {} tokens",
+    "gpus": "{} chips together",
+    "layers": "{} layers",
+    "active": "{} active parameters",
+    "memory_rate": "{} bytes/s of memory",
 }
 
 
@@ -62,15 +62,19 @@ def unlike(deployment: Deployment, batch: float, isl: int, osl: int) -> list[str
     found = []
     for name, value in numbers.items():
         known = fitted.numbers[name]
-        if not known.low <= value <= known.high:
-            said = WORDS[name].format(value=value)
-            found.append(f"{said}: measured were {known.low:.3g} to {known.high:.3g}")
+        if not 0.99 * known.low <= value <= 1.01 * known.high:  # ends are kept with four digits
+            said = WORDS[name].format(_figure(value))
+            found.append(f"{said} (measured were {_figure(known.low)} to {_figure(known.high)})")
     for name, kind in names.items():
         if kind not in fitted.names[name]:
-            found.append(f"{name} {kind}: never measured, only {', '.join(fitted.names[name])}")
+            found.append(f"{name} {kind} (measured were {', '.join(fitted.names[name])})")
     if deployment.backend == "ridgeline":
         found.append("constants of this engine are from a few measured cases, on one GPU and one CPU")
     return found
+
+
+def _figure(value: float) -> str:
+    return f"{value / 1e9:,.4g} billion" if value >= 1e8 else f"{value:,.0f}"
 
 
 def describe(deployment: Deployment, batch: float, isl: int, osl: int) -> Description:

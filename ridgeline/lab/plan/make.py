@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ridgeline.lab.errors import BadInput, Infeasible
 from ridgeline.lab.hardware import Chip
@@ -18,10 +18,10 @@ from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, BreakEven, Profile, break_even, hourly_profile
 from ridgeline.lab.plan.decide import PrecisionFigures
 from ridgeline.lab.plan.engines import ridgeline_refusal
-from ridgeline.lab.plan.estimate import Estimate, Times, capacity, estimate
+from ridgeline.lab.plan.estimate import ROUGHLY, Estimate, Times, capacity, estimate, verdict
 from ridgeline.lab.plan.operators import Phase
 from ridgeline.lab.plan.refusals import check_budget, check_gpus, refuse_latency
-from ridgeline.lab.plan.residuals import corrections, read_residuals
+from ridgeline.lab.plan.residuals import Correction, corrections, read_residuals
 from ridgeline.lab.plan.roofline import Roofline, study
 from ridgeline.lab.plan.search import Refused, Way
 from ridgeline.lab.plan.settings import EngineSettings, engine_settings
@@ -33,6 +33,7 @@ from ridgeline.models.shapes import Precision
 
 Report = Callable[[str], None]
 OPEN_RATE = 0.9  # of the capacity, where no rate was asked for
+TRIES, FEWER = 4, 0.9  # with so much less for each replica, where the whole traffic misses a limit
 PROVIDER_CACHE_S = 300.0  # how long hosted APIs keep a prefix that nobody asks for; five minutes is usual
 
 
@@ -54,21 +55,13 @@ def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
     served, at = capacity(demand, settings.limits, times, slo)
     if not served:
         raise refuse_latency(question, way, at)
-    rate = OPEN_RATE * served if demand.rate is None else demand.rate
-    replicas = max(1, math.ceil(rate / served - 1e-9))
-    check_gpus(question, way, replicas, served)
-    share = demand.share(rate / replicas)
-    check_budget(question, way, replicas, served, _profile(question, share))
-    report(f"simulating {replicas} replica{'s' * (replicas > 1)}")
-    found_estimate = estimate(share, settings.limits, times, slo)
+    sized = _sized(question, way, settings, times, served, report)
+    replicas, rate, served, share = sized.replicas, sized.rate, sized.served, sized.share
     usd_per_hour = None
     if question.usd_per_gpu_hour is not None:
         usd_per_hour = question.usd_per_gpu_hour * replicas * way.gpus
-    factors = corrections(
-        read_residuals(), hardware=question.hardware, model=question.name, method=times.method
-    )
     report("counting")
-    operating = max(1, round(found_estimate.concurrency))
+    operating = max(1, round(sized.estimate.concurrency))
     return Plan(
         question=question,
         way=way,
@@ -79,20 +72,17 @@ def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
         replicas=replicas,
         capacity=served,
         share=share,
-        estimate=found_estimate,
-        metrics={
-            name: factors[name].apply(interval) if name in factors else interval
-            for name, interval in found_estimate.metrics.items()
-        },
-        corrected={name: factors[name] for name in found_estimate.metrics if name in factors},
+        estimate=sized.estimate,
+        metrics=sized.metrics,
+        corrected=sized.corrected,
         prefill=_study(way, chip, "prefill", 1, demand, settings),
         decode=_study(way, chip, "decode", operating, demand, settings),
         precisions=_precisions(question, engine, way, served, rate),
         ideal=sharing(_profiled(question, share)),
-        kept=sharing(share.traffic, cache_tokens=_cache_tokens(settings, found_estimate)),
+        kept=sharing(share.traffic, cache_tokens=_cache_tokens(settings, sized.estimate)),
         even=_even(question, way, served, share),
         usd_per_hour=usd_per_hour,
-        usd_per_mtok=_usd_per_mtok(question, way, _profile(question, share), served, rate, times),
+        usd_per_mtok=_usd_per_mtok(question, way, settings, times, sized, report),
     )
 
 
@@ -110,7 +100,7 @@ def _check_lengths(question: Question) -> None:
 
 def _ways(question: Question) -> tuple[str, str, list[Way], list[Refused]]:
     """Our own engine where it can, else vLLM's times; an engine that was asked for, or nothing."""
-    refusal = ridgeline_refusal(question.model, question.chip, question.precision)
+    refusal = ridgeline_refusal(question.model, question.chip, question.precision, question.kv_precision)
     if question.engine not in ("auto", "ridgeline"):
         found, refused = _tried(question, question.engine)
         return question.engine, "another engine was asked for", found, refused
@@ -198,6 +188,53 @@ def _precisions(
     return tuple(figures)
 
 
+# ── how many ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    replicas: int
+    rate: float  # arrivals per second of the whole service
+    served: float  # that one replica serves within the service level
+    share: Demand
+    estimate: Estimate
+    metrics: dict[str, Interval]
+    corrected: dict[str, Correction]
+
+
+def _sized(
+    question: Question, way: Way, settings: EngineSettings, times: Times, served: float, report: Report
+) -> _Sized:
+    """As many replicas as keep the limits on the whole traffic, corrected by earlier misses.
+
+    A capacity is looked for on the beginning of the traffic; where all of it takes more, replicas are added.
+    """
+    factors = corrections(
+        read_residuals(), hardware=question.hardware, model=question.name, method=times.method
+    )
+    first: _Sized | None = None
+    for _ in range(TRIES):
+        rate = OPEN_RATE * served if question.demand.rate is None else question.demand.rate
+        replicas = max(1, math.ceil(rate / served - 1e-9))
+        check_gpus(question, way, replicas, served)
+        share = question.demand.share(rate / replicas)
+        check_budget(question, way, replicas, served, _profile(question, share))
+        report(f"simulating {replicas} replica{'s' * (replicas > 1)}")
+        found = estimate(share, settings.limits, times, question.slo)
+        known = {name: factors[name] for name in found.metrics if name in factors}
+        metrics = {
+            name: known[name].apply(interval) if name in known else interval
+            for name, interval in found.metrics.items()
+        }
+        sized = _Sized(replicas, rate, served, share, found, metrics, known)
+        if all(verdict(metrics.get(limit.key), limit) != "no" for limit in question.slo.limits):
+            return sized
+        first = first or sized
+        served = FEWER * rate / replicas
+    assert first is not None
+    return first  # fewer requests do not help: the plan says which limit is missed
+
+
 # ── what it takes ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -248,16 +285,30 @@ def _profile(question: Question, share: Demand) -> Profile:
 
 
 def _usd_per_mtok(
-    question: Question, way: Way, profile: Profile, served: float, rate: float, times: Times
+    question: Question, way: Way, settings: EngineSettings, times: Times, sized: _Sized, report: Report
 ) -> Interval | None:
-    """Over the month, idle hours included; the ends are those of the replicas needed where steps are faster
-    or slower."""
-    price, month = question.usd_per_gpu_hour, profile.month()
-    if price is None:
+    """Over the month, idle hours included; the ends are what replicas serve with steps as fast and as slow
+    as they may be. Without a rate each end has a replica's own; infinite where none keeps the limits."""
+    if question.usd_per_gpu_hour is None:
         return None
+    month = _profile(question, sized.share).month()
     mtok = (month.input_tokens + month.output_tokens) / 1e6
-    low, mid, high = (
-        max(1, math.ceil(rate * factor / served - 1e-9)) * way.gpus * price * HOURS_PER_MONTH / mtok
-        for factor in (times.low, 1.0, times.high)
-    )
-    return Interval(low, mid, high)
+    replica = question.usd_per_gpu_hour * way.gpus * HOURS_PER_MONTH / mtok
+
+    def usd(factor: float) -> float:
+        steps = replace(times, steps=times.steps.scaled(factor))
+        served, _ = capacity(question.demand, settings.limits, steps, question.slo, ROUGHLY)
+        if not served:
+            return math.inf
+        if question.demand.rate is None:
+            return replica * sized.served / served
+        return replica * math.ceil(sized.rate / served - 1e-9)
+
+    mid = replica * sized.replicas
+    report("pricing the ends of the interval")
+    fast, slow = usd(times.low), usd(times.high)
+    judged = [(sized.metrics.get(limit.key), limit) for limit in question.slo.limits]
+    if any(found is not None and verdict(found, limit) != "yes" for found, limit in judged):
+        # On the whole traffic a limit is missed where steps are slow, whatever a short simulation says.
+        slow = max(slow, mid / FEWER if question.demand.rate is None else mid + replica)
+    return Interval(min(mid, fast), mid, max(mid, slow))

@@ -101,7 +101,7 @@ def _explained(
     context: int,
     concurrency: int,
 ) -> ParallelChoice:
-    ep, experts = _expert_split(shape, tp)
+    ep, experts = expert_split(shape, tp)
     if tp * pp == 1:
         reason = (
             f"one {chip.name} holds the model ({found.weights / 1e9:.1f} GB) and "
@@ -125,7 +125,7 @@ def _explained(
     return ParallelChoice(tp, pp, ep, "; ".join(parts), found)
 
 
-def _expert_split(shape: ModelShape, tp: int) -> tuple[int, list[str]]:
+def expert_split(shape: ModelShape, tp: int) -> tuple[int, list[str]]:
     """(ep, why): whole experts where a `tp`-th of one is thinner than a tile, or does not divide."""
     experts = next((layer.ffn for layer in shape.layers if isinstance(layer.ffn, Experts)), None)
     if experts is None or tp == 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ridgeline.lab.errors import Infeasible
+from ridgeline.lab.hardware import CPU
 from ridgeline.lab.plan.answer import Question
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, Profile
 from ridgeline.lab.plan.search import Way
@@ -17,10 +18,23 @@ def refuse_latency(question: Question, way: Way, at: dict[str, float]) -> Infeas
     """at: what the limits' metrics are with hardly any traffic."""
     worst = max(question.slo.limits, key=lambda limit: at[limit.key] / limit.ms)
     reached = at[worst.key]
+    if math.isinf(reached):
+        return _refuse_longest(question, way)
     return Infeasible(
         f"{worst} cannot be met on {question.chip.name} with tp={way.deployment.tp}, however few requests "
         f"come: those of this traffic reach {reached:.3g} ms with nobody waiting. Nearest: "
         f"{worst.metric}_p{worst.percentile}={math.ceil(reached):g}ms, shorter prompts, or faster hardware"
+    )
+
+
+def _refuse_longest(question: Question, way: Way) -> Infeasible:
+    """Requests are refused though nobody waits: they find no room, however empty the cache is."""
+    room = max(0, way.memory.kv_room) // max(1, way.memory.kv_per_token)
+    return Infeasible(
+        f"the longest request has {question.demand.longest:,} tokens, and the cache of one replica "
+        f"({question.chip.name}, {way.precision}, tp={way.deployment.tp}) has room for about {room:,}: such "
+        f"requests would be refused. Nearest: --max-context {room} cuts prompts to it, a smaller "
+        "--kv-precision, or hardware with more memory"
     )
 
 
@@ -29,6 +43,11 @@ def check_gpus(question: Question, way: Way, replicas: int, served: float) -> No
     if needed <= question.gpus_max:
         return
     most = question.gpus_max // way.gpus
+    if question.chip.name == CPU:
+        raise Infeasible(
+            f"{question.demand.rate:g} arrivals/s are more than this machine serves within {question.slo}: "
+            f"{served:.3g}/s. Nearest: --rate {served:.3g}, shorter answers, or a wider limit"
+        )
     raise Infeasible(
         f"{question.demand.rate:g} arrivals/s need {needed} {question.chip.name} in {replicas} replicas, and "
         f"--gpus-max is {question.gpus_max}: one replica serves {served:.3g}/s within {question.slo}. "
@@ -46,9 +65,12 @@ def check_budget(question: Question, way: Way, replicas: int, served: float, pro
     if needed <= allowed:
         return
     afforded = int(allowed // each)
-    nearest = f"--rate {afforded * served:.3g} for that money" if afforded else "no replica for that money"
+    nearest = f"--rate {afforded * served:.3g} for that money, or " if afforded else ""
+    per = {"month": "month", "mtok": "Mtok", "request": "request"}[question.budget.per]
+    enough = question.budget.usd * needed / allowed
+    enough = math.ceil(enough) if enough > 100 else math.ceil(enough * 1e6) / 1e6
     raise Infeasible(
         f"{replicas * way.gpus} {question.chip.name} cost ${needed:,.0f} a month, and the budget "
         f"({question.budget}) allows ${allowed:,.0f}: within {question.slo} one replica of ${each:,.0f} "
-        f"serves {served:.3g} arrivals/s. Nearest: {nearest}, or --budget ${math.ceil(needed)}/month"
+        f"serves {served:.3g} arrivals/s. Nearest: {nearest}--budget '${enough:.10g}/{per}'"
     )

@@ -77,7 +77,9 @@ def commands(plan: Plan, folder: Path) -> list[tuple[str, str]]:
             plan.question.name if plan.question.model.endswith(".json") else plan.question.model,
             tp=deployment.tp,
             pp=deployment.pp,
-            precision=plan.way.precision,
+            ep=deployment.ep,
+            precision="" if plan.way.precision == str(plan.question.shape.stored) else plan.way.precision,
+            kv_precision=deployment.kv_precision,
             max_running=plan.settings.limits.max_running,
         )
     check = f"ridgeline plan verify {shlex.quote(str(folder / PREDICTION))} RUN_FOLDER"
@@ -90,7 +92,7 @@ def bench_command(plan: Plan) -> str:
     for name, value in options_given(plan.share.options).items():
         flag = "--" + name.replace("_", "-")
         words += (
-            [flag] if value is True else [flag, f"{value:.6g}" if isinstance(value, float) else str(value)]
+            [flag] if value is True else [flag, f"{value:.12g}" if isinstance(value, float) else str(value)]
         )
     return shlex.join([*words, "--slo", str(plan.question.slo), "--warmup", str(WARMUP)])
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ridgeline.lab.errors import Infeasible
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware import CPU, Chip
 from ridgeline.lab.plan.analytic import predict_tpot, predict_ttft
 from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.deployment import Deployment
-from ridgeline.lab.plan.memory import MemoryNeeds, memory_plan
+from ridgeline.lab.plan.memory import MOST_CHIPS, MemoryNeeds, memory_plan
+from ridgeline.lab.plan.parallel import expert_split
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
 from ridgeline.models.shapes import ModelShape, Precision
@@ -57,6 +58,7 @@ class Refused:
     kind: str  # "memory", "tpot" or "ttft"
     why: str
     best_s: float = math.inf  # the best value it could reach
+    needed: int | None = None  # chips with which memory would do; None: no number of them
 
 
 def ways(
@@ -77,7 +79,9 @@ def ways(
     for precision in precisions:
         for tp, pp in splits(shape, chip, backend, gpus_max):
             outcome = consider(
-                Deployment(shape, chip, backend, precision, kv_precision, tp=tp, pp=pp),
+                Deployment(
+                    shape, chip, backend, precision, kv_precision, tp=tp, pp=pp, ep=expert_split(shape, tp)[0]
+                ),
                 demand,
                 slo,
                 max_batch,
@@ -91,18 +95,10 @@ def ways(
 
 def consider(deployment: Deployment, demand: Demand, slo: Slo, max_batch: int = MAX_BATCH) -> Way | Refused:
     """The largest batch of a deployment that memory and the service level allow."""
-    memory = memory_plan(
-        deployment.shape,
-        deployment.chip,
-        deployment.precision,
-        deployment.kv_precision,
-        deployment.tp,
-        deployment.pp,
-        round(demand.mean_input),
-        round(demand.mean_output),
-    )
+    memory = _memory(deployment, demand, deployment.tp, deployment.pp)
     if memory.requests_that_fit < 1:
-        return Refused(deployment, "memory", memory_reason(deployment, memory))
+        why = memory_reason(deployment, memory)
+        return Refused(deployment, "memory", why, needed=_fewest_chips(deployment, demand))
     isl, osl = max(1, round(demand.mean_input)), max(1, round(demand.mean_output))
     bounds = slo.bounds_ms()
     tpot_limit = bounds.get("tpot_ms", math.inf) / 1e3
@@ -148,26 +144,34 @@ def refuse_all(refused: Sequence[Refused], slo: Slo, gpus_max: int) -> Infeasibl
     near = [r for r in refused if r.kind == "ttft"] or [r for r in refused if r.kind == "tpot"]
     if near:
         best = min(near, key=lambda r: r.best_s)
-        limit = next(limit for limit in slo.limits if limit.metric.startswith(best.kind))
+        bound = [limit for limit in slo.limits if limit.metric.startswith(best.kind)]
+        limit = min(bound, key=lambda limit: limit.ms)
         reached = math.ceil(best.best_s * 1e4) / 10
         return Infeasible(
             f"{limit} cannot be met: {best.why}. Nearest: {limit.metric}_p{limit.percentile}={reached:g}ms"
         )
-    best = min(refused, key=lambda r: r.deployment.all_bytes)
-    return Infeasible(f"the model does not fit: {best.why}")
+    best = min(refused, key=lambda r: (r.needed or math.inf, r.deployment.all_bytes))
+    ways_out = ["a smaller --precision or model", "a chip with more memory", "shorter requests"]
+    if best.needed is not None:
+        ways_out = [f"--gpus-max {best.needed}", *ways_out[:1]]
+    return Infeasible(f"the model does not fit: {best.why}. Nearest: {', or '.join(ways_out)}")
 
 
 def memory_reason(deployment: Deployment, memory: MemoryNeeds) -> str:
-    chip, weights = deployment.chip, memory.weights * memory.gpus
-    return (
-        f"weights of {weights / 1e9:.3g} GB in {deployment.kept} need at least {memory.gpus_needed} "
-        f"{chip.name} of {chip.memory_bytes / 1e9:.0f} GB ({_how(deployment)} was tried). Nearest: "
-        f"--gpus-max {memory.gpus_needed}, or a smaller --precision"
-    )
+    chip, size = deployment.chip, f"{deployment.chip.memory_bytes / 1e9:.0f} GB"
+    where = f"the {size} that are free" if chip.name == CPU else f"the {size} of each {chip.name}"
+    text = f"{memory.weights / 1e9:.3g} GB of weights ({_how(deployment)}) in {where}"
+    if memory.kv_room > 0:
+        return (
+            f"{text} leave {memory.kv_room / 1e9:.3g} GB for the cache, and one request of the mean length "
+            f"takes {memory.kv_per_request / 1e9:.3g} GB of it"
+        )
+    others = memory.reserve + memory.activations
+    return f"{text} beside {others / 1e9:.3g} GB for activations and the system"
 
 
 def tpot_reason(deployment: Deployment, alone: Interval) -> str:
-    floor = (deployment.linear_bytes) / deployment.chip.bytes_per_s
+    floor = deployment.linear_bytes / deployment.chip.bytes_per_s
     return (
         f"TPOT ≥ {1e3 * alone.mid:.3g} ms on {deployment.chip.name} with {_how(deployment)}, even for one "
         f"request alone: bytes over bandwidth ({deployment.linear_bytes / 1e9:.3g} GB a chip, "
@@ -184,18 +188,42 @@ def ttft_reason(deployment: Deployment, alone: Interval, isl: int) -> str:
 
 
 def splits(shape: ModelShape, chip: Chip, backend: str, gpus_max: int) -> Iterator[tuple[int, int]]:
-    """(tp, pp) to try: tensor parallel over as much as a node's links reach, pipelines beyond."""
+    """(tp, pp) to try: tensor parallel over as much as the fast link reaches, pipelines beyond."""
     if backend == "ridgeline":
         yield 1, 1
         return
     heads = [getattr(kind.attention, "heads", 0) for kind, _ in shape.kinds if kind.attention is not None]
-    reach = min(gpus_max, chip.gpus_per_node)
+    reach = min(gpus_max, chip.link_domain)
     sizes = [tp for tp in TP_SIZES if tp <= reach and all(count % tp == 0 for count in heads)]
     yield from ((tp, 1) for tp in sizes)
     stages = 2
     while sizes and stages * sizes[-1] <= gpus_max and stages <= len(shape.layers):
         yield sizes[-1], stages
         stages *= 2
+
+
+def _memory(deployment: Deployment, demand: Demand, tp: int, pp: int) -> MemoryNeeds:
+    return memory_plan(
+        deployment.shape,
+        deployment.chip,
+        deployment.precision,
+        deployment.kv_precision,
+        tp,
+        pp,
+        max(1, round(demand.mean_input)),
+        max(1, round(demand.mean_output)),
+        whole_windows=deployment.backend == "ridgeline",
+    )
+
+
+def _fewest_chips(deployment: Deployment, demand: Demand) -> int | None:
+    """The least number of chips, of those that would be tried, with which memory does."""
+    shape, chip, backend = deployment.shape, deployment.chip, deployment.backend
+    tried = {tp * pp: (tp, pp) for tp, pp in splits(shape, chip, backend, MOST_CHIPS)}
+    for gpus, (tp, pp) in sorted(tried.items()):
+        if _memory(deployment, demand, tp, pp).fits:
+            return gpus
+    return None
 
 
 def _largest(most: int, is_allowed: Callable[[int], bool]) -> int:

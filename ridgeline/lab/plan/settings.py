@@ -55,6 +55,8 @@ def engine_settings(
 
     if is_cpu and str(deployment.kept) != str(deployment.shape.stored) and way.precision in WEIGHTS:
         decide("weights", WEIGHTS[way.precision], "the precision that was planned with")
+    if is_cpu and deployment.kv_precision != "bfloat16":
+        decide("kv_dtype", deployment.kv_precision, "the precision that was planned with")
     step_tokens, chunk, why = _step_sizes(deployment, is_cpu)
     decide("step_tokens", step_tokens, why)
     decide("prefill_chunk", chunk, why)
@@ -65,7 +67,10 @@ def engine_settings(
     if is_cpu:
         wanted = max(LEAST_KV_TOKENS, running * demand.longest)
         kv_tokens = _in_blocks(min(wanted, room // 2))
-        decide("kv_tokens", kv_tokens, f"room for {running} sequences of up to {demand.longest:,} tokens")
+        why = f"room for {running} sequences of up to {demand.longest:,} tokens"
+        decide(
+            "kv_tokens", kv_tokens, why if kv_tokens >= wanted else "half of the memory that is free for it"
+        )
     else:
         kv_tokens = _in_blocks(min(room, running * deployment.shape.max_context))
     for key, value in given.items():

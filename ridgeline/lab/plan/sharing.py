@@ -30,10 +30,15 @@ def sharing(traffic: Traffic, *, kept_s: float = math.inf, cache_tokens: float =
 
     The cache holds prompts, not answers, except a conversation's own: its next prompt has them in it.
     """
-    known = traffic.prefix_block_tokens > 0 or any(r.conversation is not None for r in traffic.requests)
+    known = is_known(traffic)
     cache = _Cache(kept_s, cache_tokens, traffic.prefix_block_tokens)
     shared = sum(cache.take(request) for request in traffic.requests)
     return Sharing(known, traffic.input_tokens, shared)
+
+
+def is_known(traffic: Traffic) -> bool:
+    """Whether the traffic says which prompts begin alike."""
+    return traffic.prefix_block_tokens > 0 or any(r.conversation is not None for r in traffic.requests)
 
 
 class _Cache:

@@ -94,6 +94,7 @@ def _parallelize(plan: Plan) -> Step:
             round(demand.mean_output),
             concurrency=max(1, round(plan.estimate.concurrency)),
             most_gpus=plan.question.gpus_max,
+            whole_windows=plan.engine == "ridgeline",
         )
         if (choice.tp, choice.pp) == (deployment.tp, deployment.pp):
             reason = choice.reason

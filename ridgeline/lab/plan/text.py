@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -47,20 +48,20 @@ def _answer(plan: Plan) -> Iterator[str]:
         f"{demand.mean_input:,.0f} tokens in and {demand.mean_output:,.0f} out; service level: {question.slo}"
     )
     yield ""
-    many = _replicas(plan.replicas)
+    many = replica_count(plan.replicas)
     chips = "this machine" if question.chip.name == "cpu" else f"{plan.gpus} × {question.chip.name}"
     cost = ""
     if plan.usd_per_hour is not None and plan.usd_per_mtok is not None:
         each = plan.usd_per_mtok
         cost = (
             f": ${plan.usd_per_hour * HOURS_PER_MONTH:,.0f} a month, ${each.mid:.3g} per million tokens "
-            f"({each.low:.3g} to {each.high:.3g}; {demand.mean_input / demand.mean_output:.2g} of them input "
-            "for each output)"
+            f"({mtok_range(plan)}; {_few(demand.mean_input / demand.mean_output)} of them input for each "
+            "output)"
         )
     yield from _wrapped(f"ANSWER  {chips} as {many}, {plan.engine}, weights in {plan.way.precision}{cost}")
     yield from _wrapped(
         f"One replica serves up to {plan.capacity:.3g} arrivals/s within the service level; here it gets "
-        f"{demand.rate or 0:.3g}, {plan.estimate.concurrency:.0f} requests at once, computing "
+        f"{demand.rate or 0:.3g}, {_few(plan.estimate.concurrency)} requests at once, a step under way "
         f"{plan.estimate.busy_share:.0%} of the time."
     )
 
@@ -119,17 +120,19 @@ def _roofline(plan: Plan) -> Iterator[str]:
 
 def roofline_rows(found: Roofline) -> list[list[str]]:
     head = ["operator", "FLOP", "bytes", "FLOP/byte", "at least", "bound by"]
-    points = (*found.points, found.total)
+    rows = [(point, point.limit_s, point.bound) for point in found.points]
+    # One operator waits for the one before: the pass takes the sum, not the maximum of its own sums.
+    rows.append((found.total, found.limit_s, found.bound))
     return [head] + [
         [
             point.name,
             number(point.flops),
             number(point.bytes),
             f"{point.intensity:.3g}",
-            f"{1e3 * point.limit_s:.3g} ms",
-            point.bound,
+            f"{1e3 * limit_s:.3g} ms",
+            bound,
         ]
-        for point in points
+        for point, limit_s, bound in rows
     ]
 
 
@@ -138,6 +141,17 @@ def _memory(plan: Plan) -> Iterator[str]:
     where = "this machine (free now)" if plan.question.chip.name == "cpu" else "each GPU"
     yield from _headed(f"Memory of {where}: {memory.memory / 1e9:.0f} GB")
     yield from columns(memory_rows(plan), left=(0,))
+
+
+def mtok_range(plan: Plan) -> str:
+    """The range of the price of a million tokens, in words: replicas are whole, so it moves in steps."""
+    each = plan.usd_per_mtok
+    assert each is not None
+    if each.low == each.high:
+        return f"{replica_count(plan.replicas)} at either end of the interval"
+    if math.isinf(each.high):
+        return f"from ${each.low:.3g}; where steps are slowest, no number of replicas keeps the limits"
+    return f"${each.low:.3g} to ${each.high:.3g}"
 
 
 def memory_rows(plan: Plan) -> list[list[str]]:
@@ -173,11 +187,15 @@ def _costs(plan: Plan) -> Iterator[str]:
     is_listed = question.usd_per_gpu_hour == question.chip.usd_per_hour
     source = question.chip.sources.get("usd_per_hour", "") if is_listed else "as given"
     yield from _wrapped(f"own: ${question.usd_per_gpu_hour:g} an hour and GPU ({source})", "  ")
-    yield from _wrapped(f"{even.profile.note}; {even.idle_share:.0%} of the GPU hours would be idle", "  ")
+    yield from _wrapped(
+        f"{even.profile.note}; {even.idle_share:.0%} of the GPU hours would be idle around the clock, "
+        f"{even.idle_share_scaled:.0%} scaled by the hour",
+        "  ",
+    )
     if even.even_requests_per_day is not None and even.even_share is not None:
         yield from _wrapped(
-            f"break-even: {even.even_requests_per_day:,.0f} requests a day, or a first replica that is "
-            f"{even.even_share:.0%} busy",
+            f"break-even: {even.even_requests_per_day:,.0f} requests a day at such hours, scaled by the "
+            f"hour; GPU hours pay where they are {even.even_share:.0%} busy",
             "  ",
         )
     else:
@@ -191,12 +209,12 @@ def cost_rows(plan: Plan) -> list[list[str]]:
         ("hosted", even.hosted),
         ("hosted, without its cache discount", even.hosted_no_cache),
         ("hosted, all as batches", even.hosted_batch),
-        (f"own, {_replicas(even.replicas_busiest)} around the clock", even.own_always),
+        (f"own, {replica_count(even.replicas_busiest)} around the clock", even.own_always),
         ("own, scaled by the hour", even.own_scaled),
     ]
     rows = [["", "a month", "a request", "per Mtok", *(["a user and month"] if users else [])]]
     for name, costs in ways:
-        if costs is None:
+        if costs is None or (costs is even.hosted_no_cache and costs == even.hosted):
             continue
         row = [name, f"${costs.usd_month:,.0f}", f"${costs.per_request:.3g}", f"${costs.per_mtok:.3g}"]
         rows.append([*row, *([f"${costs.per_user(users):.3g}"] if users else [])])
@@ -204,10 +222,11 @@ def cost_rows(plan: Plan) -> list[list[str]]:
 
 
 def _decisions(steps: Sequence[Step]) -> Iterator[str]:
-    yield from _headed("Decisions (`ridgeline explain TERM` tells more)")
+    yield from _headed("Decisions (`ridgeline explain` tells more of what stands in brackets)")
     for place, step in enumerate(steps, start=1):
+        more = f" [{step.term}]" if step.term else ""
         yield from _wrapped(
-            f"{place}. {step.question} {step.verdict.upper()}: {step.reason}", "   ", first=""
+            f"{place}. {step.question} {step.verdict.upper()}: {step.reason}{more}", "   ", first=""
         )
 
 
@@ -269,7 +288,11 @@ def _value(value: float, metric: str) -> str:
     return f"{text} ms" if metric.endswith("_ms") else text
 
 
-def _replicas(many: int) -> str:
+def _few(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def replica_count(many: int) -> str:
     return f"{many} replica{'s' * (many > 1)}"
 
 

@@ -28,6 +28,7 @@ _SAME_WITHIN = {
     "conversations": 0.0,
     "ideal_hit": 0.02,
 }
+FAILED_SHARE = 0.01  # of a run's requests; more, and its percentiles are of other requests than the plan's
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,8 @@ def differences(prediction: Prediction, run: Run) -> list[str]:
     found = [f"the run is invalid: {reason}" for reason in run.invalid]
     if run.model and not _is_same_model(prediction.model, run.model):
         found.append(f"it ran {run.model}, the plan is for {prediction.model}")
+    if (failed := run.measured.get("failures", 0.0)) > FAILED_SHARE:
+        found.append(f"{failed:.1%} of its requests failed, and those that did not are no fair sample")
     planned_mode = prediction.traffic.get("mode", "open")
     if run.mode != planned_mode:
         found.append(f"it was a {run.mode} loop, the plan is for an {planned_mode} one")

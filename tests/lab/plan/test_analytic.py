@@ -140,7 +140,7 @@ def test_intervals_widen_outside_what_was_measured_and_say_why() -> None:
     assert ratio(DENSE, 1024) == pytest.approx(2 * shipped().tpot.dense)
     assert unlike(DENSE, 16, 1024, 512) == []
     assert ratio(DENSE, 120_000) > 1.3 * ratio(DENSE, 1024)
-    assert any("prompts of 120000 tokens" in words for words in unlike(DENSE, 16, 120_000, 512))
+    assert any("prompts of 120,000 tokens" in words for words in unlike(DENSE, 16, 120_000, 512))
 
 
 def test_the_intervals_of_our_own_engine_are_wider_and_said_to_be() -> None:

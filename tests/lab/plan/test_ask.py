@@ -19,6 +19,7 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
         ("$12k per year", Budget(1000.0, "month")),
         ("2/hour", Budget(1460.0, "month")),
         ("$0.40/Mtok", Budget(0.4, "mtok")),
+        ("$20,000.50/month", Budget(20000.5, "month")),
         ("$0.01 per request", Budget(0.01, "request")),
     ],
 )
@@ -26,7 +27,9 @@ def test_budgets_are_per_month_per_million_tokens_or_per_request(text: str, mean
     assert parse_budget(text) == meant
 
 
-@pytest.mark.parametrize("text", ["5000", "$x/month", "$5/week of work", "$0/month", "-3/month"])
+@pytest.mark.parametrize(
+    "text", ["5000", "$x/month", "$5/week of work", "$0/month", "-3/month", "$1.2.3/month", "$0,4/Mtok"]
+)
 def test_a_budget_that_says_no_price_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match=r"--budget"):
         parse_budget(text)

@@ -44,6 +44,7 @@ def test_costs_of_both_ways_by_hand() -> None:
     assert even.own_always.usd_month == pytest.approx(4.0 * HOURS_PER_MONTH)
     assert even.idle_share == pytest.approx(0.75, abs=0.001)
     assert even.even_requests_per_day == pytest.approx(96.0 / each)
+    assert even.own_usd_day(even.requests_per_day) == pytest.approx(even.own_scaled.usd_month * 24 / 730)
     assert even.even_share == pytest.approx(4.0 / 7200 / each)
     assert even.hosted.usd_month < even.own.usd_month  # $73 a day against $96: half of the day is idle
 
@@ -56,6 +57,19 @@ def test_scaling_by_the_hour_pays_for_the_busiest_hour_only_then() -> None:
     assert even.replicas_busiest == 3
     assert even.own_always.usd_month == pytest.approx(3 * HOURS_PER_MONTH)
     assert even.own_scaled.usd_month == pytest.approx((24 - 1 + 3) / 24 * HOURS_PER_MONTH)
+
+
+def test_idle_hours_move_the_break_even_beyond_what_one_replica_would_pay_for() -> None:
+    # Two busy hours a day; a replica of $1 an hour serves 0.1/s; a request costs $0.0045 hosted.
+    offer = Offer("host", "model", input=2.5, output=4.0)
+    profile = hourly_profile(traffic([float(s) for s in range(0, 3601, 10)]), busy_hours=2)
+    even = break_even(profile, offer, cached_share=0.0, replica_usd_per_hour=1.0, replica_requests_per_s=0.1)
+    # n replicas in 2 hours and 1 in 22 cost 2n + 22 dollars; their 720n requests cost 3.24n: from 18 on.
+    assert even.even_requests_per_day == pytest.approx((2 * 18 + 22) / 0.0045)
+    assert even.own_usd_day(25 * 720) == pytest.approx(2 * 25 + 22)
+    assert even.own_usd_day(0.0) == 24
+    assert even.requests_per_replica_day == pytest.approx(720)
+    assert even.idle_share_scaled < even.idle_share == pytest.approx(1 - 722 / (24 * 720), abs=0.05)
 
 
 def test_where_a_busy_replica_costs_more_than_the_api_there_is_no_break_even() -> None:

@@ -1,11 +1,13 @@
 """A whole plan, on a chip of the table and on this processor, from the command line and in process."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from ridgeline.cli.main import main
+from ridgeline.lab.knowledge.entries import find
 from ridgeline.lab.plan.settings import read_config
 from ridgeline.lab.prediction import read_prediction
 
@@ -68,6 +70,9 @@ def test_a_plan_answers_with_hardware_latency_money_and_reasons(
         "ridgeline plan verify",
     ):
         assert part in text
+    terms = re.findall(r"\[([a-z -]+)\]", " ".join(text.split()))
+    assert len(terms) == 7
+    assert all(find(term) for term in terms)
     assert read_config(out / "plan.toml").model == llama
     found = read_prediction(out / "prediction.json")
     assert (found.hardware, found.method) == ("h200", "analytic")
@@ -136,6 +141,36 @@ def test_wrong_questions_are_refused_in_one_line_that_names_the_flag(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_requests_longer_than_the_cache_are_named_and_not_simulated(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = ("--input", "uniform:100,60000", "--output", "32", "--requests", "200")
+    code = plan(llama, "--hardware", "l4", "--gpus-max", "1", "--slo", "ttft_p90=900s", *lengths)
+    assert code == 1
+    assert "--max-context" in capsys.readouterr().err
+
+
+def test_a_cache_format_that_our_gpu_engine_has_not_is_planned_for_another(
+    llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    few = ("--rate", "2", "--kv-precision", "fp8", "--out", str(out))
+    assert plan(llama, "--hardware", "h200", *TRAFFIC, *few) == 0
+    text = capsys.readouterr().out
+    assert "on a GPU it keeps no keys and values in fp8" in text.replace("\n   ", " ")
+    assert "--kv-cache-dtype fp8" in text
+    assert not (out / "plan.toml").exists()
+
+
+def test_what_no_measurement_was_like_is_among_the_caveats(llama: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert plan(llama, "--hardware", "l4", *TRAFFIC, "--rate", "0.2", "--out", str(out)) == 0
+    assert any(
+        "bytes/s of memory (measured were" in words
+        for words in read_prediction(out / "prediction.json").caveats
+    )
 
 
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
