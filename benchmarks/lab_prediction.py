@@ -3,8 +3,8 @@
 A real `ridgeline serve` and the bench, on this machine. Fitting traffic first (synthetic: no trace is used);
 then windows of the Azure conversation and code traces, cut to the model's context and stretched to 30, 60 and
 90 % of what the simulator says the server can take: each is replayed and simulated, and the two are compared
-(the claim: median error within 15 %). Last the policies: prefill chunks of 64, 256 and 1024 on the same
-window, predicted and measured in the same order.
+(the claim: median error within 15 %). Last the policies: three prefill chunks on the same window, predicted
+and measured in the same order (64, 256 and 1024 on a CPU).
 
     python benchmarks/lab_prediction.py [MODEL] [--quick] [--fit-seconds 120] [--case-seconds 90]
 
@@ -54,9 +54,7 @@ from ridgeline.lab.traffic.traces import read_azure
 from ridgeline.telemetry.stats import StepRecord
 
 START_S = 120
-CONTEXT, KV_TOKENS, MAX_RUNNING, BLOCK = 8192, 65_536, 64, 16
-CHUNKS = (64, 256, 1024)
-DEFAULT_CHUNK = 256
+BLOCK = 16
 LOADS = (0.3, 0.6, 0.9)
 FIRST_SECOND = {"conversation": 600, "code": 1500}  # of the trace; each case then takes the next window
 METRICS = (
@@ -70,6 +68,41 @@ RANKED = (*METRICS[:-1], "itl_ms.p95")  # by these, chunk sizes are put in order
 SHOWN = (*METRICS, "itl_ms.p95")
 ALLOWED = 0.15
 ALIKE = 0.05  # two policies whose measured figures differ by less have no order
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The server that is measured. The first of `chunks` is the one that cases run with."""
+
+    chunks: tuple[int, ...]
+    max_running: int
+    kv_tokens: int
+    context: int = 8192
+    lookahead: int = 0
+    batches: tuple[int, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def limits(self, chunk: int) -> SchedulerLimits:
+        """What the flags of `server` make of an engine."""
+        return SchedulerLimits(
+            step_tokens=chunk + self.max_running,
+            prefill_chunk=chunk,
+            max_running=self.max_running,
+            max_waiting=512,
+            block_size=BLOCK,
+            num_blocks=self.kv_tokens // BLOCK,
+            max_context=self.context,
+        )
+
+
+CPU = Setup(chunks=(256, 64, 1024), max_running=64, kv_tokens=65_536)
+GPU = Setup(
+    chunks=(4096, 512, 8192),
+    max_running=256,
+    kv_tokens=400_000,
+    lookahead=1,
+    flags=("--backend", "cuda"),
+)
 
 
 @dataclass(frozen=True)
@@ -120,33 +153,20 @@ class Others:
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def limits(chunk: int) -> SchedulerLimits:
-    """What the flags of `server` make of an engine."""
-    return SchedulerLimits(
-        step_tokens=chunk + MAX_RUNNING,
-        prefill_chunk=chunk,
-        max_running=MAX_RUNNING,
-        max_waiting=512,
-        block_size=BLOCK,
-        num_blocks=KV_TOKENS // BLOCK,
-        max_context=CONTEXT,
-    )
-
-
 @contextlib.contextmanager
-def server(model: str, chunk: int) -> Iterator[str]:
+def server(setup: Setup, model: str, chunk: int) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    figures = limits(chunk)
+    figures = setup.limits(chunk)
     flags = {
         "--port": port,
         "--log-level": "error",
         "--step-tokens": figures.step_tokens,
         "--prefill-chunk": figures.prefill_chunk,
         "--max-running": figures.max_running,
-        "--kv-tokens": KV_TOKENS,
-        "--max-context": CONTEXT,
+        "--kv-tokens": setup.kv_tokens,
+        "--max-context": setup.context,
         "--step-ring": 65_536,
     }
     with tempfile.TemporaryDirectory(prefix="ridgeline-bench-") as folder:
@@ -159,7 +179,7 @@ def server(model: str, chunk: int) -> Iterator[str]:
             "--state-dir",
             f"{folder}/state",
         ]
-        command += [str(part) for flag in flags.items() for part in flag]
+        command += [str(part) for flag in flags.items() for part in flag] + list(setup.flags)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             _await_ready(process, f"http://127.0.0.1:{port}")
@@ -183,16 +203,24 @@ def _await_ready(process: subprocess.Popen[bytes], url: str) -> None:
 # ── the fit ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def fit(model: str, seconds: float) -> Measured:
+def fit(setup: Setup, model: str, seconds: float) -> Measured:
     """One fit for all: of steps as they are by default, and of the largest, so that none is extrapolated."""
     steps: dict[str, list[StepRecord]] = {}
     measured: list[Measured] = []
-    for chunk in (DEFAULT_CHUNK, max(CHUNKS)):
-        with server(model, chunk) as url:
-            lots = measure_steps(url, context=CONTEXT, seconds=seconds / 2, seed=chunk, on_lot=_tell)
+    for chunk in (setup.chunks[0], max(setup.chunks)):
+        with server(setup, model, chunk) as url:
+            lots = measure_steps(
+                url,
+                context=setup.context,
+                seconds=seconds / 2,
+                lookahead=setup.lookahead,
+                batches=setup.batches,
+                seed=chunk,
+                on_lot=_tell,
+            )
             measured.append(in_loop(lots))
         steps |= {f"{name}, chunk {chunk}": records for name, records in measured[-1].steps.items()}
-    times = fit_step_times(steps, about={"model": model})
+    times = fit_step_times(steps, lookahead=setup.lookahead, batches=setup.batches, about={"model": model})
     return Measured(times, measured[0].front, steps, tuple(note for one in measured for note in one.notes))
 
 
@@ -203,41 +231,50 @@ def _tell(name: str) -> None:
 # ── a case ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def capacity(trace: Traffic, times: StepTimes, front: FrontTimes) -> float:
+def capacity(setup: Setup, trace: Traffic, times: StepTimes, front: FrontTimes) -> float:
     """Requests per second that the server completes when it is never without work, by simulation."""
-    sample = replace(first(window(trace, 0), 400), name=trace.name)
-    run = simulate(sample, limits(DEFAULT_CHUNK), times, front=front, concurrency=MAX_RUNNING)
+    sample = replace(first(window(trace, 0), 6 * setup.max_running), name=trace.name)
+    run = simulate(
+        sample,
+        setup.limits(setup.chunks[0]),
+        times,
+        front=front,
+        concurrency=setup.max_running,
+        lookahead=setup.lookahead,
+    )
     ends = sorted(record.t_end for record in run.records if record.t_end is not None)
     fifth = len(ends) // 5  # without the beginning and the end, when it is not full
     return (len(ends) - 2 * fifth) / (ends[-fifth] - ends[fifth])
 
 
-def cases_of(name: str, trace: Traffic, rate: float, seconds: float, start_s: float) -> list[Case]:
+def cases_of(
+    name: str, chunk: int, trace: Traffic, rate: float, seconds: float, start_s: float
+) -> list[Case]:
     """One per load, each of a window of its own."""
     made = []
     for load in LOADS:
         count = max(int(rate * load * seconds), 8)
         requests = first(window(trace, start_s), count)
         start_s += requests.duration_s + 1
-        made.append(Case(f"{name} {load:.0%}", DEFAULT_CHUNK, at_rate(requests, rate * load)))
+        made.append(Case(f"{name} {load:.0%}", chunk, at_rate(requests, rate * load)))
     return made
 
 
-def compare(url: str, model: str, case: Case, fitted: Measured) -> Compared:
+def compare(setup: Setup, url: str, model: str, case: Case, fitted: Measured) -> Compared:
     """Measure, then predict: nothing that was measured goes into the prediction."""
     others = Others()
     result, steps = in_loop(_replay(url, model, case))
     foreign = others.share()
     if result.interrupted:
         sys.exit("stopped")
-    expected = _simulated(case, fitted.times, fitted.front)
+    expected = _simulated(setup, case, fitted.times, fitted.front)
     spread = fitted.times.spread
     low, high = (
-        figures(_simulated(case, fitted.times.scaled(factor), fitted.front).records)
+        figures(_simulated(setup, case, fitted.times.scaled(factor), fitted.front).records)
         for factor in (1 / (1 + spread), 1 + spread)
     )
     error = error_on(fitted.times, case.name, steps)
-    paced = _simulated(case, fitted.times.scaled(1 / (1 + error.total)), fitted.front)
+    paced = _simulated(setup, case, fitted.times.scaled(1 / (1 + error.total)), fitted.front)
     return Compared(
         case=case.name,
         chunk=case.chunk,
@@ -264,8 +301,8 @@ def figures(records: Sequence[RequestRecord]) -> dict[str, float]:
     return {name: found[name] for name in SHOWN}
 
 
-def _simulated(case: Case, times: StepTimes, front: FrontTimes) -> SimulatedRun:
-    return simulate(case.traffic, limits(case.chunk), times, front=front)
+def _simulated(setup: Setup, case: Case, times: StepTimes, front: FrontTimes) -> SimulatedRun:
+    return simulate(case.traffic, setup.limits(case.chunk), times, front=front, lookahead=setup.lookahead)
 
 
 async def _replay(url: str, model: str, case: Case) -> tuple[Any, Any]:
@@ -334,6 +371,8 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--quick", action="store_true", help="minutes: short windows, few cases")
+    parser.add_argument("--gpu", action="store_true", help="a server on this machine's GPU")
+    parser.add_argument("--dummy", action="store_true", help="random weights of MODEL's shape")
     parser.add_argument("--fit-seconds", type=float, default=120.0)
     parser.add_argument("--case-seconds", type=float, default=90.0)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/azure-llm-2023"))
@@ -341,39 +380,48 @@ def main() -> None:
     args = parser.parse_args()
     # Between runs; during one the bench takes it, and says so.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    setup = CPU
+    if args.gpu:
+        from ridgeline.engine.decode_graphs import ladder
+
+        setup = replace(GPU, batches=tuple(ladder(GPU.max_running)))
+    if args.dummy:
+        setup = replace(setup, flags=(*setup.flags, "--load-format", "dummy"))
+    chunk = setup.chunks[0]
     if args.quick:
         args.fit_seconds, args.case_seconds = 40.0, 20.0
     traces = {
-        "conversation": clipped(read_azure(args.data / "AzureLLMInferenceTrace_conv.csv"), CONTEXT),
-        "code": clipped(read_azure(args.data / "AzureLLMInferenceTrace_code.csv"), CONTEXT),
+        "conversation": clipped(read_azure(args.data / "AzureLLMInferenceTrace_conv.csv"), setup.context),
+        "code": clipped(read_azure(args.data / "AzureLLMInferenceTrace_code.csv"), setup.context),
     }
     others = Others()
-    fitted = fit(args.model, args.fit_seconds)
+    fitted = fit(setup, args.model, args.fit_seconds)
     fit_foreign = others.share()
     print(f"others took {fit_foreign:.0%} of the cores while step times were fitted")
     for error in fitted.times.errors:
         print(f"  held out {error.trace!r}: {error.median:.1%} median, {error.total:+.1%} in all")
     for note in fitted.notes:
         print(f"  note: {note}")
-    rates = {name: capacity(trace, fitted.times, fitted.front) for name, trace in traces.items()}
+    rates = {name: capacity(setup, trace, fitted.times, fitted.front) for name, trace in traces.items()}
     print("capacity by simulation: " + ", ".join(f"{name} {rate:.2f}/s" for name, rate in rates.items()))
     cases = [
         case
         for name, trace in traces.items()
-        for case in cases_of(name, trace, rates[name], args.case_seconds, FIRST_SECOND[name])
+        for case in cases_of(name, chunk, trace, rates[name], args.case_seconds, FIRST_SECOND[name])
     ]
     compared: list[Compared] = []
-    with server(args.model, DEFAULT_CHUNK) as url:
+    with server(setup, args.model, chunk) as url:
         for case in cases[1::2] if args.quick else cases:
-            compared.append(compare(url, args.model, case, fitted))
+            compared.append(compare(setup, url, args.model, case, fitted))
             show(compared[-1])
     policies: list[Compared] = []
     window_s = args.case_seconds
-    policy = cases_of("conversation", traces["conversation"], rates["conversation"], window_s, 2400)[1]
-    for chunk in CHUNKS:
-        with server(args.model, chunk) as url:
+    conversation = traces["conversation"]
+    policy = cases_of("conversation", chunk, conversation, rates["conversation"], window_s, 2400)[1]
+    for chunk in sorted(setup.chunks):
+        with server(setup, args.model, chunk) as url:
             case = Case(policy.name, chunk, policy.traffic)
-            policies.append(compare(url, args.model, case, fitted))
+            policies.append(compare(setup, url, args.model, case, fitted))
             show(policies[-1])
     report = {
         "machine": platform.processor() or platform.machine(),
