@@ -306,9 +306,10 @@ def _usd_per_mtok(
 
     mid = replica * sized.replicas
     report("pricing the ends of the interval")
-    fast, slow = usd(times.low), usd(times.high)
-    judged = [(sized.metrics.get(limit.key), limit) for limit in question.slo.limits]
-    if any(found is not None and verdict(found, limit) != "yes" for found, limit in judged):
-        # On the whole traffic a limit is missed where steps are slow, whatever a short simulation says.
-        slow = max(slow, mid / FEWER if question.demand.rate is None else mid + replica)
-    return Interval(min(mid, fast), mid, max(mid, slow))
+    if question.demand.rate is None:
+        return Interval(min(mid, usd(times.low)), mid, max(mid, usd(times.high)))
+    fast = mid if sized.replicas == 1 else usd(times.low)
+    verdicts = [verdict(sized.metrics.get(limit.key), limit) for limit in question.slo.limits]
+    # Limits that are kept at the slow end take no replica more, those that are missed there at least one.
+    slow = mid if all(found == "yes" for found in verdicts) else max(mid + replica, usd(times.high))
+    return Interval(min(mid, fast), mid, slow)

@@ -23,6 +23,7 @@ from ridgeline.models.shapes import ModelShape, Precision
 
 HEADROOM = 0.8  # of a replica's capacity: closer to it, queues grow faster than any forecast can follow
 MAX_BATCH = 1024
+MARGIN = 1.1  # of a limit that is proposed: simulated, and at a percentile, a request alone takes more
 TP_SIZES = (1, 2, 4, 8)
 
 
@@ -146,7 +147,7 @@ def refuse_all(refused: Sequence[Refused], slo: Slo, gpus_max: int) -> Infeasibl
         best = min(near, key=lambda r: r.best_s)
         bound = [limit for limit in slo.limits if limit.metric.startswith(best.kind)]
         limit = min(bound, key=lambda limit: limit.ms)
-        reached = math.ceil(best.best_s * 1e4) / 10
+        reached = math.ceil(MARGIN * best.best_s * 1e4) / 10
         return Infeasible(
             f"{limit} cannot be met: {best.why}. Nearest: {limit.metric}_p{limit.percentile}={reached:g}ms"
         )
