@@ -113,8 +113,8 @@ def question_of(args: argparse.Namespace) -> Question:
     slo = read_slo(options.slo)
     budget = None if options.budget is None else parse_budget(options.budget)
     demand = read_demand(build(TrafficOptions, given_flags(args, "traffic")))
-    hardware = chip(options.hardware)
     shape = read_shape(args.model)
+    hardware = chip(options.hardware)  # after what may be refused: a processor may have to be measured
     try:
         kv_precision = format_name(options.kv_precision)
         precision = None if options.precision is None else format_name(options.precision)

@@ -132,6 +132,12 @@ def refuse_rate(found: Sequence[Way], rate: float, gpus_max: int) -> Infeasible:
     best = max(found, key=lambda way: (gpus_max // way.gpus) * way.requests_per_s)
     served = HEADROOM * (gpus_max // best.gpus) * best.requests_per_s
     needed = min(way.replicas(rate) * way.gpus for way in found)
+    if best.deployment.chip.name == CPU:
+        return Infeasible(
+            f"{rate:g} requests/s are more than this machine serves: {served:.3g} requests/s "
+            f"({_how(best.deployment)}), bound by {best.bound} at a batch of {best.batch}. Nearest: "
+            f"--rate {served:.3g}, a smaller model, or --hardware with a GPU"
+        )
     return Infeasible(
         f"{rate:g} requests/s need {needed} {best.deployment.chip.name}, and --gpus-max is {gpus_max}: "
         f"one replica ({_how(best.deployment)}) serves {HEADROOM * best.requests_per_s:.3g} requests/s, "
