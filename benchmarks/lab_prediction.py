@@ -81,6 +81,7 @@ class Setup:
     lookahead: int = 0
     batches: tuple[int, ...] = ()
     flags: tuple[str, ...] = ()
+    warm_s: float = 0.0  # of traffic before anything counts: kernels and graphs are made as sizes are met
 
     def limits(self, chunk: int) -> SchedulerLimits:
         """What the flags of `server` make of an engine."""
@@ -102,6 +103,7 @@ GPU = Setup(
     kv_tokens=400_000,
     lookahead=1,
     flags=("--backend", "cuda"),
+    warm_s=14.0,
 )
 
 
@@ -183,6 +185,10 @@ def server(setup: Setup, model: str, chunk: int) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             _await_ready(process, f"http://127.0.0.1:{port}")
+            if setup.warm_s:
+                in_loop(
+                    measure_steps(f"http://127.0.0.1:{port}", context=setup.context, seconds=setup.warm_s)
+                )
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -260,10 +266,10 @@ def cases_of(
     return made
 
 
-def compare(setup: Setup, url: str, model: str, case: Case, fitted: Measured) -> Compared:
+def compare(setup: Setup, url: str, case: Case, fitted: Measured) -> Compared:
     """Measure, then predict: nothing that was measured goes into the prediction."""
     others = Others()
-    result, steps = in_loop(_replay(url, model, case))
+    result, steps = in_loop(_replay(url, case))
     foreign = others.share()
     if result.interrupted:
         sys.exit("stopped")
@@ -305,12 +311,12 @@ def _simulated(setup: Setup, case: Case, times: StepTimes, front: FrontTimes) ->
     return simulate(case.traffic, setup.limits(case.chunk), times, front=front, lookahead=setup.lookahead)
 
 
-async def _replay(url: str, model: str, case: Case) -> tuple[Any, Any]:
+async def _replay(url: str, case: Case) -> tuple[Any, Any]:
     stop = asyncio.Event()
     collecting = asyncio.create_task(collect_steps(url, stop))
     try:
         result = await run_bench(
-            BenchConfig(url=url, model=model, traffic=case.traffic, mode=OpenLoop(), name=case.name, warmup=1)
+            BenchConfig(url=url, traffic=case.traffic, mode=OpenLoop(), name=case.name, warmup=1)
         )
     finally:
         stop.set()
@@ -412,7 +418,7 @@ def main() -> None:
     compared: list[Compared] = []
     with server(setup, args.model, chunk) as url:
         for case in cases[1::2] if args.quick else cases:
-            compared.append(compare(setup, url, args.model, case, fitted))
+            compared.append(compare(setup, url, case, fitted))
             show(compared[-1])
     policies: list[Compared] = []
     window_s = args.case_seconds
@@ -421,7 +427,7 @@ def main() -> None:
     for chunk in sorted(setup.chunks):
         with server(setup, args.model, chunk) as url:
             case = Case(policy.name, chunk, policy.traffic)
-            policies.append(compare(setup, url, args.model, case, fitted))
+            policies.append(compare(setup, url, case, fitted))
             show(policies[-1])
     report = {
         "machine": platform.processor() or platform.machine(),
