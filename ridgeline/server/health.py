@@ -14,6 +14,7 @@ import ridgeline
 from ridgeline.server.batches.conversion import converted
 from ridgeline.server.bodies import Health, ModelCard, ModelList, Readiness, Version, encode
 from ridgeline.server.errors import NotReady
+from ridgeline.server.field_types import Name
 from ridgeline.server.front import Front, Model
 from ridgeline.server.protocol import About, Body
 from ridgeline.telemetry.metrics import render_all
@@ -23,8 +24,10 @@ _STARTED = int(time.time())
 
 
 class StepsQuery(Body, kw_only=True, frozen=True):
-    model: Annotated[str | None, About("which engine's steps; default: the first model's")] = None
-    since: Annotated[int, About("only steps after this `step_id`: for who asks again"), Meta(ge=-1)] = -1
+    model: Annotated[Name | None, About("which engine's steps; default: the first model's")] = None
+    since: Annotated[
+        int, About("only steps after this `step_id`: for who asks again"), Meta(ge=-1, le=2**53)
+    ] = -1
 
 
 async def health(request: Request) -> Response:

@@ -23,6 +23,13 @@ def llm(smollm2_path) -> LLM:
     return LLM(str(smollm2_path), kv_tokens=KV_TOKENS, deterministic=True)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_cached(request):
+    """Schedulers of other tests write into the memory of this engine: what its own had cached there is gone."""
+    if "llm" in request.fixturenames:
+        request.getfixturevalue("llm").engine.core.scheduler.pool.drop_cached()
+
+
 @pytest.fixture(scope="module")
 def weights_are_not_kept():
     """Packed weights of passing checkpoints, or in formats nobody serves, stay out of the user's cache."""
