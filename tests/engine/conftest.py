@@ -25,7 +25,7 @@ def llm(smollm2_path) -> LLM:
 
 @pytest.fixture(autouse=True)
 def nothing_is_cached(request):
-    """Schedulers of other tests write into the memory of this engine: what its own had cached there is gone."""
+    """Schedulers of other tests write into this engine's memory: what its own had cached there is gone."""
     if "llm" in request.fixturenames:
         request.getfixturevalue("llm").engine.core.scheduler.pool.drop_cached()
 
