@@ -44,6 +44,7 @@ from ridgeline.lab.bench.config import BenchConfig, OpenLoop
 from ridgeline.lab.bench.metrics import flat, summarize
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.run import in_loop, run_bench
+from ridgeline.lab.plan.times import FITTED_SPREAD
 from ridgeline.lab.simulate import FrontTimes, SimulatedRun, StepTimes, fit_step_times, simulate
 from ridgeline.lab.simulate.collect import collect_steps
 from ridgeline.lab.simulate.fit import error_on
@@ -274,7 +275,7 @@ def compare(setup: Setup, url: str, case: Case, fitted: Measured) -> Compared:
     if result.interrupted:
         sys.exit("stopped")
     expected = _simulated(setup, case, fitted.times, fitted.front)
-    spread = fitted.times.spread
+    spread = max(FITTED_SPREAD, fitted.times.spread)
     low, high = (
         figures(_simulated(setup, case, fitted.times.scaled(factor), fitted.front).records)
         for factor in (1 / (1 + spread), 1 + spread)

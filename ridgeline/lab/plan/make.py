@@ -122,21 +122,25 @@ def _tried(question: Question, backend: str) -> tuple[list[Way], list[Refused]]:
     first: list[Way] | None = None
     every: list[Refused] = []
     for precision in precisions_for(question, backend):
-        found, refused = search.ways(
-            question.shape,
-            question.chip,
-            question.demand,
-            question.slo,
-            backend=backend,
-            precisions=[precision],
-            kv_precision=question.kv_precision,
-            gpus_max=question.gpus_max,
-        )
+        found, refused = _ways_with(question, backend, precision)
         every += refused
         if search.cheapest(found, question.demand.rate, question.gpus_max) is not None:
             return found, every
         first = found if first is None else first
     return first or [], every
+
+
+def _ways_with(question: Question, backend: str, precision: Precision) -> tuple[list[Way], list[Refused]]:
+    return search.ways(
+        question.shape,
+        question.chip,
+        question.demand,
+        question.slo,
+        backend=backend,
+        precisions=[precision],
+        kv_precision=question.kv_precision,
+        gpus_max=question.gpus_max,
+    )
 
 
 def precisions_for(question: Question, backend: str) -> list[Precision]:
@@ -167,16 +171,7 @@ def _precisions(
     figures = []
     for backend, precision in options:
         name = str(precision) if backend == engine else f"{precision} ({backend})"
-        found, refused = search.ways(
-            question.shape,
-            question.chip,
-            question.demand,
-            question.slo,
-            backend=backend,
-            precisions=[precision],
-            kv_precision=question.kv_precision,
-            gpus_max=question.gpus_max,
-        )
+        found, refused = _ways_with(question, backend, precision)
         counted = [(math.ceil(rate / (w.requests_per_s * scale) - 1e-9) * w.gpus, w) for w in found]
         if not counted:
             figures.append(PrecisionFigures(name, None, None, None, refused[0].why if refused else ""))

@@ -106,7 +106,7 @@ def test_whole_traces_are_held_out() -> None:
     by_trace = {error.trace: error for error in times.errors}
     assert by_trace["slower"].total == pytest.approx(1 / 1.5 - 1, abs=0.03)  # by a fit on the other two
     totals = sorted(abs(error.total) for error in times.errors)
-    assert totals[1] < times.spread < totals[2]
+    assert times.spread == totals[2]  # of three, none says how far a fourth may be off in four of five cases
 
 
 def test_host_time_is_read_off_the_gaps_between_steps() -> None:
