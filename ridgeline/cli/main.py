@@ -24,6 +24,8 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 # Each a module beside this one.
 VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "bench", "plan", "tune", "profile", "explain")
 
+LAB_PACKAGES = ("scipy", "genai_prices")  # of the extra `lab`, imported where they are needed
+
 EXAMPLES = """\
 examples:
   ridgeline serve                        serve the default model on 127.0.0.1:8000
@@ -65,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ModelError, EngineError, RemoteError, LabError) as error:
         return _failed(error, EXIT_FAILED, debug)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in LAB_PACKAGES:
+            return _failed(
+                LabError(f"this needs {error.name}: pip install 'ridgeline[lab]'"), EXIT_FAILED, debug
+            )
         if debug:
             raise
         if isinstance(error, OSError) and error.filename is not None:  # a file that is not to be had

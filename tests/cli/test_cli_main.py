@@ -172,3 +172,11 @@ def test_serve_prints_its_config_with_file_and_flags_applied(
     assert "prefix_cache = false" in shown
     assert main(["serve", "smollm2", *words[1:]]) == 0
     assert 'model = "smollm2"' in capsys.readouterr().out  # MODEL wins over the file
+
+
+def test_a_missing_package_of_the_lab_is_named_with_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert main(["plan", "smollm2-135m", "--hardware", "h100", "--rate", "1", "--out", str(tmp_path)]) == 1
+    assert "pip install 'ridgeline[lab]'" in capsys.readouterr().err
