@@ -142,7 +142,7 @@ def counted(shape: ModelShape, what: str) -> int:
         if shape.family.startswith(("deepseek_v3", "deepseek_v32"))
         else 0
     )
-    return shape.total_parameters + copies
+    return shape.parameters + sum(extras.values()) + copies  # with towers and further heads
 
 
 @needs_configs

@@ -102,11 +102,6 @@ class ModelShape:
         return self.parameters - self.expert_parameters + chosen
 
     @property
-    def total_parameters(self) -> int:
-        """With vision towers and MTP heads: what a checkpoint holds."""
-        return self.parameters + sum(extra.parameters for extra in self.extra_parameters)
-
-    @property
     def embedding_parameters(self) -> int:
         return (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
 
