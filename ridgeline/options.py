@@ -13,7 +13,7 @@ import math
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -49,6 +49,11 @@ class Option:
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+
+def option(default: Any, doc: str) -> Any:
+    """A field with its one-line documentation, read by the flag, schema and docs generators."""
+    return field(default=default, metadata={"doc": doc})
 
 
 def options_of(config: type) -> tuple[Option, ...]:

@@ -194,7 +194,7 @@ def test_the_front_imports_no_torch(module):
 
 def test_a_front_that_has_read_its_tokenizer_has_no_numpy_in_it(smollm2_path):
     """It would take 13 MB, a twentieth of a second, and a thread that spins."""
-    imports = "import pathlib, sys, ridgeline.server.main, ridgeline.server.app, ridgeline.server.http"
+    imports = "import pathlib, sys, ridgeline.server.main, ridgeline.server.app, ridgeline.web.listener"
     load = f"ridgeline.engine.launch.load_tokenizer(pathlib.Path({str(smollm2_path)!r}))"
     assert run(f"{imports}; {load}; print('numpy' in sys.modules)").strip() == "False"
 

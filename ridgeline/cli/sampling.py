@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.engine.config import option
+from ridgeline.options import option
 
 if TYPE_CHECKING:
     from ridgeline.engine.request import SamplingParams

@@ -11,12 +11,13 @@ from typing import Any
 
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb, path_argument
 from ridgeline.cli.progress import fetch
-from ridgeline.engine.config import EngineConfig, option
+from ridgeline.engine.config import EngineConfig
 from ridgeline.options import (
     add_flags,
     build,
     given_flags,
     json_schema,
+    option,
     options_of,
     read_file,
     to_toml,

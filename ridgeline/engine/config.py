@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from ridgeline.engine.errors import InvalidConfig
+from ridgeline.options import option
 
 KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels
 # Each must be at least this, where it is set at all; a context of two holds one token and its answer.
@@ -22,11 +23,6 @@ _LEAST = {
     "threads": 1,
     "step_ring": 1,
 }
-
-
-def option(default: Any, doc: str) -> Any:
-    """A field with its one-line documentation, read by the flag, schema and docs generators."""
-    return field(default=default, metadata={"doc": doc})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ridgeline.engine.config import option
-from ridgeline.options import OptionError
+from ridgeline.options import OptionError, option
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ridgeline.engine.client import AsyncClient
     from ridgeline.server.batches.runner import BatchRunner
     from ridgeline.server.front import Front, Model
-    from ridgeline.server.http import HttpServer
+    from ridgeline.web.listener import HttpServer
 
 log = logging.getLogger("ridgeline.server")
 
@@ -179,10 +179,24 @@ def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore
 def _http_server(front: Front) -> tuple[HttpServer, ASGIApp]:
     """The HTTP face over all models."""
     from ridgeline.server.app import app_over
-    from ridgeline.server.http import HttpServer
 
     app = app_over(front)
-    return HttpServer(app, front.config), app
+    return http_server(app, front.config), app
+
+
+def http_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
+    """What listens for this app, with the bounds of the config."""
+    from ridgeline.web.connection import ConnectionLimits
+    from ridgeline.web.listener import HttpServer
+
+    limits = ConnectionLimits(
+        config.max_head_bytes,
+        config.head_timeout_s,
+        config.max_connections,
+        config.max_connections_per_address,
+    )
+    # A WebSocket's message is a body.
+    return HttpServer(app, limits, config.max_body_bytes, config.websocket_ping_s)
 
 
 async def _begun_batches(front: Front, app: ASGIApp) -> BatchRunner:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from ridgeline.engine.config import EngineConfig, option
+from ridgeline.engine.config import EngineConfig
 from ridgeline.options import (
     OptionError,
     add_flags,
@@ -17,6 +17,7 @@ from ridgeline.options import (
     given_flags,
     json_schema,
     markdown_table,
+    option,
     options_of,
     read_file,
     to_toml,

@@ -14,7 +14,7 @@ import httpx
 from ridgeline.server.app import app_over
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.front import Front, Model
-from ridgeline.server.http import HttpServer
+from ridgeline.server.main import http_server
 from ridgeline.server.state import StateStore
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import Script, ScriptedClient, ScriptedSupervisor, say
@@ -62,7 +62,7 @@ class Stage:
             listener.bind(("127.0.0.1", 0))
             listener.listen()  # connections wait until the server takes them
             port = listener.getsockname()[1]
-            server = HttpServer(self.app, self.config)
+            server = http_server(self.app, self.config)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:

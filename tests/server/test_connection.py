@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.server import connection
 from ridgeline.server.config import ServerConfig
+from ridgeline.web import connection
 from tests.server.scripted_client import say
 from tests.server.stage import CHAT, HELLO, Stage, until
 

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from ridgeline.engine.grammar import keywords
-from ridgeline.server import connection, limits, prompts, websocket, weight
+from ridgeline.server import limits, prompts, websocket, weight
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.batches import lines, multipart
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.openapi.schemas import Schema, Schemas
 from ridgeline.server.vectors.protocol import MAX_TEXTS
+from ridgeline.web import connection
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 CONFIG = ServerConfig()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.engine.config import option
+from ridgeline.options import option
 
 
 @dataclass(frozen=True, slots=True)

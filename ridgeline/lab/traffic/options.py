@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.engine.config import option
+from ridgeline.options import option
 
 
 @dataclass(frozen=True, slots=True)

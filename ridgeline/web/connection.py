@@ -1,21 +1,20 @@
 """BoundedConnection: uvicorn's HTTP connection with bounds on what comes before a request reaches the app.
 
 uvicorn bounds neither the size of a request's head nor the time it takes to arrive, nor how many connections
-are open. Made by `server.http` for every connection; what is refused here has the same shape of error as
-everywhere, and never reaches the gate.
+are open. Made by `web.listener` for every connection, of the server and of the gateway; what is refused here
+has the same shape of error as everywhere, and never reaches the app.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from ridgeline.server.errors import INVALID, UNAVAILABLE, ErrorReply
 
 MAX_HEADERS = 100
 LINGER_S = 10.0  # for the rest of a body that was answered before it had all arrived
@@ -30,6 +29,19 @@ class ConnectionLimits:
     connections: int
     per_address: int | None
     by_address: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    message: str
+    code: str
+    type: str = "invalid_request_error"
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
+        return json.dumps({"error": error}, separators=(",", ":")).encode()
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -113,7 +125,7 @@ class BoundedConnection(HttpToolsProtocol):
     # ---- refusals ----
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ErrorReply(400, "the request is not valid HTTP", INVALID, code="invalid_http"))
+        self._refuse(Refusal(400, "the request is not valid HTTP", "invalid_http"))
 
     def _await_head(self) -> None:
         self._alarm = self.loop.call_later(self._limits.head_s, self._head_is_late)
@@ -124,23 +136,23 @@ class BoundedConnection(HttpToolsProtocol):
             self._await_head()  # the head of the next request waits for the answer to this one
         elif self._head_bytes or self.cycle is not None:
             limit = f"{self._limits.head_s:g} s, this server's limit"
-            self._refuse(ErrorReply(408, f"the request's head had not arrived after {limit}", code="timeout"))
+            self._refuse(Refusal(408, f"the request's head had not arrived after {limit}", "timeout"))
         else:
             self.transport.close()  # it never said a word
 
     def _refuse_head(self, what: str) -> None:
         message = f"the request's head (its first line and headers) is {what}, this server's limit"
-        self._refuse(ErrorReply(431, message, INVALID, code="head_too_large"))
+        self._refuse(Refusal(431, message, "head_too_large"))
 
-    def _refuse(self, reply: ErrorReply) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         self._refused = True
         self._stop_alarm()
-        body = reply.body()
+        body = refusal.body()
         head = [
-            f"HTTP/1.1 {reply.status} {http.HTTPStatus(reply.status).phrase}",
+            f"HTTP/1.1 {refusal.status} {http.HTTPStatus(refusal.status).phrase}",
             "content-type: application/json",
             f"content-length: {len(body)}",
-            *(f"{name}: {value}" for name, value in reply.headers.items()),
+            *(f"{name}: {value}" for name, value in refusal.headers.items()),
             "connection: close",
         ]
         self.transport.write("\r\n".join(head).encode() + b"\r\n\r\n" + body)
@@ -152,5 +164,6 @@ class BoundedConnection(HttpToolsProtocol):
             self._alarm = None
 
 
-def _too_many(message: str) -> ErrorReply:
-    return ErrorReply(503, message, UNAVAILABLE, code="too_many_connections", headers={"retry-after": "1"})
+def _too_many(message: str) -> Refusal:
+    unavailable = "service_unavailable_error"
+    return Refusal(503, message, "too_many_connections", unavailable, headers={"retry-after": "1"})

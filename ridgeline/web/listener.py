@@ -1,4 +1,4 @@
-"""uvicorn as `server.main` wants it: no logs, lifespan or signals of its own, and bounded connections."""
+"""uvicorn as the server and the gateway want it: no logs, lifespan or signals of its own; bounded."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from ridgeline.server.config import ServerConfig
-from ridgeline.server.connection import BoundedConnection, ConnectionLimits
+from ridgeline.web.connection import BoundedConnection, ConnectionLimits
 
 CLOSING_S = 5  # for a reader to take the last that was written to it; at most twice that
 LAST_WORDS_S = 3  # for streams that are told of the end to take that in
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits,
+        max_message_bytes: int = 0,
+        websocket_ping_s: float = 20.0,
+    ) -> None:
+        """max_message_bytes: of a WebSocket; 0: the app speaks none."""
         self._closing: set[Any] = set()  # connections of uvicorn's several kinds
-        limits = ConnectionLimits(
-            config.max_head_bytes,
-            config.head_timeout_s,
-            config.max_connections,
-            config.max_connections_per_address,
-        )
         super().__init__(
             uvicorn.Config(
                 app,
                 http=partial(BoundedConnection, limits),  # type: ignore[arg-type]  # called, never inherited
-                ws=WebSocketsSansIOProtocol,
-                ws_max_size=config.max_body_bytes,  # a message is a body
-                ws_ping_interval=config.websocket_ping_s,
-                ws_ping_timeout=config.websocket_ping_s,
+                ws=WebSocketsSansIOProtocol if max_message_bytes else "none",
+                ws_max_size=max_message_bytes,
+                ws_ping_interval=websocket_ping_s,
+                ws_ping_timeout=websocket_ping_s,
                 ws_per_message_deflate=False,  # a small message could unfold into a large one, on the loop
                 log_config=None,
                 access_log=False,
@@ -57,5 +57,5 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the front's: uvicorn would close the listener at once, without draining."""
+        """Signals are for the caller: uvicorn would close the listener at once, without draining."""
         yield

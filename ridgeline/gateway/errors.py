@@ -1,0 +1,84 @@
+"""What can go wrong with a request at the gateway, with the status and code its client is told.
+
+Raised by every part, turned into an answer in one place (`answers.py`), in the shape of the client's own
+dialect. A message never holds a key, an upstream's address or text of the request.
+"""
+
+from __future__ import annotations
+
+import math
+
+INVALID = "invalid_request_error"
+
+
+class GatewayError(Exception):
+    """Raised for one request; its client gets `status` and `message`, and nothing else happens."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param  # the field that must change
+        self.headers = headers or {}
+        if status is not None:
+            self.status = status
+        if code is not None:
+            self.code = code
+
+
+class BadRequest(GatewayError):
+    status, type, code = 400, INVALID, "invalid_request"
+
+
+class Unauthorized(GatewayError):
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class Forbidden(GatewayError):
+    """The key is good, but not for this."""
+
+    status, type, code = 403, "permission_error", "not_allowed"
+
+
+class NotFound(GatewayError):
+    status, type, code = 404, INVALID, "not_found"
+
+
+class Limited(GatewayError):
+    """A limit or a budget is used up, or too much waits. Always says when to come back."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float, **fields: object) -> None:
+        super().__init__(message, **fields)  # type: ignore[arg-type]
+        self.retry_after_s = retry_after_s
+        self.headers = {"retry-after": str(max(math.ceil(retry_after_s), 1)), **self.headers}
+
+
+class Unavailable(GatewayError):
+    status, type, code = 503, "service_unavailable_error", "unavailable"
+
+
+class UpstreamFailed(GatewayError):
+    """Every upstream that could have answered failed or was not to be asked."""
+
+    status, type, code = 502, "upstream_error", "upstream_failed"
+
+
+class UpstreamTimeout(UpstreamFailed):
+    status, code = 504, "upstream_timeout"
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: nobody is there to answer."""
