@@ -1,0 +1,1 @@
+"""The ledger: a row for every request, none lost, none twice; prices; usage reports."""

@@ -1,0 +1,1 @@
+"""The administrators' own listener: keys, teams, usage, audit."""

@@ -1,0 +1,1 @@
+"""Answers that need not be computed again: exact, and by meaning; and how shareable prompts are."""

@@ -1,0 +1,1 @@
+"""OpenAI and Anthropic: what a body says, translated, and what it used."""

@@ -1,0 +1,1 @@
+"""What operators see: metrics, traces, the access log."""

@@ -1,0 +1,1 @@
+"""Which model: rules, nearest examples, a classifier, a cascade; fitted and evaluated."""

@@ -1,0 +1,1 @@
+"""Where answers come from: connections, credentials, retries, breakers, health."""

@@ -1,0 +1,32 @@
+"""What goes to an upstream, as the pipeline hands it over; and which upstream and model could answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Headers = list[tuple[bytes, bytes]]  # names in lower case
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One way to answer: an upstream by name, and the model's name there."""
+
+    upstream: str
+    model: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One HTTP request, made for one target. The credential's header is added by the upstream."""
+
+    method: str
+    path: str  # with the query, behind the upstream's base URL: /v1/chat/completions
+    headers: Headers
+    body: bytes
+    stream: bool  # wait for the first byte of the body before the answer counts as begun
+
+
+# Made again for every target that is tried: names of models and whole dialects differ between them.
+Prepare = Callable[[Target], Outgoing]
