@@ -1,0 +1,146 @@
+"""Ledger: what a worker's pipeline books its requests with.
+
+`open` before the upstream is asked, `close` once, when the request has ended: each is one append to the
+worker's write-ahead file, and nothing else happens on the event loop. The mover brings rows to the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.gateway.accounting.config import LedgerConfig
+from ridgeline.gateway.accounting.errors import LedgerError
+from ridgeline.gateway.accounting.journal import Journal
+from ridgeline.gateway.accounting.lost import CostOf, LostRequests, UsageOf
+from ridgeline.gateway.accounting.mover import Mover
+from ridgeline.gateway.accounting.row import LedgerRow, Opening
+from ridgeline.gateway.accounting.table import LedgerStore, store_at
+from ridgeline.gateway.errors import Unavailable
+
+JOURNALS = "ledger"  # the folder in the state folder
+_SAY_AGAIN_S = 10.0
+
+logger = logging.getLogger("ridgeline.gateway.ledger")
+
+
+class LedgerState(msgspec.Struct, frozen=True):
+    """For metrics and the admin's eyes. Rows of this worker since it started."""
+
+    written: int
+    moved: int
+    waiting_bytes: int  # of write-ahead files, the one that is written included
+    held: int  # in memory, because no file took them
+    dropped: int  # neither file nor memory took them: said in the log, one by one
+    refused: int
+    damaged: int
+    taken_over: int
+    store_away_s: float
+    trouble: str
+
+
+class Ledger:
+    """One per worker. Every call but `start` and `stop` is synchronous, and takes a few microseconds."""
+
+    def __init__(
+        self,
+        config: LedgerConfig,
+        state_dir: Path,
+        worker: str,
+        *,
+        store_url: str = "",
+        cost_of: CostOf | None = None,
+        usage_of: UsageOf | None = None,
+        store: LedgerStore | None = None,
+    ) -> None:
+        self._config = config
+        self._worker = worker
+        self._root = state_dir / JOURNALS
+        self._store = store or store_at(store_url, state_dir, config.store_timeout_s)
+        self._cost_of, self._usage_of = cost_of, usage_of
+        self._held: deque[LedgerRow] = deque()
+        self._written = self._dropped = 0
+        self._said_at = float("-inf")
+
+    async def start(self) -> None:
+        """Make the write-ahead file and begin to move rows. A store that is away is no reason to fail."""
+        config = self._config
+        try:
+            self._journal = Journal(self._root, self._worker, config.segment_bytes, config.fsync)
+        except OSError as error:
+            raise LedgerError(
+                f"{self._root}: no write-ahead file can be made there: {error.strerror}; "
+                "set state_dir to a folder that the gateway may write to"
+            ) from error
+        loop = asyncio.get_running_loop()
+        lost = LostRequests(config.ask_lost_s, self._cost_of, self._usage_of, loop)
+        self._mover = Mover(config, self._root, self._store, self._journal, self._held, lost)
+        self._mover.start()
+
+    async def stop(self) -> bool:
+        """Every request has been closed. False: rows stay in files, and are moved by the next worker."""
+        self._journal.end()
+        return await asyncio.to_thread(self._mover.stop, self._config.stop_s)
+
+    def open(self, opening: Opening) -> None:
+        """Call before the upstream is asked; again where another upstream is asked instead.
+
+        Unavailable where it cannot be written down and the config says that then nothing is served.
+        """
+        try:
+            if self._journal.written - self._mover.removed_bytes > self._config.max_bytes:
+                raise OSError(28, "max_bytes of write-ahead files are full")
+            self._journal.append_opening(opening)
+        except OSError as error:
+            self._say("a request's opening", error)
+            if self._config.when_full == "refuse":
+                self._journal.forget(opening.request_id)
+                message = "requests cannot be accounted for at present"
+                raise Unavailable(message, code="ledger_unavailable", headers={"retry-after": "5"}) from None
+
+    def close(self, row: LedgerRow) -> None:
+        """The one row of a request. Never raises."""
+        self._written += 1
+        try:
+            self._journal.append_row(row)
+        except OSError as error:
+            self._hold(row, error)
+
+    def state(self) -> LedgerState:
+        mover = self._mover
+        away = mover.away_since
+        return LedgerState(
+            written=self._written,
+            moved=mover.moved,
+            waiting_bytes=self._journal.written - mover.removed_bytes,
+            held=len(self._held),
+            dropped=self._dropped,
+            refused=mover.refused,
+            damaged=mover.damaged,
+            taken_over=mover.taken_over,
+            store_away_s=0.0 if away is None else time.monotonic() - away,
+            trouble=mover.trouble,
+        )
+
+    def _hold(self, row: LedgerRow, error: OSError) -> None:
+        # Where new requests are refused, rows that cost something are as many as were under way: all stay.
+        bounded = self._config.when_full == "serve" or not (row.tokens_in or row.tokens_out)
+        if bounded and len(self._held) >= self._config.memory_rows:
+            self._dropped += 1
+            logger.critical(
+                "a row of the ledger is dropped, no disk, no memory: %s", msgspec.json.encode(row)
+            )
+            return
+        self._held.append(row)
+        self._say("a row", error)
+
+    def _say(self, what: str, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_AGAIN_S:
+            self._said_at = now
+            logger.critical("%s could not be written to the ledger's file: %s", what, error.strerror or error)

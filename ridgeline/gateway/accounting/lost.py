@@ -1,0 +1,117 @@
+"""Requests whose gateway died: what they used is asked of their upstream, else estimated, and booked as lost.
+
+Called by the mover's thread when it has taken over a dead worker's files; asks on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+
+from ridgeline.gateway.accounting.row import LedgerRow, Opening
+from ridgeline.gateway.usage import Usage
+
+# What a request used in the end, by its upstream and its id. None: the upstream does not know it, or is of a
+# kind that cannot be asked. Raises where it could not be reached or is still at it: it is asked again.
+UsageOf = Callable[[str, str], Awaitable[Usage | None]]
+# (public model, upstream, the model's name there, usage) → picodollars and where the price is from.
+CostOf = Callable[[str, str, str, Usage], tuple[int, str]]
+
+_AT_ONCE = 16
+_PAUSE_S = 0.5
+# An upstream that knows nothing of a request may only just be hearing of its end.
+_UNKNOWN_S = 3.0
+
+logger = logging.getLogger("ridgeline.gateway.ledger")
+
+
+class LostRows:
+    """Rows that come once everybody has answered or the time is over."""
+
+    def __init__(self, answers: Future[list[LedgerRow]] | list[LedgerRow]) -> None:
+        self._answers = answers
+
+    def rows(self) -> list[LedgerRow] | None:
+        """None: not yet."""
+        if isinstance(self._answers, list):
+            return self._answers
+        return self._answers.result() if self._answers.done() else None
+
+
+class LostRequests:
+    """`usage_of` runs on `loop`; without it the estimate of the opening stands."""
+
+    def __init__(
+        self,
+        ask_s: float,
+        cost_of: CostOf | None = None,
+        usage_of: UsageOf | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._ask_s, self._cost_of, self._usage_of, self._loop = ask_s, cost_of, usage_of, loop
+
+    def ask(self, openings: Sequence[Opening]) -> LostRows:
+        if self._usage_of is None or self._loop is None or not openings:
+            return LostRows([self._row(opening, None) for opening in openings])
+        asking = self._ask_all(openings, self._usage_of)
+        try:
+            return LostRows(asyncio.run_coroutine_threadsafe(asking, self._loop))
+        except RuntimeError:  # the loop has closed: whoever takes these files over next will ask
+            asking.close()
+            raise
+
+    async def _ask_all(self, openings: Sequence[Opening], usage_of: UsageOf) -> list[LedgerRow]:
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(opening: Opening) -> LedgerRow:
+            async with turns:
+                return self._row(opening, await self._ask(opening, usage_of))
+
+        return list(await asyncio.gather(*(one(opening) for opening in openings)))
+
+    async def _ask(self, opening: Opening, usage_of: UsageOf) -> Usage | None:
+        began = time.monotonic()
+        while True:
+            patience_s = self._ask_s
+            try:
+                usage = await asyncio.wait_for(usage_of(opening.upstream, opening.request_id), self._ask_s)
+                if usage is not None:
+                    return usage
+                patience_s = min(_UNKNOWN_S, self._ask_s)
+            except Exception as error:
+                logger.info("asking %s what a lost request used: %s", opening.upstream, type(error).__name__)
+            if time.monotonic() - began + _PAUSE_S > patience_s:
+                return None
+            await asyncio.sleep(_PAUSE_S)
+
+    def _row(self, opening: Opening, told: Usage | None) -> LedgerRow:
+        usage = told or Usage(tokens_in=opening.tokens_in_estimate, source="counted")
+        cost, source = 0, "none"
+        if self._cost_of is not None:
+            cost, source = self._cost_of(opening.model, opening.upstream, opening.upstream_model, usage)
+        return LedgerRow(
+            request_id=opening.request_id,
+            at_ms=opening.at_ms,
+            key_id=opening.key_id,
+            team_id=opening.team_id,
+            endpoint=opening.endpoint,
+            model_asked=opening.model_asked,
+            model=opening.model,
+            upstream=opening.upstream,
+            upstream_model=opening.upstream_model,
+            stream=opening.stream,
+            outcome="lost",
+            error_code="gateway_died",
+            tokens_in=usage.tokens_in,
+            tokens_cached=usage.tokens_cached,
+            tokens_cache_write=usage.tokens_cache_write,
+            tokens_out=usage.tokens_out,
+            tokens_reasoning=usage.tokens_reasoning,
+            usage_source=usage.source,
+            cost_pusd=cost,
+            price_source=source,
+            attempts=1,
+        )
