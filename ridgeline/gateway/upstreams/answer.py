@@ -1,0 +1,276 @@
+"""Answer: one upstream's answer as it arrives. Filled by `http_client`, read by the pipeline.
+
+Its body comes whole (`read`), piece by piece (`next`), or handed to a function as it arrives (`relay`), which
+wakes no task and is what a stream costs least with. A reader that falls behind stops the socket's reading.
+Nothing of an answer is kept once it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ridgeline.gateway.errors import UpstreamFailed
+from ridgeline.gateway.upstreams.outgoing import Headers
+
+if TYPE_CHECKING:
+    from ridgeline.gateway.upstreams.http_client import Connection
+
+HIGH_WATER = 256 * 1024  # unread bytes of one answer at which its socket is no longer read
+
+_MESSAGES = {
+    "refused": "no connection to the upstream: refused",
+    "unresolved": "no connection to the upstream: its name is not known",
+    "tls": "no connection to the upstream: its certificate or its TLS was not accepted",
+    "unreachable": "no connection to the upstream",
+    "connect_timeout": "no connection to the upstream in time",
+    "busy": "the gateway has too many connections to upstreams",
+    "reset": "the upstream closed the connection before it had answered",
+    "truncated": "the upstream closed the connection in the middle of its answer",
+    "garbage": "the upstream's answer was not valid HTTP",
+    "head_too_large": "the head of the upstream's answer was too large",
+    "body_too_large": "the upstream's answer was too large",
+    "first_byte_timeout": "the upstream did not begin to answer in time",
+    "idle_timeout": "the upstream stopped in the middle of its answer",
+    "total_timeout": "the request's time was over before the upstream had answered",
+    "aborted": "the request to the upstream was given up",
+}
+
+
+class UpstreamBroken(UpstreamFailed):
+    """No answer, or one that broke off. `cause` is a word for rows and metrics; see `_MESSAGES`."""
+
+    def __init__(self, cause: str) -> None:
+        late = cause.endswith("_timeout")
+        code = "upstream_timeout" if late else "upstream_failed"
+        super().__init__(_MESSAGES[cause], status=504 if late else 502, code=code)
+        self.cause = cause
+
+
+class Answer:
+    """Times are monotonic seconds. `status` is 0 until the head has come."""
+
+    __slots__ = (
+        "_buffered",
+        "_connection",
+        "_error",
+        "_is_complete",
+        "_is_paused",
+        "_pieces",
+        "_sink",
+        "_waiter",
+        "_waits_for_body",
+        "asked_at",
+        "due",
+        "first_at",
+        "first_byte_s",
+        "headers",
+        "idle_s",
+        "is_lost",
+        "last_at",
+        "received",
+        "status",
+        "until",
+    )
+
+    def __init__(self, first_byte_s: float, idle_s: float, until: float, waits_for_body: bool) -> None:
+        self.status = 0
+        self.headers: Headers = []  # names in lower case, without those about the connection
+        self.received = 0  # bytes of the body so far
+        self.asked_at = self.last_at = self.first_at = 0.0  # sent; last bytes, first bytes of the body
+        self.first_byte_s, self.idle_s, self.until = first_byte_s, idle_s, until
+        self.due = until  # when the sweep over deadlines must look closer
+        self.is_lost = False  # its kept connection was closed before a byte came: to be sent again
+        self._waits_for_body = waits_for_body
+        self._connection: Connection | None = None
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], object] | None = None
+        self._error: BaseException | None = None
+        self._is_complete = self._is_paused = False
+
+    # ── for the reader ──
+
+    def header(self, name: bytes) -> bytes | None:
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return None
+
+    @property
+    def is_complete(self) -> bool:
+        """The whole body has arrived; some of it may still have to be read."""
+        return self._is_complete
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    async def next(self) -> bytes | None:
+        """What has arrived and was not read; None at the end. UpstreamBroken if the answer was cut short."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._is_complete:
+                return None
+            await self._wait()
+        return self.take()
+
+    def take(self) -> bytes:
+        """What has arrived and was not read, without waiting."""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._buffered = 0
+        if self._is_paused:
+            self.resume()
+        return piece
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body. One larger than `limit` is UpstreamBroken("body_too_large"), and given up."""
+        pieces: list[bytes] = []
+        size = 0
+        while (piece := await self.next()) is not None:
+            size += len(piece)
+            if size > limit:
+                self.abort()
+                raise UpstreamBroken("body_too_large")
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def relay(self, sink: Callable[[bytes], object]) -> None:
+        """Call `sink` with every piece, in the loop's own read; return at the end of the answer.
+
+        A sink that is full calls `pause`, and `resume` later. What it raises ends the answer and comes out.
+        """
+        if self._pieces:
+            sink(self.take())
+        self._sink = sink
+        try:
+            while not self._is_complete and self._error is None:
+                await self._wait()
+        finally:
+            self._sink = None
+        if self._error is not None:
+            raise self._error
+        if self._pieces:
+            sink(self.take())
+
+    def pause(self) -> None:
+        """Stop reading the socket; the upstream's silence is no fault while that lasts."""
+        if not self._is_paused:
+            self._is_paused = True
+            if self._connection is not None:
+                self._connection.pause()
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self.last_at = monotonic()
+            if self._connection is not None:
+                self._connection.resume()
+
+    def abort(self) -> None:
+        """Close the socket at once, if the answer has not all arrived. Reading on raises UpstreamBroken."""
+        self.fail("aborted")
+        self._pieces.clear()
+        self._buffered = 0
+
+    # ── for the client that fills it ──
+
+    def attach(self, connection: Connection, now: float) -> None:
+        self._connection = connection
+        self.asked_at = self.last_at = now
+        self.due = min(now + self.first_byte_s, self.until)
+
+    async def begin(self) -> None:
+        """Wait for the head; for the first of the body too, if so asked. Returns as well when `is_lost`."""
+        while self._error is None and not self._is_complete and not self.is_lost:
+            if self.status and (self.first_at or not self._waits_for_body):
+                return
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+
+    def feed_head(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        if not self._waits_for_body:
+            self._wake()
+
+    def feed(self, piece: bytes) -> None:
+        self.received += len(piece)
+        if not self.first_at:
+            self.first_at = self.last_at
+        sink = self._sink
+        if sink is not None:
+            try:
+                sink(piece)
+            except Exception as error:
+                self._end(error)
+            return
+        self._pieces.append(piece)
+        self._buffered += len(piece)
+        if self._buffered > HIGH_WATER:
+            self.pause()
+        if self._waiter is not None:
+            self._wake()
+
+    def complete(self) -> None:
+        self._connection = None
+        self._is_complete = True
+        if not self.first_at:
+            self.first_at = self.last_at
+        if self._waiter is not None:
+            self._wake()
+
+    def lose(self) -> None:
+        self._connection = None
+        self.is_lost = True
+        self._wake()
+
+    def fail(self, cause: str) -> None:
+        if not self._is_complete and self._error is None:
+            self._end(UpstreamBroken(cause))
+
+    def check(self, now: float) -> None:
+        """A deadline may be over: fail, or say when to look again."""
+        if now >= self.until:
+            self.fail("total_timeout")
+        elif self._is_paused:
+            self.due = now + self.idle_s
+        elif not self.first_at:
+            if now >= self.asked_at + self.first_byte_s:
+                self.fail("first_byte_timeout")
+            else:
+                self.due = min(self.asked_at + self.first_byte_s, self.until)
+        elif now >= self.last_at + self.idle_s:
+            self.fail("idle_timeout")
+        else:
+            self.due = min(self.last_at + self.idle_s, self.until)
+
+    def _end(self, error: BaseException) -> None:
+        self._error = error
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+        self._wake()
+
+    async def _wait(self) -> None:
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.abort()  # whoever waited is gone, and nobody else may read
+            raise
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,90 @@
+"""Origin: where an upstream listens, read from the URL in its configuration and from nowhere else.
+
+One parser (`urllib.parse.urlsplit`) reads the URL, once, at start; what is connected to and what the host
+header says come from the same parts. A URL with a user, a query or a fragment is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ridgeline.options import OptionError
+
+_PRINTABLE = re.compile(r"[!-~]+")
+_HOST = re.compile(r"[A-Za-z0-9._:-]+")
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: each has its own pool of connections
+class Origin:
+    host: str  # a name or an address; also what a certificate must be for
+    port: int
+    base: str = ""  # path before every request's own, without the last slash
+    tls: ssl.SSLContext | None = None
+    unix: str = ""  # path of a socket; host and port are then not connected to
+
+    @property
+    def authority(self) -> str:
+        """As the host header has it: no port that the scheme implies."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.unix or self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+def read_url(url: str, ca_file: Path | None = None, where: str = "url") -> Origin:
+    """The origin of http://host[:port][/base], https://… or unix:/path. A last /v1 is left out: it is part of
+    every request's own path.
+    """
+    if not _PRINTABLE.fullmatch(url):
+        raise OptionError(f"{where}: must be printable ASCII without spaces")
+    if url.startswith("unix:"):
+        return _unix(url.removeprefix("unix:"), where)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise OptionError(f"{where}: not a URL: {error}") from None
+    if parts.scheme not in ("http", "https"):
+        raise OptionError(f"{where}: must begin with http://, https:// or unix:/")
+    if "@" in parts.netloc:
+        raise OptionError(f"{where}: no user or password in the URL: name the key in key_env or key_file")
+    if parts.query or parts.fragment or "?" in url or "#" in url:
+        raise OptionError(f"{where}: no query and no fragment: give the base URL alone")
+    if not host or not _HOST.fullmatch(host):
+        raise OptionError(f"{where}: names no host")
+    if port == 0:
+        raise OptionError(f"{where}: port 0 cannot be connected to")
+    if ".." in parts.path or "%" in parts.path or "\\" in parts.path:
+        raise OptionError(f"{where}: the path must be plain")
+    tls = tls_context(ca_file, where) if parts.scheme == "https" else None
+    base = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Origin(host, port or (443 if tls else 80), base, tls)
+
+
+def tls_context(ca_file: Path | None, where: str = "url") -> ssl.SSLContext:
+    """Certificates are always checked: by the system's authorities, or by those of the file alone."""
+    try:
+        context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise OptionError(f"{where}: ca_file {ca_file} cannot be read as PEM certificates: {error}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _unix(path: str, where: str) -> Origin:
+    if not path.startswith("/"):
+        raise OptionError(f"{where}: unix: needs an absolute path")
+    if len(path.encode()) > 107:
+        raise OptionError(f"{where}: a socket's path has at most 107 bytes")
+    try:
+        if not stat.S_ISSOCK(Path(path).stat().st_mode):
+            raise OptionError(f"{where}: {path} is not a socket")
+    except FileNotFoundError:
+        pass  # its server may start later
+    except OSError as error:
+        raise OptionError(f"{where}: {path}: {error.strerror}") from None
+    return Origin("localhost", 80, unix=path)

@@ -1,0 +1,78 @@
+"""The first lines of a request to an upstream, made so that no value in it can begin a line of its own.
+
+Called for every request by `http_client`. Names of headers are tokens, values hold no control character that
+could end a line, paths no space and no way up; framing headers are the client's own and are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ridgeline.gateway.errors import BadRequest
+
+METHODS = {name: name.encode() for name in ("GET", "POST", "PUT", "PATCH", "DELETE")}
+MAX_KNOWN = 1024  # names and paths that were found good and are not looked at again
+
+# About the connection and not the message (RFC 9110, 7.6.1), or about how the message is framed.
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer".split()
+    + b"transfer-encoding upgrade".split()
+)
+_OURS = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_PATH = re.compile(r"/[!-~]*")
+_WAY_UP = re.compile(r"(?:/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|\?|$)", re.IGNORECASE)
+_FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+_names: dict[bytes, bytes] = {}
+_paths: dict[str, bytes] = {}
+
+
+def request_head(
+    method: str, base: str, path: str, fixed: bytes, headers: Iterable[tuple[bytes, bytes]], length: int
+) -> bytes:
+    """fixed: lines made by `header_lines`, which stand before the others."""
+    lines = [METHODS[method], b" ", _paths.get(path) or _checked_path(path), b" HTTP/1.1\r\n", fixed]
+    if base:
+        lines[1] = b" " + base.encode()
+    lines.append(header_lines(headers))
+    lines.append(b"content-length: %d\r\n\r\n" % length if length or method != "GET" else b"\r\n")
+    return b"".join(lines)
+
+
+def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    lines: list[bytes] = []
+    names = _names
+    for name, value in headers:
+        start = names.get(name)
+        if start is None:
+            start = _checked_name(name)
+        if start:
+            lines += (start, value, b"\r\n")
+    block = b"".join(lines)
+    # Each line ends in exactly one CR LF: any more of either came in with a value.
+    count = len(lines) // 3
+    if block.count(b"\n") != count or block.count(b"\r") != count or _FORBIDDEN.search(block):
+        raise BadRequest("a header's value holds a control character", code="invalid_header")
+    return block
+
+
+def _checked_name(name: bytes) -> bytes:
+    """The start of the header's line; empty for one that is not passed on."""
+    if not _TOKEN.fullmatch(name):
+        raise BadRequest("a header's name is not a token", code="invalid_header")
+    start = b"" if name.lower() in _OURS else name + b": "
+    if len(_names) < MAX_KNOWN and len(name) <= 64:
+        _names[name] = start
+    return start
+
+
+def _checked_path(path: str) -> bytes:
+    if not _PATH.fullmatch(path) or "#" in path or _WAY_UP.search(path):
+        raise BadRequest("the path of the request is not valid", code="invalid_path")
+    coded = path.encode("ascii")
+    if len(_paths) < MAX_KNOWN and len(path) <= 128:
+        _paths[path] = coded
+    return coded

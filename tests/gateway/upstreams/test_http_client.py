@@ -1,0 +1,652 @@
+"""The HTTP client against real sockets that misbehave in every way a server can."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from ridgeline.gateway.errors import BadRequest
+from ridgeline.gateway.upstreams.answer import HIGH_WATER, Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.http_client import ClientLimits, Deadlines, HttpClient
+from ridgeline.gateway.upstreams.origin import Origin, read_url
+from tests.gateway.upstreams.scripted import (
+    Request,
+    Script,
+    Scripted,
+    Wire,
+    hangs,
+    refusing_port,
+    replies,
+    resets,
+    scripted,
+    sends,
+    sends_then_closes,
+    sends_then_resets,
+    streams,
+)
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+SHORT = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    made: asyncio.AbstractEventLoopPolicy = request.param()
+    return made
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HttpClient]:
+    client = HttpClient()
+    yield client
+    client.close()
+
+
+async def ask(client: HttpClient, where: Scripted | Origin, body: bytes = b"{}", **options: object) -> Answer:
+    origin = where if isinstance(where, Origin) else read_url(where.url)
+    options.setdefault("deadlines", SHORT)
+    return await client.ask(origin, "POST", "/v1/x", [], body, **options)  # type: ignore[arg-type]
+
+
+async def cause_of(client: HttpClient, *scripts: Script, read: bool = False, **options: object) -> str:
+    """Of the failure that an upstream with these scripts leads to."""
+    async with scripted(*scripts) as upstream:
+
+        async def call() -> None:
+            answer = await ask(client, upstream, **options)
+            if read:
+                await answer.read(1 << 20)
+
+        with pytest.raises(UpstreamBroken) as failure:
+            await call()
+        assert not client.live
+        await upstream.until(lambda: upstream.open == 0)
+    return failure.value.cause
+
+
+# ── whole answers ──
+
+
+async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(client: HttpClient) -> None:
+    async with scripted(replies(201, b'{"a":1}', "X-Trace: t1")) as upstream:
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", b"req_1")]
+        answer = await client.ask(
+            read_url(upstream.url + "/base"), "POST", "/v1/x?y=1", headers, b'{"q":2}', deadlines=SHORT
+        )
+        assert (answer.status, await answer.read(100)) == (201, b'{"a":1}')
+        assert answer.header(b"x-trace") == b"t1"
+        got = upstream.requests[0]
+    assert (got.method, got.path, got.body) == ("POST", "/base/v1/x?y=1", b'{"q":2}')
+    assert got.headers == {
+        "host": f"127.0.0.1:{upstream.port}",
+        "content-type": "application/json",
+        "x-request-id": "req_1",
+        "content-length": "7",
+    }
+
+
+async def test_a_get_has_no_length_and_an_empty_post_has(client: HttpClient) -> None:
+    async with scripted(replies(200)) as upstream:
+        await client.ask(read_url(upstream.url), "GET", "/ready", [], deadlines=SHORT)
+        await client.ask(read_url(upstream.url), "POST", "/v1/x", [], deadlines=SHORT)
+        assert ["content-length" in request.headers for request in upstream.requests] == [False, True]
+
+
+async def test_one_connection_serves_many_requests_in_turn(client: HttpClient) -> None:
+    async with scripted(replies(200), streams(b"a", b"b"), replies(404), replies(200)) as upstream:
+        origin = read_url(upstream.url)
+        bodies = [await (await ask(client, origin)).read(100) for _ in range(4)]
+        assert bodies == [b"{}", b"ab", b"{}", b"{}"]
+        assert upstream.connections == 1
+
+
+async def test_requests_at_once_have_connections_of_their_own(client: HttpClient) -> None:
+    async def echoes(request: Request, wire: Wire) -> None:
+        await asyncio.sleep(0.02)
+        await wire.answer(200, request.body)
+
+    async with scripted(echoes) as upstream:
+        origin = read_url(upstream.url)
+
+        async def one(number: int) -> bytes:
+            return await (await ask(client, origin, b"%d" % number)).read(100)
+
+        assert await asyncio.gather(*(one(number) for number in range(20))) == [b"%d" % n for n in range(20)]
+        assert upstream.connections == 20
+        assert client.idle_connections(origin) == 20
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        HEAD + b"\r\nto the end",
+        b"HTTP/1.0 200 OK\r\ncontent-type: text/plain\r\n\r\nto the end",
+        HEAD + b"connection: close\r\ncontent-length: 10\r\n\r\nto the end",
+        HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\na\r\nto the end\r\n0\r\n\r\n",
+    ],
+)
+async def test_a_connection_that_ends_with_its_answer_is_not_used_again(
+    client: HttpClient, raw: bytes
+) -> None:
+    async with scripted(sends_then_closes(raw)) as upstream:
+        origin = read_url(upstream.url)
+        for _ in range(2):
+            assert await (await ask(client, origin)).read(100) == b"to the end"
+        assert client.idle_connections(origin) == 0
+        assert upstream.connections == 2
+
+
+async def test_interim_answers_are_passed_over(client: HttpClient) -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+    whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    async with scripted(sends(interim + whole)) as upstream:
+        answer = await ask(client, upstream)
+        assert (answer.status, answer.headers) == (200, [(b"content-length", b"2")])
+        assert await answer.read(100) == b"ok"
+
+
+async def test_answers_without_a_body_end_at_once(client: HttpClient) -> None:
+    async with scripted(
+        sends(b"HTTP/1.1 204 No Content\r\n\r\n"), sends(b"HTTP/1.1 304 Not Modified\r\n\r\n")
+    ) as upstream:
+        for status in (204, 304):
+            answer = await ask(client, upstream)
+            assert (answer.status, await answer.read(1)) == (status, b"")
+
+
+async def test_a_redirect_is_an_answer_like_any_other(client: HttpClient) -> None:
+    async with scripted(replies(302, b"", "location: http://127.0.0.1:1/")) as upstream:
+        answer = await ask(client, upstream)
+        assert answer.status == 302
+        assert len(upstream.requests) == 1
+
+
+async def test_headers_about_the_connection_are_not_handed_on(client: HttpClient) -> None:
+    raw = HEAD + b"Connection: keep-alive\r\nKeep-Alive: timeout=5\r\ncontent-length: 0\r\nA: b\r\n\r\n"
+    async with scripted(sends(raw)) as upstream:
+        assert (await ask(client, upstream)).headers == [(b"content-length", b"0"), (b"a", b"b")]
+
+
+async def test_a_large_body_goes_both_ways(client: HttpClient) -> None:
+    async def echoes(request: Request, wire: Wire) -> None:
+        await wire.answer(200, request.body)
+
+    body = bytes(range(256)) * 20_000
+    async with scripted(echoes) as upstream:
+        assert await (await ask(client, upstream, body)).read(len(body)) == body
+
+
+# ── streams ──
+
+
+async def test_a_streams_pieces_come_as_they_are_sent(client: HttpClient) -> None:
+    gate = asyncio.Event()
+
+    async def script(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        await wire.chunk(b"one")
+        await gate.wait()
+        await wire.chunk(b"two")
+        await wire.end_chunks()
+
+    async with scripted(script) as upstream:
+        answer = await ask(client, upstream, wait_for_body=True)
+        assert answer.take() == b"one"
+        gate.set()
+        assert (await answer.next(), await answer.next()) == (b"two", None)
+
+
+async def test_any_split_of_the_bytes_is_the_same_answer(client: HttpClient) -> None:
+    chunks = b"5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\nTrailer: x\r\n\r\n"
+    raw = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
+
+    async def dribbles(request: Request, wire: Wire) -> None:
+        for position in range(len(raw)):
+            await wire.send(raw[position : position + 1])
+            await asyncio.sleep(0)
+        await wire.gone()
+
+    async with scripted(dribbles) as upstream:
+        answer = await ask(client, upstream)
+        assert await answer.read(100) == b"hello!"
+        assert answer.headers == []
+
+
+async def test_relay_hands_over_every_piece_and_returns_at_the_end(client: HttpClient) -> None:
+    async with scripted(streams(b"a", b"b", b"c")) as upstream:
+        answer = await ask(client, upstream, wait_for_body=True)
+        pieces: list[bytes] = []
+        await answer.relay(pieces.append)
+        assert b"".join(pieces) == b"abc"
+        assert client.idle_connections(read_url(upstream.url)) == 0  # another origin object
+        assert not client.live
+
+
+async def test_what_a_sink_raises_ends_the_answer_and_comes_out(client: HttpClient) -> None:
+    async def script(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        await wire.chunk(b"a")
+        await asyncio.sleep(0.01)
+        await wire.chunk(b"b")
+        await wire.gone()
+        wire.close()
+
+    def sink(piece: bytes) -> None:
+        if b"b" in piece:
+            raise ZeroDivisionError
+
+    async with scripted(script) as upstream:
+        answer = await ask(client, upstream, wait_for_body=True)
+        with pytest.raises(ZeroDivisionError):
+            await answer.relay(sink)
+        await upstream.until(lambda: upstream.open == 0)
+
+
+async def test_a_reader_that_falls_behind_stops_the_upstream(client: HttpClient) -> None:
+    sent = 0
+
+    async def floods(request: Request, wire: Wire) -> None:
+        nonlocal sent
+        await wire.begin_chunks()
+        for _ in range(400):
+            await wire.chunk(b"x" * 65536)
+            sent += 65536
+        await wire.end_chunks()
+
+    async with scripted(floods) as upstream:
+        answer = await ask(client, upstream, deadlines=Deadlines(2.0, 0.2, 0.2))
+        before = -1
+        while sent != before:  # until it stands still
+            before = sent
+            await asyncio.sleep(0.3)
+        assert sent < 400 * 65536
+        assert answer.is_paused  # and the silence is not taken for the upstream's
+        size = 0
+        while (piece := await answer.next()) is not None:
+            assert len(piece) <= HIGH_WATER + (1 << 20)
+            size += len(piece)
+        assert size == 400 * 65536
+
+
+# ── failures ──
+
+
+async def test_nobody_listens(client: HttpClient) -> None:
+    with pytest.raises(UpstreamBroken, match="refused"):
+        await ask(client, read_url(f"http://127.0.0.1:{refusing_port()}"))
+
+
+async def test_a_name_that_nobody_has(client: HttpClient) -> None:
+    with pytest.raises(UpstreamBroken) as failure:
+        await ask(client, read_url("http://nobody.invalid"))
+    assert failure.value.cause in ("unresolved", "unreachable")
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"", "reset"),
+        (b"HTTP/1.1 200 O", "reset"),
+        (HEAD + b"content-length: 10\r\n\r\nhalf", "truncated"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n5\r\nwo", "truncated"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", "truncated"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "garbage"),
+        (HEAD + b"content-length: x\r\n\r\n", "garbage"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "garbage"),
+        (HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", "garbage"),
+        (HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\nabc", "garbage"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "garbage"),
+        (HEAD + b"a: " + b"x" * 70_000 + b"\r\n\r\n", "head_too_large"),
+        (HEAD + b"a: b\r\n" * 300 + b"\r\n", "head_too_large"),
+        (HEAD + b"content-length: 9999999999999\r\n\r\n", "body_too_large"),
+    ],
+)
+async def test_an_answer_that_is_none(client: HttpClient, raw: bytes, cause: str) -> None:
+    assert await cause_of(client, sends_then_closes(raw), read=True) == cause
+
+
+async def test_a_reset_in_the_middle_is_no_end(client: HttpClient) -> None:
+    assert await cause_of(client, sends_then_resets(HEAD + b"\r\nuntil the close"), read=True) == "truncated"
+    assert await cause_of(client, resets) == "reset"
+
+
+async def test_endless_trailers_and_interim_answers_are_given_up(client: HttpClient) -> None:
+    async def endless(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        await wire.send(b"1\r\n.\r\n0\r\nx: ")
+        while True:
+            await wire.send(b"y" * 10_000)
+
+    async def interim(request: Request, wire: Wire) -> None:
+        while True:
+            await wire.send(b"HTTP/1.1 102 Processing\r\n\r\n" * 100)
+
+    assert await cause_of(client, endless, read=True) == "garbage"
+    assert await cause_of(client, interim, read=True) == "head_too_large"
+
+
+async def test_a_body_larger_than_allowed_is_given_up() -> None:
+    client = HttpClient(ClientLimits(body_bytes=1000))
+
+    async def endless(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        while True:
+            await wire.chunk(b"y" * 100)
+
+    assert await cause_of(client, endless, read=True) == "body_too_large"
+    client.close()
+
+
+async def test_reading_with_a_limit_gives_up_what_is_larger(client: HttpClient) -> None:
+    async def endless(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        while True:
+            await wire.chunk(b"y" * 100)
+
+    async with scripted(endless) as upstream:
+        answer = await ask(client, upstream)
+        with pytest.raises(UpstreamBroken, match="too large"):
+            await answer.read(1000)
+        await upstream.until(lambda: upstream.open == 0)
+
+
+async def test_bytes_behind_an_answer_spoil_only_the_connection(client: HttpClient) -> None:
+    twice = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" * 2
+    async with scripted(sends(twice)) as upstream:
+        origin = read_url(upstream.url)
+        for _ in range(2):
+            assert await (await ask(client, origin)).read(100) == b"ok"
+        assert client.idle_connections(origin) == 0
+        assert upstream.connections == 2
+
+
+# ── deadlines ──
+
+
+@pytest.mark.parametrize(
+    ("data", "wait_for_body", "cause"),
+    [
+        (b"", False, "first_byte_timeout"),
+        (b"HTTP/1.1 200 OK\r\n", False, "first_byte_timeout"),
+        (HEAD + b"content-length: 10\r\n\r\n", True, "first_byte_timeout"),
+        (HEAD + b"content-length: 10\r\n\r\nhalf", True, "idle_timeout"),
+    ],
+)
+async def test_silence_has_a_deadline(
+    client: HttpClient, data: bytes, wait_for_body: bool, cause: str
+) -> None:
+    deadlines = Deadlines(connect_s=2.0, first_byte_s=0.15, idle_s=0.15)
+    got = await cause_of(client, sends(data), read=True, deadlines=deadlines, wait_for_body=wait_for_body)
+    assert got == cause
+
+
+async def test_an_answer_that_dribbles_for_ever_meets_the_last_deadline(client: HttpClient) -> None:
+    async def dribbles(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        while True:
+            await wire.chunk(b".")
+            await asyncio.sleep(0.01)
+
+    until = time.monotonic() + 0.3
+    assert await cause_of(client, dribbles, read=True, until=until) == "total_timeout"
+
+
+async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient) -> None:
+    # A listener whose queue is full answers nothing to the next one that knocks.
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        origin = read_url(f"http://127.0.0.1:{full.getsockname()[1]}")
+        knocks = [socket.socket() for _ in range(4)]
+        for knock in knocks:
+            knock.setblocking(False)
+            knock.connect_ex(full.getsockname())
+        with pytest.raises(UpstreamBroken) as failure:
+            await ask(client, origin, deadlines=Deadlines(0.2, 5, 5))
+        for knock in knocks:
+            knock.close()
+    assert failure.value.cause == "connect_timeout"
+    assert failure.value.status == 504
+
+
+# ── kept connections ──
+
+
+async def test_a_kept_connection_that_died_is_replaced_silently(client: HttpClient) -> None:
+    # The second request's connection is closed as it arrives: it has been answered by nobody.
+    async with scripted(replies(200), resets, replies(200, b"again")) as upstream:
+        origin = read_url(upstream.url)
+        await (await ask(client, origin)).read(10)
+        assert await (await ask(client, origin)).read(10) == b"again"
+        assert [request.connection for request in upstream.requests] == [1, 1, 2]
+
+
+async def test_a_new_connection_that_dies_is_not_replaced(client: HttpClient) -> None:
+    async with scripted(resets, replies(200)) as upstream:
+        with pytest.raises(UpstreamBroken):
+            await ask(client, upstream)
+        assert len(upstream.requests) == 1
+
+
+async def test_a_kept_connection_that_died_in_its_answer_is_not_replaced(client: HttpClient) -> None:
+    async with scripted(replies(200), sends_then_resets(b"HTTP/1.1 2"), replies(200)) as upstream:
+        origin = read_url(upstream.url)
+        await (await ask(client, origin)).read(10)
+        with pytest.raises(UpstreamBroken):
+            await ask(client, origin)
+        assert len(upstream.requests) == 2
+
+
+async def test_an_unused_connection_is_closed_after_a_while() -> None:
+    client = HttpClient(ClientLimits(idle_s=0.1))
+    async with scripted(replies(200)) as upstream:
+        origin = read_url(upstream.url)
+        await (await ask(client, origin)).read(10)
+        assert client.idle_connections(origin) == 1
+        await upstream.until(lambda: upstream.open == 0)
+        assert client.idle_connections(origin) == 0
+    client.close()
+
+
+async def test_an_early_answer_to_a_body_still_being_sent_leaves_no_kept_connection(
+    client: HttpClient,
+) -> None:
+    async def refuses_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(refuses_early, "127.0.0.1", 0, limit=1024)
+    async with server:
+        origin = read_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        answer = await ask(client, origin, b"x" * 30_000_000)
+        assert (answer.status, await answer.read(10)) == (413, b"big")
+        assert client.idle_connections(origin) == 0
+
+
+# ── giving up ──
+
+
+async def test_abort_closes_the_upstreams_socket_at_once(client: HttpClient) -> None:
+    gone = asyncio.Event()
+
+    async def script(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        await wire.chunk(b"a")
+        await wire.gone()
+        gone.set()
+        wire.close()
+
+    async with scripted(script) as upstream:
+        answer = await ask(client, upstream, wait_for_body=True)
+        answer.abort()
+        await asyncio.wait_for(gone.wait(), 5)
+        with pytest.raises(UpstreamBroken, match="given up"):
+            await answer.next()
+        assert not client.live
+
+
+@pytest.mark.parametrize("stage", ["head", "body", "relay"])
+async def test_a_cancelled_caller_leaves_no_connection(client: HttpClient, stage: str) -> None:
+    script = hangs if stage == "head" else sends(HEAD + b"content-length: 10\r\n\r\nhalf")
+    async with scripted(script) as upstream:
+
+        async def call() -> None:
+            answer = await ask(client, upstream)
+            if stage == "relay":
+                await answer.relay(lambda piece: None)
+            await answer.read(100)
+
+        task = asyncio.create_task(call())
+        await upstream.until(lambda: bool(upstream.requests))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not client.live
+        await upstream.until(lambda: upstream.open == 0)
+
+
+async def test_more_connections_than_allowed_are_refused() -> None:
+    client = HttpClient(ClientLimits(connections=2))
+    async with scripted(hangs) as upstream:
+        origin = read_url(upstream.url)
+        tasks = [asyncio.create_task(ask(client, origin)) for _ in range(3)]
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert "too many connections" in str(done.pop().exception())
+        assert len(waiting) == 2
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    client.close()
+
+
+# ── where it connects to ──
+
+
+async def test_ipv6(client: HttpClient) -> None:
+    try:
+        context = scripted(replies(200, b"six"), host="::1")
+        async with context as upstream:
+            assert await (await ask(client, upstream)).read(10) == b"six"
+            assert upstream.requests[0].headers["host"] == f"[::1]:{upstream.port}"
+    except OSError:
+        pytest.skip("no IPv6 here")
+
+
+async def test_a_unix_socket(client: HttpClient, tmp_path: Path) -> None:
+    async with scripted(replies(200, b"near"), unix=tmp_path / "s") as upstream:
+        assert await (await ask(client, upstream)).read(10) == b"near"
+        assert upstream.requests[0].headers["host"] == "localhost"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of its own authority, for the name localhost alone."""
+    folder = tmp_path_factory.mktemp("tls")
+    file = folder / "both.pem"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=here"
+    )
+    made = [*command.split(), "-addext", "subjectAltName=DNS:localhost"]
+    made += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(made, check=True, capture_output=True)
+    file.write_bytes((folder / "cert.pem").read_bytes() + (folder / "key.pem").read_bytes())
+    return file
+
+
+def tls_server(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+async def test_tls_with_a_certificate_that_is_trusted(client: HttpClient, certificate: Path) -> None:
+    async with scripted(replies(200, b"safe"), streams(b"a", b"b"), tls=tls_server(certificate)) as upstream:
+        origin = read_url(f"https://localhost:{upstream.port}", ca_file=certificate)
+        assert await (await ask(client, origin)).read(10) == b"safe"
+        assert await (await ask(client, origin)).read(10) == b"ab"
+        assert upstream.connections == 1
+
+
+@pytest.mark.parametrize("fault", ["unknown authority", "another name"])
+async def test_tls_with_a_certificate_that_is_not(client: HttpClient, certificate: Path, fault: str) -> None:
+    async with scripted(replies(200), tls=tls_server(certificate)) as upstream:
+        name = "127.0.0.1" if fault == "another name" else "localhost"
+        trusted = certificate if fault == "another name" else None
+        with pytest.raises(UpstreamBroken) as failure:
+            await ask(client, read_url(f"https://{name}:{upstream.port}", ca_file=trusted))
+        assert failure.value.cause == "tls"
+        assert not upstream.requests
+
+
+# ── nothing gets in ──
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"a", b"b\r\nx-evil: 1"),
+        (b"a", b"b\nx-evil: 1"),
+        (b"a", b"b\rx"),
+        (b"a", b"\0"),
+        (b"a", b"\x7f"),
+        (b"a\r\nx-evil", b"1"),
+        (b"a b", b"1"),
+        (b"a:", b"1"),
+        (b"", b"1"),
+        (b"\xc3\xa4", b"1"),
+    ],
+)
+async def test_a_header_cannot_begin_a_line_of_its_own(client: HttpClient, name: bytes, value: bytes) -> None:
+    async with scripted(replies(200)) as upstream:
+        with pytest.raises(BadRequest):
+            await client.ask(read_url(upstream.url), "POST", "/", [(name, value)], deadlines=SHORT)
+        assert upstream.connections == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "v1",
+        "/a b",
+        "/a\r\nx: y",
+        "/ä",
+        "/a#b",
+        "/../x",
+        "/a/..",
+        "/a/%2e%2E/b",
+        "/a%2f..",
+        "/a/./b",
+        "/a\\..\\b",
+    ],
+)
+async def test_a_path_cannot_leave_its_place(client: HttpClient, path: str) -> None:
+    async with scripted(replies(200)) as upstream:
+        with pytest.raises(BadRequest):
+            await client.ask(read_url(upstream.url), "GET", path, [], deadlines=SHORT)
+        assert upstream.connections == 0
+
+
+async def test_framing_headers_are_the_clients_own(client: HttpClient) -> None:
+    spoofed = [
+        (b"Host", b"evil"),
+        (b"content-length", b"0"),
+        (b"Transfer-Encoding", b"chunked"),
+        (b"te", b"x"),
+    ]
+    async with scripted(replies(200)) as upstream:
+        await client.ask(read_url(upstream.url), "POST", "/", spoofed, b"abc", deadlines=SHORT)
+        got = upstream.requests[0]
+    assert got.headers == {"host": f"127.0.0.1:{upstream.port}", "content-length": "3"}
+    assert got.body == b"abc"
