@@ -1,0 +1,207 @@
+"""FairOrder: whose turn it is among those who wait. Pure logic; `FairQueue` does the waiting.
+
+Priorities come first. Inside one, tenants share the time that places are held, by their weights: not the
+number of starts, because one answer holds its place a hundred times as long as another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+# A start is charged this much of a place's time, so that requests that end at once are not free.
+ENTRY_S = 0.01
+# Of this many turns one goes to a lower priority, if somebody there has waited for longer than `ageing_s`.
+AGED_TURN = 8
+_SWEEP_AT = 1024  # absent tenants whose debts are remembered
+
+
+class Waiter:
+    """One request that waits for a place."""
+
+    __slots__ = ("future", "in_line", "priority", "since", "tenant", "timer", "weight")
+
+    def __init__(self, tenant: str, weight: float, priority: int, since: float) -> None:
+        self.tenant, self.weight, self.priority, self.since = tenant, weight, priority, since
+        self.in_line = False
+        self.future: asyncio.Future[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Tenant:
+    """`used` is the time its places were held while somebody waited, divided by its weight."""
+
+    __slots__ = ("at", "epoch", "places", "used", "waiting", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.places = self.waiting = 0
+        self.used = self.at = 0.0
+        self.epoch = -1
+
+
+class _Lane:
+    """Those of one priority, by arrival, as a whole and per tenant."""
+
+    __slots__ = ("arrivals", "tenants")
+
+    def __init__(self) -> None:
+        self.arrivals: OrderedDict[Waiter, None] = OrderedDict()
+        self.tenants: dict[str, OrderedDict[Waiter, None]] = {}
+
+
+class FairOrder:
+    """The order among those who wait, and what each tenant has used. Times are handed in."""
+
+    def __init__(self, ageing_s: float) -> None:
+        self.waiting = 0
+        self._ageing_s = ageing_s
+        self._lanes: dict[int, _Lane] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._debtors: set[str] = set()  # have neither places nor waiters, but used more than those who wait
+        # Runs only while somebody waits: a place that nobody else wants is free of charge. When nobody waits
+        # any more, everybody has been served and a new epoch begins, in which nobody owes anything.
+        self._contended_s = 0.0
+        self._read_at = 0.0
+        self._epoch = 0
+        self._turns_to_aged = AGED_TURN
+
+    def add(self, waiter: Waiter, now: float) -> None:
+        self._tick(now)
+        tenant = self._tenant(waiter.tenant, waiter.weight)
+        if not tenant.waiting:
+            # Who comes late has no claim on the time before: it starts level with the least served.
+            others = self._waiting_tenants()
+            tenant.used = max(tenant.used, min((self._settle(one).used for one in others), default=0.0))
+        lane = self._lanes.setdefault(waiter.priority, _Lane())
+        lane.arrivals[waiter] = None
+        lane.tenants.setdefault(waiter.tenant, OrderedDict())[waiter] = None
+        tenant.waiting += 1
+        self.waiting += 1
+        waiter.in_line = True
+
+    def remove(self, waiter: Waiter, now: float) -> None:
+        if not waiter.in_line:
+            return
+        waiter.in_line = False
+        self._tick(now)
+        lane = self._lanes[waiter.priority]
+        del lane.arrivals[waiter]
+        line = lane.tenants[waiter.tenant]
+        del line[waiter]
+        if not line:
+            del lane.tenants[waiter.tenant]
+        if not lane.arrivals:
+            del self._lanes[waiter.priority]
+        tenant = self._tenants[waiter.tenant]
+        tenant.waiting -= 1
+        self.waiting -= 1
+        if not self.waiting:
+            self._epoch, self._contended_s = self._epoch + 1, 0.0
+            for name in self._debtors:
+                del self._tenants[name]
+            self._debtors.clear()
+        self._forget(waiter.tenant, tenant)
+
+    def next(self, now: float) -> Waiter | None:
+        """The one whose turn it is; it has left the line."""
+        if not self.waiting:
+            return None
+        self._tick(now)
+        lane = self._lanes[self._priority(now)]
+        line = lane.tenants[min(lane.tenants, key=self._standing)] if len(lane.tenants) > 1 else lane.arrivals
+        waiter = next(iter(line))
+        self.remove(waiter, now)
+        return waiter
+
+    def started(self, name: str, weight: float, now: float) -> None:
+        self._tick(now)
+        tenant = self._settle(self._tenant(name, weight))
+        tenant.places += 1
+        if self.waiting:
+            tenant.used += ENTRY_S / tenant.weight
+
+    def ended(self, name: str, now: float) -> None:
+        self._tick(now)
+        tenant = self._settle(self._tenants[name])
+        tenant.places -= 1
+        self._forget(name, tenant)
+
+    def outvied_by(self, waiter: Waiter) -> Waiter | None:
+        """Who must make room for `waiter` when the room is full: the last to come of the tenant that fills
+        most of it, by weight, in the lowest priority. None: `waiter` itself has the weakest claim.
+        """
+        lowest = max(self._lanes)
+        if waiter.priority > lowest:
+            return None
+        lane = self._lanes[lowest]
+        crowd, line = max(lane.tenants.items(), key=lambda item: len(item[1]) / self._tenants[item[0]].weight)
+        if waiter.priority == lowest:
+            own = len(lane.tenants.get(waiter.tenant, ())) + 1
+            if crowd == waiter.tenant or own / waiter.weight > len(line) / self._tenants[crowd].weight:
+                return None
+        return next(reversed(line))
+
+    def waiting_by_tenant(self) -> dict[str, int]:
+        return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
+
+    def _priority(self, now: float) -> int:
+        """The highest; but in one of AGED_TURN turns the lower one in which somebody has waited longest."""
+        highest = min(self._lanes)
+        if len(self._lanes) == 1:
+            return highest
+        lower = [(next(iter(lane.arrivals)).since, priority) for priority, lane in self._lanes.items()]
+        since, aged = min(item for item in lower if item[1] != highest)
+        self._turns_to_aged -= 1
+        if self._turns_to_aged > 0 or now - since < self._ageing_s:
+            return highest
+        self._turns_to_aged = AGED_TURN
+        return aged
+
+    def _standing(self, name: str) -> tuple[float, float]:
+        tenant = self._settle(self._tenants[name])
+        return tenant.used, tenant.places / tenant.weight
+
+    def _tick(self, now: float) -> None:
+        if self.waiting:
+            self._contended_s += now - self._read_at
+        self._read_at = now
+
+    def _settle(self, tenant: _Tenant) -> _Tenant:
+        """Charges what its places took since they were last looked at."""
+        if tenant.epoch != self._epoch:
+            tenant.epoch, tenant.used, tenant.at = self._epoch, 0.0, 0.0
+        tenant.used += tenant.places * (self._contended_s - tenant.at) / tenant.weight
+        tenant.at = self._contended_s
+        return tenant
+
+    def _tenant(self, name: str, weight: float) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._debtors) >= _SWEEP_AT:
+                self._sweep()
+            tenant = self._tenants[name] = _Tenant(weight)
+            tenant.at, tenant.epoch = self._contended_s, self._epoch
+        self._debtors.discard(name)
+        self._settle(tenant).weight = weight
+        return tenant
+
+    def _forget(self, name: str, tenant: _Tenant) -> None:
+        if tenant.places or tenant.waiting:
+            return
+        if tenant.epoch == self._epoch and tenant.used:
+            self._debtors.add(name)
+        else:
+            del self._tenants[name]
+
+    def _sweep(self) -> None:
+        """Forgets the debts that others have caught up with; if there are still too many, all of them."""
+        level = min((self._settle(one).used for one in self._waiting_tenants()), default=0.0)
+        paid = {name for name in self._debtors if self._tenants[name].used <= level}
+        for name in paid if len(paid) > _SWEEP_AT // 2 else set(self._debtors):
+            del self._tenants[name]
+            self._debtors.discard(name)
+
+    def _waiting_tenants(self) -> list[_Tenant]:
+        names = {name for lane in self._lanes.values() for name in lane.tenants}
+        return [self._tenants[name] for name in names]
