@@ -1,0 +1,126 @@
+"""Policy: every key and team at one version of the store, as a worker asks for them on each request.
+
+Never changed once made: `advanced` returns the next one. Nothing here waits or touches the store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from time import time
+
+import msgspec
+
+from ridgeline.gateway.errors import Unauthorized
+from ridgeline.gateway.tenants.digest import digester
+from ridgeline.gateway.tenants.keys import Key, Team
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """One of a key's secrets by its digest; a rotated one is valid until its grace ends."""
+
+    digest: str  # hexadecimal
+    until: float | None = None  # unix seconds
+
+
+class KeyEntry(msgspec.Struct, frozen=True):
+    key: Key
+    secrets: tuple[Secret, ...]
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What the store holds that is newer than a version; all of it when `whole`."""
+
+    version: int
+    epoch: int
+    whole: bool
+    keys: tuple[KeyEntry, ...] = ()
+    teams: tuple[Team, ...] = ()
+
+
+class _Access(msgspec.Struct, frozen=True):
+    key: Key
+    until: float  # unix seconds; the end of the key or of this secret, whichever comes first
+
+
+class Policy:
+    """The keys and teams of a gateway, to be looked up in about a microsecond."""
+
+    def __init__(self, server_secret: str) -> None:
+        self.version = 0
+        self.epoch = 0
+        self._digest: Callable[[str], bytes | None] = digester(server_secret)
+        self._accesses: dict[bytes, _Access] = {}
+        self._keys: dict[str, KeyEntry] = {}
+        self._teams: dict[str, Team] = {}
+
+    def lookup(self, secret: str) -> Key | None:
+        """The key with this secret, if it may be used now."""
+        access = self._accesses.get(self._digest(secret))  # type: ignore[arg-type]  # None is no digest
+        if access is None or access.until <= time():
+            return None
+        return access.key
+
+    def refusal(self, secret: str) -> Unauthorized:
+        """Why `lookup` found none. Only who holds the secret learns that its key is expired or revoked."""
+        access = self._accesses.get(self._digest(secret))  # type: ignore[arg-type]
+        if access is None:
+            return Unauthorized("the API key is not known here")
+        if access.key.revoked_at is not None:
+            return Unauthorized("the API key has been revoked", code="revoked_api_key")
+        if access.key.expires_at is not None and access.key.expires_at <= time():
+            return Unauthorized("the API key has expired", code="expired_api_key")
+        return Unauthorized("the API key has been replaced by a new one", code="rotated_api_key")
+
+    def key(self, id: str) -> Key | None:
+        """The key as it is now, if it may be used: for requests that have waited since they were let in."""
+        entry = self._keys.get(id)
+        if entry is None or _end(entry.key) <= time():
+            return None
+        return entry.key
+
+    def team(self, id: str) -> Team | None:
+        return self._teams.get(id)
+
+    def keys(self) -> Iterable[Key]:
+        """Every key, also those that may no longer be used."""
+        return (entry.key for entry in self._keys.values())
+
+    def teams(self) -> Iterable[Team]:
+        return self._teams.values()
+
+    def advanced(self, changes: Changes) -> Policy:
+        """The policy with these changes; costs a copy of the tables, and a rebuild when all is given."""
+        new = Policy.__new__(Policy)
+        new.version, new.epoch, new._digest = changes.version, changes.epoch, self._digest
+        whole = changes.whole
+        new._accesses = {} if whole else self._accesses.copy()
+        new._keys = {} if whole else self._keys.copy()
+        new._teams = {} if whole else self._teams.copy()
+        for entry in changes.keys:
+            new._replace(entry)
+        for team in changes.teams:
+            new._teams[team.id] = team
+        return new
+
+    def contents(self) -> Changes:
+        """All of it, as `advanced` takes it in."""
+        keys, teams = tuple(self._keys.values()), tuple(self._teams.values())
+        return Changes(self.version, self.epoch, True, keys, teams)
+
+    def _replace(self, entry: KeyEntry) -> None:
+        before = self._keys.get(entry.key.id)
+        if before is not None:
+            for secret in before.secrets:
+                self._accesses.pop(bytes.fromhex(secret.digest), None)
+        self._keys[entry.key.id] = entry
+        end = _end(entry.key)
+        for secret in entry.secrets:
+            until = end if secret.until is None else min(end, secret.until)
+            self._accesses[bytes.fromhex(secret.digest)] = _Access(entry.key, until)
+
+
+def _end(key: Key) -> float:
+    if key.revoked_at is not None:
+        return -math.inf
+    return math.inf if key.expires_at is None else key.expires_at

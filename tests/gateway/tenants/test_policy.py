@@ -1,0 +1,109 @@
+"""The snapshot that every request asks: digests, ends, rotations, changes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.gateway.tenants.digest import SECRET_LENGTH, digester, new_secret
+from ridgeline.gateway.tenants.keys import Key, Team
+from ridgeline.gateway.tenants.policy import Changes, KeyEntry, Policy, Secret
+
+SERVER_SECRET = "s" * 64
+
+
+def digest(secret: str) -> str:
+    return hmac.new(SERVER_SECRET.encode(), secret.encode(), hashlib.sha256).hexdigest()
+
+
+def policy(*entries: tuple[Key, dict[str, float | None]], teams: tuple[Team, ...] = ()) -> Policy:
+    keys = tuple(
+        KeyEntry(key, tuple(Secret(digest(secret), until) for secret, until in secrets.items()))
+        for key, secrets in entries
+    )
+    return Policy(SERVER_SECRET).advanced(Changes(1, 1, True, keys, teams))
+
+
+@given(
+    st.text(alphabet=st.characters(min_codepoint=1, max_codepoint=200), max_size=100), st.text(max_size=200)
+)
+def test_a_digest_is_the_standard_hmac_of_what_could_be_a_key(server_secret: str, text: str) -> None:
+    made = digester(server_secret)
+    secret = new_secret()
+    assert made(secret) == hmac.new(server_secret.encode(), secret.encode(), hashlib.sha256).digest()
+    if len(text) != SECRET_LENGTH:
+        assert made(text) is None
+
+
+def test_a_secret_is_found_by_its_digest_and_nothing_else_is() -> None:
+    secret, key = new_secret(), Key("key_1", "app")
+    known = policy((key, {secret: None}))
+    assert known.lookup(secret) is key
+    others = (
+        new_secret(),
+        secret[:-1],
+        secret + "x",
+        "",
+        digest(secret),
+        "rl-" + "é" * 43,
+        secret.swapcase(),
+    )
+    assert [known.lookup(other) for other in others] == [None] * len(others)
+
+
+def test_expired_revoked_and_rotated_keys_are_refused_with_the_reason() -> None:
+    expired, revoked, old, new = (new_secret() for _ in range(4))
+    now = time.time()
+    known = policy(
+        (Key("key_1", "expired", expires_at=now - 1), {expired: None}),
+        (Key("key_2", "revoked", revoked_at=now - 1), {revoked: None}),
+        (Key("key_3", "rotated"), {old: now - 1, new: None}),
+    )
+    assert [known.lookup(secret) for secret in (expired, revoked, old)] == [None, None, None]
+    codes = [known.refusal(secret).code for secret in (expired, revoked, old, new_secret())]
+    assert codes == ["expired_api_key", "revoked_api_key", "rotated_api_key", "invalid_api_key"]
+    found = known.lookup(new)
+    assert found is not None
+    assert found.id == "key_3"
+    assert known.key("key_1") is None
+    assert known.key("key_2") is None
+    assert known.key("key_3") is found
+
+
+def test_a_rotated_secret_is_valid_within_its_grace_but_not_past_the_keys_own_end() -> None:
+    old, other = new_secret(), new_secret()
+    now = time.time()
+    known = policy(
+        (Key("key_1", "a"), {old: now + 100}),
+        (Key("key_2", "b", expires_at=now - 1), {other: now + 100}),
+    )
+    assert known.lookup(old) is not None
+    assert known.lookup(other) is None
+
+
+def test_a_change_replaces_a_keys_secrets_and_leaves_the_policy_before_it_alone() -> None:
+    first, second, untouched = new_secret(), new_secret(), new_secret()
+    before = policy((Key("key_1", "a"), {first: None}), (Key("key_2", "b"), {untouched: None}))
+    change = KeyEntry(Key("key_1", "renamed"), (Secret(digest(second)),))
+    after = before.advanced(Changes(2, 1, False, (change,), (Team("team_1", "t"),)))
+    assert after.lookup(first) is None
+    assert after.lookup(second) == Key("key_1", "renamed")
+    assert after.lookup(untouched) == Key("key_2", "b")
+    assert after.team("team_1") == Team("team_1", "t")
+    assert before.lookup(first) == Key("key_1", "a")
+    assert before.team("team_1") is None
+    whole = after.advanced(Changes(3, 3, True))
+    assert whole.lookup(untouched) is None
+    assert whole.team("team_1") is None
+
+
+def test_a_policy_made_of_anothers_contents_knows_the_same() -> None:
+    secret = new_secret()
+    known = policy((Key("key_1", "a"), {secret: None}), teams=(Team("team_1", "t"),))
+    copy = Policy(SERVER_SECRET).advanced(known.contents())
+    assert copy.lookup(secret) == known.lookup(secret)
+    assert copy.team("team_1") == known.team("team_1")
