@@ -16,6 +16,7 @@ from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.gateway.observe.exposition import Family, Labels, Merged, Page
 
 OTHER = "other"
+MAX_LEARNED = 200  # names that only a pattern of the configuration holds
 
 # Seconds. Our own work is tens of microseconds, an upstream's answer minutes.
 GATEWAY_EDGES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Family] = {
     "queue_seconds": Family("histogram", "Waiting for an upstream's turn"),
     "ttft_seconds": Family("histogram", "Upstream asked to the first byte of its answer"),
     "total_seconds": Family("histogram", "A request's arrival to its end"),
+    "refused_total": Family("counter", "Requests refused before anything was known of them, by status"),
     "errors_total": Family("counter", "Requests that ended with an error, by its code"),
     "key_requests_total": Family("counter", "Requests ended, by key"),
     "key_tokens_total": Family("counter", "Tokens in and out, by key"),
@@ -160,8 +162,11 @@ class GatewayMetrics:
         self.know(models, upstreams)
 
     def know(self, models: Iterable[str], upstreams: Iterable[str]) -> None:
-        """The configured names, also after a reload."""
-        self._models = frozenset(models)
+        """The configured names, also after a reload. A model's may end in * and stand for many."""
+        names = list(models)
+        self._models = {name for name in names if not name.endswith("*")}
+        self._patterns = tuple(name[:-1] for name in names if name.endswith("*"))
+        self._most_models = len(self._models) + MAX_LEARNED
         self._upstreams = frozenset(upstreams)
 
     def observe(self, row: LedgerRow) -> None:
@@ -191,6 +196,10 @@ class GatewayMetrics:
             self._count("errors_total", (("code", row.error_code),))
         if self._key_label and row.key_id:
             self._count_key(row)
+
+    def refused(self, status: int) -> None:
+        """No path, no key: there is no row of it."""
+        self._count("refused_total", (("status", str(status)),))
 
     def attempt(self, kind: str, upstream: str, cause: str) -> None:
         """An upstream was asked again. kind: retry, fallback, hedge; cause: timeout, status_503, …"""
@@ -225,7 +234,7 @@ class GatewayMetrics:
         """The first of its kind. Names from outside come in here too, and must not become labels."""
         key = (
             row.endpoint if row.endpoint in self._endpoints else OTHER,
-            row.model if row.model in self._models else OTHER if row.model else "",
+            row.model if self._is_model(row) else OTHER if row.model else "",
             row.upstream if row.upstream in self._upstreams else OTHER if row.upstream else "",
             row.outcome,
             status,
@@ -240,6 +249,16 @@ class GatewayMetrics:
             traffic = self._traffic.setdefault(key[:3], _Traffic())
             ending = self._endings[key] = _Ending(traffic)
         return ending
+
+    def _is_model(self, row: LedgerRow) -> bool:
+        """A name that fits a pattern is one once an upstream has answered for it."""
+        if row.model in self._models:
+            return True
+        is_new = row.status == 200 and row.outcome == "ok" and row.model.startswith(self._patterns)
+        if is_new and len(self._models) < self._most_models:
+            self._models.add(row.model)
+            return True
+        return False
 
     def _count(self, name: str, labels: Labels, by: int = 1) -> None:
         event = (name, labels)

@@ -101,6 +101,27 @@ def test_names_from_outside_never_become_labels() -> None:
     assert len(samples(text)["requests_total"]) == 1
 
 
+def test_a_name_that_only_a_pattern_holds_is_shown_once_an_upstream_answered_for_it() -> None:
+    metrics = GatewayMetrics(ObserveConfig(), ["small", "local-*"], ["local"], ["chat"])
+    metrics.observe(row(model="local-a"))
+    metrics.observe(row(model="local-made-up", status=404, outcome="refused"))
+    metrics.observe(row(model="far-away"))
+    for number in range(1000):
+        metrics.observe(row(model=f"local-{number}"))
+    text = metrics.render(Readings())
+    assert total(text, "requests_total", model="local-a") == 1
+    assert "local-made-up" not in text
+    assert "far-away" not in text
+    assert len(samples(text)["requests_total"]) <= 203
+
+
+def test_what_is_refused_unseen_is_counted_by_status_alone() -> None:
+    metrics = new_metrics()
+    metrics.refused(404)
+    metrics.refused(404)
+    assert total(metrics.render(Readings()), "refused_total", status="404") == 2
+
+
 def test_labels_are_bounded_whatever_is_configured() -> None:
     metrics = GatewayMetrics(
         ObserveConfig(max_series=10, key_label=True), map(str, range(100)), ["local"], ["chat"]

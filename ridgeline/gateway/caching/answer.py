@@ -1,0 +1,70 @@
+"""StoredAnswer: what a client was sent, byte for byte, and what it had used; and how a hit is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ridgeline.gateway.usage import Usage
+
+Headers = list[tuple[bytes, bytes]]
+
+MISS: tuple[bytes, bytes] = (b"x-ridgeline-cache", b"miss")
+_OVERHEAD = 512  # bytes of objects around an answer in memory, roughly
+
+
+class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """A stream is kept as the bytes of its events."""
+
+    status: int
+    content_type: str
+    body: bytes
+    model: str  # as the row has them
+    upstream: str
+    upstream_model: str
+    stored_at: float  # unix seconds
+    usage: Usage = msgspec.field(default_factory=Usage)  # of the first time; a hit itself uses nothing
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + _OVERHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    answer: StoredAnswer
+    age_s: float
+    similarity: float | None = None  # None: the same request
+
+    @property
+    def headers(self) -> Headers:
+        state = b"hit" if self.similarity is None else b"hit-semantic; similarity=%.4f" % self.similarity
+        return [
+            (b"content-type", self.answer.content_type.encode("latin-1")),
+            (b"x-ridgeline-cache", state),
+            (b"age", b"%d" % max(self.age_s, 0)),
+        ]
+
+
+class Recorder:
+    """Collects a stream's bytes as they pass, and forgets them when they become too many."""
+
+    __slots__ = ("_limit", "_parts", "_size")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._parts: list[bytes] = []
+
+    def add(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size <= self._limit:
+            self._parts.append(data)
+        else:
+            self._parts.clear()
+
+    @property
+    def body(self) -> bytes | None:
+        """None: it was too long to be kept."""
+        return b"".join(self._parts) if self._size <= self._limit else None

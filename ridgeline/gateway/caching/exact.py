@@ -1,0 +1,110 @@
+"""ExactCache: the answer to the very same request of the same tenant, from memory or from Redis.
+
+Asked by the pipeline before an upstream is, told afterwards what the client was sent. Redis is an extra: a
+Redis that is slow or gone costs hits, never a request; it is left alone for a moment after each failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from ridgeline.gateway.accounting.row import Outcome
+from ridgeline.gateway.caching.answer import Hit, Recorder, StoredAnswer
+from ridgeline.gateway.caching.config import CacheConfig
+from ridgeline.gateway.caching.memory import AnswerMemory
+from ridgeline.gateway.observe.metrics import CacheReading
+
+PREFIX = b"ridgeline:cache:1:"  # the number: of the stored form
+PAUSE_S = 1.0  # Redis is not asked for so long after it failed
+MAX_WRITING = 256  # answers on their way to Redis; more are kept in memory alone
+
+_decode = msgspec.msgpack.Decoder(StoredAnswer).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Redis(Protocol):
+    """One command, with a deadline of its own; raises whatever it likes when there is no answer."""
+
+    async def call(self, *parts: bytes) -> Any: ...
+
+
+class ExactCache:
+    def __init__(
+        self, config: CacheConfig, redis: Redis | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.hits = self.misses = self.failures = 0
+        self._config = config
+        self._redis = redis
+        self._clock = clock
+        self._memory = AnswerMemory(config.max_bytes, config.ttl_s)
+        self._paused_until = 0.0
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def get(self, partition: bytes) -> Hit | None:
+        now = self._clock()
+        answer = self._memory.get(partition, now)
+        if answer is None and self._redis is not None and time.monotonic() >= self._paused_until:
+            answer = await self._fetch(self._redis, partition, now)
+        if answer is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        return Hit(answer, now - answer.stored_at)
+
+    def put(self, partition: bytes, answer: StoredAnswer, outcome: Outcome) -> None:
+        """Keeps whole, good answers alone; whatever else it is given it forgets."""
+        if not keepable(answer, outcome, self._config):
+            return
+        self._memory.put(partition, answer)
+        if self._redis is None or time.monotonic() < self._paused_until or len(self._writing) >= MAX_WRITING:
+            return
+        task = asyncio.get_running_loop().create_task(self._send(self._redis, partition, answer))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    def recorder(self) -> Recorder:
+        return Recorder(self._config.max_answer_bytes)
+
+    def reading(self) -> CacheReading:
+        memory = self._memory
+        return CacheReading("exact", self.hits, self.misses, len(memory), memory.bytes, memory.evictions)
+
+    async def drain(self) -> None:
+        """Until Redis has what was put."""
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    async def _fetch(self, redis: Redis, partition: bytes, now: float) -> StoredAnswer | None:
+        try:
+            stored = await redis.call(b"GET", PREFIX + partition.hex().encode())
+            if stored is None:
+                return None
+            answer = _decode(stored)
+        except Exception:
+            self._failed()
+            return None
+        if now - answer.stored_at >= self._config.ttl_s:
+            return None
+        self._memory.put(partition, answer)
+        return answer
+
+    async def _send(self, redis: Redis, partition: bytes, answer: StoredAnswer) -> None:
+        lifetime_ms = b"%d" % max(self._config.ttl_s * 1e3, 1)
+        try:
+            await redis.call(b"SET", PREFIX + partition.hex().encode(), _encode(answer), b"PX", lifetime_ms)
+        except Exception:
+            self._failed()
+
+    def _failed(self) -> None:
+        self.failures += 1
+        self._paused_until = time.monotonic() + PAUSE_S
+
+
+def keepable(answer: StoredAnswer, outcome: Outcome, config: CacheConfig) -> bool:
+    """Never an error, never what was broken off or blocked, nothing larger than allowed."""
+    return outcome == "ok" and answer.status == 200 and len(answer.body) <= config.max_answer_bytes
