@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.upstreams.answer import HIGH_WATER, Answer, UpstreamBroken
@@ -35,12 +34,6 @@ from tests.gateway.upstreams.scripted import (
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 SHORT = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
-
-
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    made: asyncio.AbstractEventLoopPolicy = request.param()
-    return made
 
 
 @pytest.fixture
