@@ -1,0 +1,75 @@
+"""GuardConfig: one [[guards]] policy of gateway.toml: what is looked for, and what is done when it is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.options import OptionError, option
+
+# What the built-in detectors find. Patterns of the config and NER's entities add kinds of their own.
+KINDS = ("email", "phone", "card", "iban", "ip", "ssn", "secret")
+DEFAULT_REGIONS = (
+    "US", "CA", "GB", "IE", "DE", "AT", "CH", "FR", "BE", "NL", "ES", "PT", "IT", "PL", "CZ", "SE", "FI", "GR",
+    "TR", "IL", "IN", "CN", "JP", "KR", "AU", "NZ", "ZA", "BR", "MX", "AR",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    name: str = option(
+        "default", "the policy's name; a key with no guard of its own has the one named default"
+    )
+    redact: tuple[str, ...] = option(KINDS, "kinds replaced by placeholders before a request leaves")
+    block: tuple[str, ...] = option(
+        (), "kinds that refuse a request (400 content_blocked); goes before redact"
+    )
+    log: tuple[str, ...] = option((), "kinds that are only counted in the ledger row; goes behind the others")
+    restore: bool = option(True, "put the values back where an answer holds their placeholders")
+    answers_redact: tuple[str, ...] = option(
+        (), "kinds replaced in answers, for good; the request's own excepted"
+    )
+    answers_block: tuple[str, ...] = option((), "kinds that end an answer with an error")
+    answers_log: tuple[str, ...] = option((), "kinds that are counted in answers")
+    allow: tuple[str, ...] = option((), "values that are never touched: whole, or *@example.com; case aside")
+    patterns: tuple[str, ...] = option((), "kinds of your own, each name=regex; matched within a line")
+    phone_regions: tuple[str, ...] = option(
+        DEFAULT_REGIONS, "countries whose national phone numbers are known"
+    )
+    phone_bare: bool = option(False, "also digits without +, separators or a word like phone before them")
+    unreadable: Literal["refuse", "pass"] = option(
+        "refuse", "bodies that are not JSON text: uploads, token ids"
+    )
+    timeout_ms: int = option(
+        2000, "what a request's or an answer's check may take; longer fails it, with 500"
+    )
+    ner: bool = option(
+        False, "also look for names and places, by Presidio in processes of their own (extra guard)"
+    )
+    ner_model: str = option("en_core_web_sm", "the spaCy model, by name or path; must be installed")
+    ner_language: str = option("en", "the language of the spaCy model")
+    ner_kinds: tuple[str, ...] = option(
+        ("person", "location"), "Presidio's entities that count, in lower case"
+    )
+    ner_processes: int = option(1, "processes for NER, each with the model in memory")
+    ner_timeout_ms: int = option(1000, "what NER may take for a request, waiting included; longer fails it")
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise OptionError("[[guards]] name must not be empty")
+        own = tuple(pattern.partition("=")[0].strip() for pattern in self.patterns)
+        known = (*KINDS, *own, *(self.ner_kinds if self.ner else ()))
+        for field in ("redact", "block", "log", "answers_redact", "answers_block", "answers_log"):
+            for kind in getattr(self, field):
+                if kind not in known:
+                    raise OptionError(
+                        f"[[guards]] {self.name}: {field}: unknown kind {kind!r}; known: {', '.join(known)}"
+                    )
+        for field in ("answers_redact", "answers_block", "answers_log"):
+            if self.ner and set(getattr(self, field)) & set(self.ner_kinds):
+                raise OptionError(
+                    f"[[guards]] {self.name}: {field}: names and places are found in requests only"
+                )
+        for field in ("timeout_ms", "ner_timeout_ms", "ner_processes"):
+            if getattr(self, field) < 1:
+                raise OptionError(f"[[guards]] {self.name}: {field} must be at least 1")
