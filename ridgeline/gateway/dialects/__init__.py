@@ -1,1 +1,19 @@
 """OpenAI and Anthropic: what a body says, translated, and what it used."""
+
+from ridgeline.gateway.dialects.counts import usage_of
+from ridgeline.gateway.dialects.error_bodies import error_body, error_event, translated_error
+from ridgeline.gateway.dialects.families import Family, family_of, shape_of
+from ridgeline.gateway.dialects.usage_reader import Hide, UsageReader, ask_for_usage
+
+__all__ = [
+    "Family",
+    "Hide",
+    "UsageReader",
+    "ask_for_usage",
+    "error_body",
+    "error_event",
+    "family_of",
+    "shape_of",
+    "translated_error",
+    "usage_of",
+]

@@ -1,0 +1,120 @@
+"""Counts of tokens as upstreams report them become a Usage, whatever they call them.
+
+Called with whole answers by the pipeline, and with single events by `UsageReader`. Reads nothing but counts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.gateway.dialects.families import shape_of
+from ridgeline.gateway.usage import Usage
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    thinking_tokens: int | None = None
+
+
+class Counts(msgspec.Struct):
+    """Every name that the families have for a count. None: it was not told."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    completion_tokens_details: Details | None = None
+    prompt_cache_hit_tokens: int | None = None  # DeepSeek's
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Details | None = None
+    output_tokens_details: Details | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+    def usage(self) -> Usage:
+        if self.cache_read_input_tokens is not None or self.cache_creation_input_tokens is not None:
+            return self._anthropic()
+        inner_in = self.prompt_tokens_details or self.input_tokens_details or _NO_DETAILS
+        inner_out = self.completion_tokens_details or self.output_tokens_details or _NO_DETAILS
+        tokens_out = self.completion_tokens or self.output_tokens or 0
+        tokens_in = self.prompt_tokens or self.input_tokens or 0
+        total = self.total_tokens or 0
+        if not tokens_in and not tokens_out:
+            tokens_in = total  # of reranking, some tell the sum alone
+        reasoning = inner_out.reasoning_tokens or inner_out.thinking_tokens or 0
+        if reasoning and total == tokens_in + tokens_out + reasoning:
+            tokens_out += reasoning  # xAI and Gemini count it beside the answer; to us it is a part
+        return Usage(
+            tokens_in,
+            inner_in.cached_tokens or self.prompt_cache_hit_tokens or 0,
+            inner_in.cache_write_tokens or 0,
+            tokens_out,
+            reasoning,
+            "reported",
+        )
+
+    def _anthropic(self) -> Usage:
+        """Anthropic's input_tokens are those that the cache had no part in."""
+        read, written = self.cache_read_input_tokens or 0, self.cache_creation_input_tokens or 0
+        inner = self.output_tokens_details or _NO_DETAILS
+        return Usage(
+            (self.input_tokens or 0) + read + written,
+            read,
+            written,
+            self.output_tokens or 0,
+            inner.thinking_tokens or inner.reasoning_tokens or 0,
+            "reported",
+        )
+
+    def updated(self, later: Counts) -> Counts:
+        """What is known after `later` was told too. A stream's counts are sums, so the last one holds; but
+        some servers end with an input of 0 after they have told the true one.
+        """
+        told = {name: value for name in self.__struct_fields__ if (value := getattr(later, name)) is not None}
+        if not later.input_tokens and not later.cache_read_input_tokens:
+            for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
+                if getattr(self, name) is not None:
+                    told.pop(name, None)
+        return msgspec.structs.replace(self, **told)
+
+
+class CohereTokens(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class CohereMeta(msgspec.Struct):
+    tokens: CohereTokens | None = None
+
+
+class Answer(msgspec.Struct):
+    """Of a whole answer, where its counts may stand."""
+
+    usage: Counts | None = None
+    meta: CohereMeta | None = None
+
+
+_NO_DETAILS = Details()
+_COUNTED = frozenset(
+    {"chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "audio", "images"}
+)
+_answers = msgspec.json.Decoder(Answer)
+
+
+def usage_of(kind: str, family: str, body: bytes) -> Usage | None:
+    """What a whole answer says that it used; None where it says nothing. `family`: of these bytes."""
+    if shape_of(kind, family) not in _COUNTED:
+        return None
+    try:
+        answer = _answers.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if answer.usage is not None:
+        return answer.usage.usage()
+    if answer.meta is not None and answer.meta.tokens is not None:
+        tokens = answer.meta.tokens
+        return Usage(tokens.input_tokens or 0, tokens_out=tokens.output_tokens or 0, source="reported")
+    return None

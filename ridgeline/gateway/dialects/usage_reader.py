@@ -1,0 +1,243 @@
+"""UsageReader: what a stream used, read off its bytes while they pass through.
+
+The pipeline feeds it all that an upstream streams and sends on what it returns. Nearly every event is looked
+at by a few searches for bytes alone: only those that may tell counts, an error or the end are decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from ridgeline.gateway.body import Fields, field, raw
+from ridgeline.gateway.dialects.counts import Counts
+from ridgeline.gateway.dialects.events import BOUNDARY, MAX_EVENT_BYTES, end_of_last, payload_of
+from ridgeline.gateway.dialects.families import shape_of
+from ridgeline.gateway.usage import Usage
+
+# What the client must not see, because the gateway asked for it and the client had not: the counts that run
+# along with every chunk, or these and the chunk of counts at the end.
+Hide = Literal["", "running", "all"]
+
+_COUNTS = re.compile(rb'"usage"\s*:\s*\{')
+_MESSAGE_NEWS = re.compile(rb'"type"\s*:\s*"(?:message_|error")')
+_RESPONSE_NEWS = re.compile(rb'"type"\s*:\s*"(?:response\.(?:completed|incomplete|failed|cancelled)|error)"')
+_NEWS = {"messages": _MESSAGE_NEWS, "responses": _RESPONSE_NEWS}
+_USAGE_VALUE = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}')
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_MESSAGE_DELTA = re.compile(rb'"(?:text|thinking|partial_json)"\s*:\s*"((?:[^"\\]++|\\.)*+)')
+_BYTES_PER_TOKEN = 4  # of text, where an event holds several tokens; a guess, and only of what was broken off
+
+
+class _Failure(msgspec.Struct):
+    type: str | None = None
+    code: str | int | None = None
+
+
+class _Inner(msgspec.Struct):
+    usage: Counts | None = None
+    error: _Failure | None = None
+
+
+class _Event(msgspec.Struct):
+    """What any family's event may tell of itself."""
+
+    type: str = ""
+    code: str | int | None = None
+    usage: Counts | None = None
+    choices: list[msgspec.Raw] | None = None
+    error: _Failure | str | None = None
+    message: _Inner | str | None = None
+    response: _Inner | None = None
+
+
+_events = msgspec.json.Decoder(_Event)
+
+
+class UsageReader:
+    """`family` is that of the bytes it is fed; `hide` is what `ask_for_usage` returned."""
+
+    def __init__(self, kind: str, family: str, hide: Hide = "") -> None:
+        self._shape = shape_of(kind, family)
+        self._is_message = self._shape == "messages"
+        self._is_openai = self._shape not in ("messages", "responses")
+        self._may_tell = _NEWS.get(self._shape, _COUNTS).search
+        self._hide = hide
+        self._rest = bytearray()
+        self._latest = b""  # the last chunk that told counts, not yet decoded
+        self._counts: Counts | None = None
+        self._is_final = False
+        self._text_bytes = 0  # of Anthropic's deltas
+        self.events = 0  # with data: comments do not count
+        self.done = False  # the event came that ends a stream of this kind
+        self.error = ""  # the code or the type of an error that the stream told
+
+    def feed(self, data: bytes) -> bytes:
+        """More of the stream; what of it to send on. An event is held back until it is whole only where
+        something may have to be hidden.
+        """
+        if self._rest or data[-2:] != b"\n\n":
+            return self._feed_piece(data)
+        # Nearly always: whole events, and nothing in them but text.
+        self.events += data.count(b"\ndata:") + (data[:5] == b"data:")
+        if self._may_tell(data) is not None or (
+            self._is_openai and (b"[DONE]" in data or b'"error"' in data)
+        ):
+            return self._told(data)
+        if self._is_message:
+            self._count_text(data)
+        return data
+
+    def finish(self) -> bytes:
+        """The stream has ended: what was held back of an event that did not."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        if rest:
+            rest = self._scan(rest)
+        return rest if self._hide else b""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What is known now: of a whole stream what its upstream reported, of a broken one the last count it
+        told, or, where it told none, what came through. tokens_in may be 0 then: not known.
+        """
+        if self._latest:
+            self._decode(self._latest)
+            self._latest = b""
+        if self._counts is None:
+            if not self.events:
+                return None
+            return Usage(tokens_out=self._counted(), source="counted")
+        usage = self._counts.usage()
+        if not self._is_final:
+            usage.tokens_out = max(usage.tokens_out, self._counted())
+            usage.source = "counted"
+        return usage
+
+    def _counted(self) -> int:
+        if self._is_message:
+            return max(self._text_bytes // _BYTES_PER_TOKEN, 0)
+        return max(self.events - 1, 0)  # the first opens the answer and holds nothing
+
+    def _feed_piece(self, data: bytes) -> bytes:
+        rest = self._rest
+        seen = max(len(rest) - 2, 0)
+        rest += data
+        end = end_of_last(rest, seen)
+        if end < 0:
+            held = b""
+            if len(rest) > MAX_EVENT_BYTES:  # passed on unread
+                held = bytes(rest)
+                rest.clear()
+            return held if self._hide else data
+        whole = bytes(rest[:end])
+        del rest[:end]
+        out = self._scan(whole)
+        return out if self._hide else data
+
+    def _scan(self, whole: bytes) -> bytes:
+        """`feed` of events that did not come in one piece."""
+        self.events += whole.count(b"\ndata:") + (whole[:5] == b"data:")
+        return self._told(whole)
+
+    def _told(self, whole: bytes) -> bytes:
+        """Events that may tell something; what of them to send on."""
+        if self._is_openai:
+            return self._told_by_chunks(whole)
+        if self._is_message:
+            self._count_text(whole)
+        self._read(whole)
+        return whole
+
+    def _told_by_chunks(self, whole: bytes) -> bytes:
+        """Counts may run along with every chunk: the last ones hold, and are decoded when they are wanted."""
+        if b"[DONE]" in whole or b'"error"' in whole:
+            self._read(whole)
+        if _COUNTS.search(whole) is None:
+            return whole
+        for event in reversed(BOUNDARY.split(whole)):
+            if _COUNTS.search(event) is not None:
+                self._latest = payload_of(event)
+                break
+        return self._hidden(whole) if self._hide else whole
+
+    def _count_text(self, whole: bytes) -> None:
+        for text in _MESSAGE_DELTA.findall(whole):
+            self._text_bytes += len(text)
+
+    def _read(self, whole: bytes) -> None:
+        for event in BOUNDARY.split(whole):
+            payload = payload_of(event)
+            if payload == b"[DONE]":
+                self.done = True
+            elif payload[:1] == b"{":
+                self._decode(payload)
+
+    def _decode(self, payload: bytes) -> None:
+        try:
+            event = _events.decode(payload)
+        except (msgspec.DecodeError, RecursionError):
+            return  # of another shape: it is passed on, and nothing is known of it
+        self._take(event)
+
+    def _take(self, event: _Event) -> None:
+        told = event.usage
+        if self._is_message:
+            if event.type == "message_start" and isinstance(event.message, _Inner):
+                told = event.message.usage
+            self._is_final |= event.type == "message_delta" and told is not None
+            self.done |= event.type == "message_stop"
+        elif self._shape == "responses" and event.response is not None:
+            told = event.response.usage
+            self._is_final |= told is not None
+            self.done = True
+            if event.type == "response.failed" and event.response.error is not None:
+                self.error = _named(event.response.error)
+        elif told is not None:
+            self._is_final = True  # running counts too are the upstream's own
+        if told is not None:
+            known = self._counts if self._is_message else None
+            self._counts = told if known is None else known.updated(told)
+        if event.error is not None:
+            self.error = _named(event.error)
+        elif event.type == "error":
+            self.error = str(event.code or "error")
+
+    def _hidden(self, whole: bytes) -> bytes:
+        kept: list[bytes] = []
+        place = 0
+        for boundary in BOUNDARY.finditer(whole):
+            event, place = whole[place : boundary.end()], boundary.end()
+            if _COUNTS.search(event) is not None:
+                is_last = _NO_CHOICES.search(event) is not None
+                if is_last and self._hide == "all":
+                    continue
+                if not is_last:
+                    event = _USAGE_VALUE.sub(b'"usage":null', event)
+            kept.append(event)
+        kept.append(whole[place:])
+        return b"".join(kept)
+
+
+def _named(error: _Failure | str) -> str:
+    if isinstance(error, str):
+        return "error"
+    return str(error.code or error.type or "error")
+
+
+def ask_for_usage(kind: str, fields: Fields, *, running: bool = False) -> Hide:
+    """Make an OpenAI upstream's stream tell its counts; what must then be hidden from the client, empty if
+    `fields` did not change. `running`: in every chunk, where the server is known to take the option.
+    """
+    if kind not in ("chat", "completions") or not field(fields, "stream", bool, False):
+        return ""
+    options: dict[str, Any] = field(fields, "stream_options", dict, {})
+    if options.get("include_usage") and (not running or options.get("continuous_usage_stats")):
+        return ""
+    wanted: dict[str, Any] = {**options, "include_usage": True}
+    if running:
+        wanted["continuous_usage_stats"] = True
+    fields["stream_options"] = raw(wanted)
+    return "running" if options.get("include_usage") else "all"
