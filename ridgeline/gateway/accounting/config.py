@@ -41,5 +41,11 @@ class LedgerConfig:
 class PricesConfig:
     table: bool = option(True, "Use genai-prices' table (as installed, never fetched) for hosted models")
     gpu_hour_usd: float = option(
-        0.0, "What an hour of one self-hosted replica costs, where the upstream says none of its own"
+        0.0, "What an hour of a replica of ours costs, in US dollars, where its upstream says none of its own"
+    )
+    gpu_tokens_in_per_s: float = option(
+        0.0, "Prompt tokens that a full replica reads per second, as measured; its upstream may say its own"
+    )
+    gpu_tokens_out_per_s: float = option(
+        0.0, "Tokens that a full replica writes per second, as measured; its upstream may say its own"
     )

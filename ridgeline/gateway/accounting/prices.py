@@ -1,0 +1,253 @@
+"""Prices: what a request cost, in whole picodollars per token, so that sums are exact.
+
+In this order: the price set for the model in gateway.toml; genai-prices' table, as it is installed, by the
+upstream's provider and the model's name there; for self-hosted models the share of a GPU's hour that their
+tokens take. Called once per request by the pipeline; nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Any, Protocol
+
+from ridgeline.gateway.accounting.config import PricesConfig
+from ridgeline.gateway.usage import Usage
+from ridgeline.options import OptionError
+
+PUSD_PER_USD = 10**12
+_MOST_CACHED = 4096  # clients may name models freely where a target is upstream/*
+_TABLE_HOLDS_S = 60.0  # some providers charge by the hour of the day
+
+
+class PricedModel(Protocol):
+    """As [[models]] has it: US dollars per million tokens."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def price_in(self) -> float | None: ...
+    @property
+    def price_cached(self) -> float | None: ...
+    @property
+    def price_cache_write(self) -> float | None: ...
+    @property
+    def price_out(self) -> float | None: ...
+
+
+class PricedUpstream(Protocol):
+    """As [[upstreams]] has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def gpu_hour_usd(self) -> float: ...
+    @property
+    def gpu_tokens_in_per_s(self) -> float: ...
+    @property
+    def gpu_tokens_out_per_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrices:
+    """Picodollars per token. `above`: others, that hold for all tokens of a request with a longer prompt."""
+
+    fresh: int = 0
+    cached: int = 0
+    cache_write: int = 0
+    out: int = 0
+    source: str = "none"  # config, genai-prices, gpu-hours
+    above: tuple[tuple[int, TokenPrices], ...] = ()  # (tokens of the prompt, prices), rising
+
+    def cost(self, usage: Usage) -> int:
+        prices = self
+        for start, higher in self.above:
+            if usage.tokens_in > start:
+                prices = higher
+        fresh = usage.tokens_in - usage.tokens_cached - usage.tokens_cache_write
+        return (
+            max(fresh, 0) * prices.fresh
+            + usage.tokens_cached * prices.cached
+            + usage.tokens_cache_write * prices.cache_write
+            + usage.tokens_out * prices.out
+        )
+
+
+class Prices:
+    """Made at start: reads the table then, if an upstream is a hosted one."""
+
+    def __init__(
+        self,
+        models: Sequence[PricedModel],
+        upstreams: Sequence[PricedUpstream],
+        config: PricesConfig,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
+        self._set: dict[str, TokenPrices] = {}
+        self._patterns: list[tuple[str, TokenPrices | None]] = []
+        for model in models:
+            prices = _set_prices(model)
+            if model.name.endswith("*"):
+                self._patterns.append((model.name[:-1], prices))
+            elif prices is not None:
+                self._set[model.name] = prices
+        self._named = {model.name for model in models}
+        self._patterns.sort(key=lambda pair: -len(pair[0]))
+        self._by_gpu = {one.name: prices for one in upstreams if (prices := _gpu_prices(one, config))}
+        self._providers = {one.name: found for one in upstreams if (found := _provider(one, config))}
+        self._cached: dict[tuple[str, str, str], tuple[TokenPrices, float]] = {}
+
+    def cost(self, model: str, upstream: str, upstream_model: str, usage: Usage) -> tuple[int, str]:
+        """Picodollars, and where the price is from: config, genai-prices, gpu-hours or none."""
+        prices = self.of(model, upstream, upstream_model)
+        return prices.cost(usage), prices.source
+
+    def of(self, model: str, upstream: str, upstream_model: str) -> TokenPrices:
+        """The prices themselves, for estimates ahead of a request."""
+        cached = self._cached.get((model, upstream, upstream_model))
+        if cached is None or cached[1] < self._now():
+            return self._find(model, upstream, upstream_model)
+        return cached[0]
+
+    def _find(self, model: str, upstream: str, upstream_model: str) -> TokenPrices:
+        prices = (
+            self._set_for(model)
+            or _table_prices(self._providers.get(upstream), upstream_model)
+            or self._by_gpu.get(upstream)
+            or TokenPrices()
+        )
+        if len(self._cached) >= _MOST_CACHED:
+            self._cached.clear()
+        self._cached[model, upstream, upstream_model] = (prices, self._now() + _TABLE_HOLDS_S)
+        return prices
+
+    def _set_for(self, model: str) -> TokenPrices | None:
+        if model in self._named:
+            return self._set.get(model)
+        for prefix, prices in self._patterns:
+            if model.startswith(prefix):
+                return prices
+        return None
+
+
+# ---- set in gateway.toml ----
+
+
+def _set_prices(model: PricedModel) -> TokenPrices | None:
+    given = (model.price_in, model.price_cached, model.price_cache_write, model.price_out)
+    if all(price is None for price in given):
+        return None
+    if any(price is not None and price < 0 for price in given):
+        raise OptionError(f"[[models]] {model.name}: a price cannot be below 0")
+    fresh = _per_token(model.price_in or 0.0)
+    return TokenPrices(
+        fresh=fresh,
+        cached=fresh if model.price_cached is None else _per_token(model.price_cached),
+        cache_write=fresh if model.price_cache_write is None else _per_token(model.price_cache_write),
+        out=_per_token(model.price_out or 0.0),
+        source="config",
+    )
+
+
+def _per_token(usd_per_million: float | Decimal) -> int:
+    """By way of the decimal digits that were written, not of the binary number nearest to them."""
+    return _whole(Decimal(str(usd_per_million)) * (PUSD_PER_USD // 10**6))
+
+
+def _whole(value: Decimal) -> int:
+    return int(value.quantize(Decimal(1), ROUND_HALF_EVEN))
+
+
+# ---- GPU hours ----
+
+
+def _gpu_prices(upstream: PricedUpstream, config: PricesConfig) -> TokenPrices | None:
+    """A token's price is the time it takes of a replica that is fully used: hour's price ÷ tokens per hour.
+
+    Tokens read from the prefix cache take none. The rates are measured once (`ridgeline bench`) and set, so
+    that the same request costs the same whoever else is there.
+    """
+    own = upstream.kind == "ridgeline"
+    hour_usd = upstream.gpu_hour_usd or (config.gpu_hour_usd if own else 0.0)
+    if not hour_usd:
+        return None
+    rate_in = upstream.gpu_tokens_in_per_s or config.gpu_tokens_in_per_s
+    rate_out = upstream.gpu_tokens_out_per_s or config.gpu_tokens_out_per_s
+    if hour_usd < 0 or rate_in <= 0 or rate_out <= 0:
+        raise OptionError(
+            f"[[upstreams]] {upstream.name}: gpu_hour_usd needs gpu_tokens_in_per_s and "
+            "gpu_tokens_out_per_s, what a full replica reads and writes: measure it with `ridgeline bench`"
+        )
+    second = Decimal(str(hour_usd)) * PUSD_PER_USD / 3600
+    fresh, out = (_whole(second / Decimal(str(rate))) for rate in (rate_in, rate_out))
+    return TokenPrices(fresh=fresh, cached=0, cache_write=fresh, out=out, source="gpu-hours")
+
+
+# ---- genai-prices ----
+
+
+def _provider(upstream: PricedUpstream, config: PricesConfig) -> Any | None:
+    """The table's provider of an upstream: by the name given, or by its address. None: not a hosted one."""
+    if not config.table or upstream.kind == "ridgeline":
+        return None
+    try:
+        from genai_prices.data import providers
+    except ImportError as error:
+        if not upstream.provider:
+            return None
+        raise OptionError(
+            f"[[upstreams]] {upstream.name}: prices of {upstream.provider} need genai-prices: "
+            "pip install 'ridgeline[gateway]'"
+        ) from error
+    if upstream.provider:
+        found = next((one for one in providers if one.id == upstream.provider), None)
+        if found is None:
+            known = ", ".join(one.id for one in providers)
+            raise OptionError(
+                f"[[upstreams]] {upstream.name}: unknown provider {upstream.provider!r}: {known}"
+            )
+        return found
+    return next((one for one in providers if re.match(one.api_pattern, upstream.url)), None)
+
+
+def _table_prices(provider: Any | None, model: str) -> TokenPrices | None:
+    if provider is None:
+        return None
+    from genai_prices.data import providers
+
+    found = provider.find_model(model, all_providers=providers)
+    if found is None:
+        return None
+    prices = vars(found.get_prices(datetime.now(tz=UTC)))
+    starts = {tier.start for price in prices.values() for tier in getattr(price, "tiers", ())}
+    base = _at(prices, None)
+    above = tuple((start, _at(prices, start)) for start in sorted(starts))
+    return TokenPrices(base.fresh, base.cached, base.cache_write, base.out, base.source, above)
+
+
+def _at(prices: dict[str, Any], start: int | None) -> TokenPrices:
+    """The prices for prompts longer than `start`; of all others for None."""
+
+    def price(key: str, otherwise: int) -> int:
+        value = prices.get(key)
+        if value is None:
+            return otherwise
+        if not hasattr(value, "base"):
+            return _per_token(value)
+        reached = [tier.price for tier in value.tiers if start is not None and tier.start <= start]
+        return _per_token(reached[-1] if reached else value.base)
+
+    fresh = price("input_mtok", 0)
+    cached, written = price("cache_read_mtok", fresh), price("cache_write_mtok", fresh)
+    return TokenPrices(fresh, cached, written, price("output_mtok", 0), "genai-prices")
