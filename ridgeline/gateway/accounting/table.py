@@ -46,8 +46,9 @@ class LedgerStore(Protocol):
 def store_at(url: str, state_dir: Path, timeout_s: float) -> LedgerStore:
     """The store that a URL names; the empty one means SQLite in the state folder."""
     if url.startswith(("postgresql://", "postgres://")):
-        from ridgeline.gateway.accounting.postgres import PostgresLedger
+        from ridgeline.gateway.accounting.postgres import PostgresLedger, check_installed
 
+        check_installed()
         return PostgresLedger(url, timeout_s)
     from ridgeline.gateway.accounting.sqlite import SqliteLedger
 
