@@ -1,0 +1,205 @@
+"""What both limiters share: whom limits are for, what a reservation holds, and what a refusal says.
+
+The pipeline calls `reserve` before a request goes anywhere and `settle` when what it used is known, whatever
+became of it. Sixty seconds slide in quarter-second buckets: a bucket counts until all of it is older than a
+minute, so that no minute ever has more than its limit and under overload none less than 99.5 % of it.
+"""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+
+import msgspec
+
+from ridgeline.gateway.errors import BadRequest, Forbidden, Limited, Unavailable
+from ridgeline.gateway.tenants.keys import Limits
+
+BUCKET_MS = 250
+BUCKETS = 60_000 // BUCKET_MS
+PICODOLLARS = 10**12
+# Nobody knows when a running request will end. All other refusals say when there is room.
+CONCURRENT_RETRY_MS = 1000
+DAY_MS = 86_400_000
+
+Kind = Literal["key", "team", "model"]
+Unit = Literal["requests", "tokens", "concurrent", "daily", "monthly"]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """One whose limits hold for a request. Its counts are found by kind and id."""
+
+    kind: Kind
+    id: str
+    limits: Limits
+
+
+# What a subject has spent since then, in picodollars, by the ledger: asked when the counts are new or lost.
+Spent = Callable[[Subject, int], Awaitable[int]]
+
+
+class Limiter(Protocol):
+    async def reserve(
+        self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    ) -> Reservation:
+        """Takes from every subject or from none. Limited says when to come back."""
+
+    def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
+        """What was used in truth. Never raises, never waits; the second time it does nothing."""
+
+    async def close(self) -> None: ...
+
+
+class Standing(NamedTuple):
+    """What a subject has left, for the headers; None where it has no such limit."""
+
+    requests_limit: int | None
+    requests_left: int
+    tokens_limit: int | None
+    tokens_left: int
+    reset_ms: int  # until the last of what it has used is out of the window
+
+
+class Refusal(NamedTuple):
+    subject: Subject
+    unit: Unit
+    retry_ms: int
+
+
+class Reservation:
+    """What one request has taken, to be settled. `known` is False where the limits could not be asked."""
+
+    __slots__ = ("at_ms", "cost_pusd", "holds", "id", "known", "settled", "standings", "subjects", "tokens")
+
+    def __init__(self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, at_ms: int) -> None:
+        self.id, self.subjects, self.tokens, self.cost_pusd = id, subjects, tokens, cost_pusd
+        self.at_ms = at_ms  # unix time of whoever keeps the counts
+        self.known = True
+        self.settled = False
+        self.standings: Sequence[Standing] = ()
+        self.holds: Sequence[Any] = ()  # the limiter's own
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return rate_headers(self.standings)
+
+
+def limited_only(subjects: Sequence[Subject]) -> list[Subject]:
+    """Those that have any limit at all."""
+    return [subject for subject in subjects if subject.limits != _NONE]
+
+
+_NONE = Limits()
+
+
+# ---- what clients are told ----
+
+
+def rate_headers(standings: Sequence[Standing]) -> dict[str, str]:
+    """OpenAI's names and formats, of the subject that has least left."""
+    headers: dict[str, str] = {}
+    requests = [one for one in standings if one.requests_limit is not None]
+    if requests:
+        least = min(requests, key=lambda one: one.requests_left)
+        headers["x-ratelimit-limit-requests"] = str(least.requests_limit)
+        headers["x-ratelimit-remaining-requests"] = str(max(least.requests_left, 0))
+        headers["x-ratelimit-reset-requests"] = duration(least.reset_ms)
+    tokens = [one for one in standings if one.tokens_limit is not None]
+    if tokens:
+        least = min(tokens, key=lambda one: one.tokens_left)
+        headers["x-ratelimit-limit-tokens"] = str(least.tokens_limit)
+        headers["x-ratelimit-remaining-tokens"] = str(max(least.tokens_left, 0))
+        headers["x-ratelimit-reset-tokens"] = duration(least.reset_ms)
+    return headers
+
+
+def duration(ms: int) -> str:
+    """As OpenAI writes them: 20ms, 1.5s, 6m0s."""
+    if ms < 1000:
+        return f"{max(ms, 0)}ms"
+    minutes, rest = divmod(ms, 60_000)
+    seconds = f"{rest / 1000:g}s"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+_CODES = {
+    "requests": "rate_limit_exceeded",
+    "tokens": "rate_limit_exceeded",
+    "concurrent": "concurrency_limit_exceeded",
+    "daily": "budget_exceeded",
+    "monthly": "budget_exceeded",
+}
+
+
+def refuse(
+    refusals: Sequence[Refusal], standings: Sequence[Standing], tokens: int, cost_pusd: int
+) -> NoReturn:
+    """Names the limit that takes longest to have room again: before that, coming back is of no use."""
+    _check_possible([refusal.subject for refusal in refusals], tokens, cost_pusd)
+    subject, unit, retry_ms = max(refusals, key=lambda one: one.retry_ms)
+    limit = _limit_of(subject.limits, unit)
+    who = f"this {subject.kind}"
+    what = {
+        "requests": f"{who} may make {limit} requests per minute",
+        "tokens": f"{who} may use {limit} tokens per minute",
+        "concurrent": f"{who} may have {limit} requests under way at a time",
+        "daily": f"{who} may spend {limit} USD per day (UTC)",
+        "monthly": f"{who} may spend {limit} USD per month (UTC)",
+    }[unit]
+    raise Limited(what, retry_ms / 1000, code=_CODES[unit], headers=rate_headers(standings))
+
+
+def _check_possible(subjects: Sequence[Subject], tokens: int, cost_pusd: int) -> None:
+    """Refuses what no waiting would help, with an error that clients do not retry."""
+    for subject in subjects:
+        limits = subject.limits
+        if limits.requests_per_minute == 0 or limits.concurrent == 0:
+            raise Forbidden(f"this {subject.kind} may make no requests", code="limit_is_zero")
+        if limits.tokens_per_minute is not None and tokens > limits.tokens_per_minute:
+            raise BadRequest(
+                f"the request may use {tokens} tokens (its prompt and the most it may generate), and this "
+                f"{subject.kind} {limits.tokens_per_minute} per minute; ask for fewer",
+                code="request_over_limit",
+            )
+        for unit, usd in (("day", limits.daily_usd), ("month", limits.monthly_usd)):
+            if usd is not None and cost_pusd > usd * PICODOLLARS:
+                raise BadRequest(
+                    f"the request may cost {cost_pusd / PICODOLLARS:.6g} USD, and this {subject.kind} may "
+                    f"spend {usd:g} per {unit}; ask for fewer tokens",
+                    code="request_over_budget",
+                )
+
+
+def _limit_of(limits: Limits, unit: Unit) -> str:
+    value = {
+        "requests": limits.requests_per_minute,
+        "tokens": limits.tokens_per_minute,
+        "concurrent": limits.concurrent,
+        "daily": limits.daily_usd,
+        "monthly": limits.monthly_usd,
+    }[unit]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def unknown(what: str) -> Unavailable:
+    """For keys whose requests must not run uncounted."""
+    return Unavailable(f"{what} cannot be checked at the moment", code="limits_unknown")
+
+
+# ---- days and months, UTC ----
+
+
+def day_start_ms(at_ms: int) -> int:
+    return at_ms - at_ms % DAY_MS
+
+
+def month_of(at_ms: int) -> int:
+    """Months since the year 0: a number that grows by one each month."""
+    moment = time.gmtime(at_ms // 1000)
+    return moment.tm_year * 12 + moment.tm_mon - 1
+
+
+def month_start_ms(month: int) -> int:
+    return calendar.timegm((month // 12, month % 12 + 1, 1, 0, 0, 0)) * 1000

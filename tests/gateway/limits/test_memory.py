@@ -1,0 +1,308 @@
+"""Limits in one process: no minute above its limit, none below 99 % of it, nothing leaks, nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.gateway.errors import BadRequest, Forbidden, Limited, Unavailable
+from ridgeline.gateway.limits.limiter import PICODOLLARS, Reservation, Subject, duration
+from ridgeline.gateway.limits.memory import MemoryLimiter
+from ridgeline.gateway.tenants.keys import Limits
+
+T = TypeVar("T")
+NOON = 1_793_102_400.0  # 2026-10-27 12:00 UTC
+
+
+class Clock:
+    def __init__(self, now: float = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(**limits: Any) -> Subject:
+    return Subject("key", "k", Limits(**limits))
+
+
+def now(work: Coroutine[Any, Any, T]) -> T:
+    """Runs what must not wait for anything."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits")
+
+
+def reserve(limiter: MemoryLimiter, *subjects: Subject, tokens: int = 0, cost: int = 0) -> Reservation:
+    return now(limiter.reserve(subjects, tokens, cost))
+
+
+def limiter_at(clock: Clock) -> MemoryLimiter:
+    return MemoryLimiter(clock=clock, wall=clock)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.integers(1, 40),
+    gaps=st.lists(st.one_of(st.floats(0, 0.3), st.floats(0, 20), st.just(59.9)), min_size=50, max_size=300),
+    start=st.floats(0, 1000),
+)
+def test_no_sixty_seconds_ever_see_more_requests_than_the_limit(
+    limit: int, gaps: list[float], start: float
+) -> None:
+    clock = Clock(start)
+    limiter = limiter_at(clock)
+    admitted: list[float] = []
+    for gap in gaps:
+        clock.now += gap
+        try:
+            limiter.settle(reserve(limiter, key(requests_per_minute=limit)), 0, 0)
+        except Limited:
+            continue
+        admitted.append(clock.now)
+    for index, moment in enumerate(admitted):
+        # A millisecond less than the minute: the clock is read in whole ones.
+        assert bisect.bisect_left(admitted, moment + 59.999) - index <= limit
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    limit=st.integers(1, 300),
+    start=st.floats(0, 10),
+    factor=st.floats(2.0, 10.0),
+    steady=st.booleans(),
+)
+def test_under_overload_at_least_99_percent_of_the_limit_is_admitted(
+    limit: int, start: float, factor: float, steady: bool
+) -> None:
+    clock = Clock(start)
+    limiter = limiter_at(clock)
+    admitted, minutes = 0, 4.0
+    step = 60.0 / limit / factor
+    while clock.now < start + minutes * 60:
+        try:
+            limiter.settle(reserve(limiter, key(requests_per_minute=limit)), 0, 0)
+            admitted += 1
+        except Limited as refused:
+            if not steady:  # clients that do as they are told lose nothing by it
+                clock.now += max(refused.retry_after_s - step, 0.0)
+        clock.now += step
+    # Whole requests, and the first of each minute comes up to one step late.
+    assert admitted >= 0.99 * limit * (minutes - 4 * step / 60) - 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rpm=st.integers(1, 20),
+    tpm=st.integers(50, 500),
+    steps=st.lists(
+        st.tuples(st.floats(0, 8), st.integers(0, 50), st.integers(0, 80)), min_size=30, max_size=120
+    ),
+)
+def test_who_comes_back_after_retry_after_is_let_in(
+    rpm: int, tpm: int, steps: list[tuple[float, int, int]]
+) -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    subjects = (key(requests_per_minute=rpm, tokens_per_minute=tpm), Subject("team", "t", Limits(rpm + 3)))
+    for gap, tokens, used in steps:
+        clock.now += gap
+        try:
+            reservation = reserve(limiter, *subjects, tokens=tokens)
+        except Limited as refused:
+            clock.now += refused.retry_after_s + 0.001
+            reservation = reserve(limiter, *subjects, tokens=tokens)
+        limiter.settle(reservation, used, 0)
+
+
+def test_an_estimate_too_large_is_given_back_and_one_too_small_is_charged() -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    subject = key(tokens_per_minute=1000)
+    limiter.settle(reserve(limiter, subject, tokens=900), 100, 0)
+    second = reserve(limiter, subject, tokens=900)
+    assert second.headers["x-ratelimit-remaining-tokens"] == "0"
+    clock.now += 30
+    limiter.settle(second, 1500, 0)  # 600 more, from now on
+    with pytest.raises(Limited) as refused:
+        reserve(limiter, subject, tokens=400)
+    assert refused.value.headers["x-ratelimit-remaining-tokens"] == "0"
+    clock.now += refused.value.retry_after_s
+    assert reserve(limiter, subject, tokens=400).headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+def test_what_is_settled_after_its_minute_gives_nothing_back() -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    subject = key(tokens_per_minute=1000)
+    slow = reserve(limiter, subject, tokens=800)
+    clock.now += 70
+    reserve(limiter, subject, tokens=1000)
+    limiter.settle(slow, 100, 0)
+    with pytest.raises(Limited):
+        reserve(limiter, subject, tokens=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(limit=st.integers(1, 5), steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=80))
+def test_concurrency_is_exact_and_settling_twice_counts_once(
+    limit: int, steps: list[tuple[bool, int]]
+) -> None:
+    limiter = limiter_at(Clock())
+    running: list[Reservation] = []
+    for begin, which in steps:
+        if begin:
+            try:
+                running.append(reserve(limiter, key(concurrent=limit)))
+                assert len(running) <= limit
+            except Limited:
+                assert len(running) == limit
+        elif running:
+            ended = running.pop(which % len(running))
+            limiter.settle(ended, 0, 0)
+            limiter.settle(ended, 0, 0)
+
+
+def test_a_refusal_by_one_subject_takes_nothing_from_the_others() -> None:
+    limiter = limiter_at(Clock())
+    wide, narrow = Subject("team", "t", Limits(requests_per_minute=10)), key(requests_per_minute=1)
+    reserve(limiter, wide, narrow)
+    for _ in range(20):
+        with pytest.raises(Limited, match="this key may make 1 requests per minute"):
+            reserve(limiter, wide, narrow)
+    assert reserve(limiter, wide).headers["x-ratelimit-remaining-requests"] == "8"
+
+
+def test_budgets_count_what_is_under_way_and_begin_anew_at_midnight_utc() -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    subject = key(daily_usd=1.0)
+    first = reserve(limiter, subject, cost=PICODOLLARS * 6 // 10)
+    with pytest.raises(Limited) as refused:
+        reserve(limiter, subject, cost=PICODOLLARS // 2)
+    assert refused.value.code == "budget_exceeded"
+    assert refused.value.headers["retry-after"] == str(12 * 3600)
+    limiter.settle(first, 0, PICODOLLARS // 10)
+    limiter.settle(reserve(limiter, subject, cost=PICODOLLARS // 2), 0, PICODOLLARS * 9 // 10)
+    with pytest.raises(Limited):
+        reserve(limiter, subject, cost=1)
+    reserve(limiter, subject, cost=0)  # what costs nothing is within every budget
+    clock.now += 12 * 3600
+    limiter.settle(reserve(limiter, subject, cost=PICODOLLARS), 0, 0)
+
+
+def test_what_came_before_midnight_is_booked_on_its_own_day() -> None:
+    clock = Clock(NOON + 12 * 3600 - 1)
+    limiter = limiter_at(clock)
+    subject = key(daily_usd=1.0, monthly_usd=100.0)
+    late = reserve(limiter, subject, cost=PICODOLLARS)
+    clock.now += 2
+    limiter.settle(late, 0, PICODOLLARS)
+    reserve(limiter, subject, cost=PICODOLLARS)
+
+
+def test_a_monthly_budget_ends_with_the_month() -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    subject = key(monthly_usd=1.0)
+    limiter.settle(reserve(limiter, subject, cost=1), 0, PICODOLLARS)
+    with pytest.raises(Limited) as refused:
+        reserve(limiter, subject, cost=1)
+    clock.now += refused.value.retry_after_s - 1
+    with pytest.raises(Limited):
+        reserve(limiter, subject, cost=1)
+    clock.now += 1
+    reserve(limiter, subject, cost=1)
+
+
+def test_spending_is_taken_from_the_ledger_when_a_subject_is_first_seen() -> None:
+    asked: list[int] = []
+
+    async def spent(subject: Subject, since_ms: int) -> int:
+        asked.append(since_ms)
+        await asyncio.sleep(0)
+        return PICODOLLARS
+
+    async def scenario() -> None:
+        limiter = MemoryLimiter(spent, clock=(clock := Clock()), wall=clock)
+        results = await asyncio.gather(
+            *(limiter.reserve((key(daily_usd=1.5),), 0, PICODOLLARS // 4) for _ in range(4)),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [Reservation, Reservation, Limited, Limited]
+        assert asked == [int(NOON - 12 * 3600) * 1000, int(NOON - 26 * 86400 - 12 * 3600) * 1000]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_while_the_ledger_does_not_answer_the_keys_own_policy_holds(hangs: bool) -> None:
+    async def spent(subject: Subject, since_ms: int) -> int:
+        if hangs:
+            await asyncio.sleep(3600)
+        raise OSError("the database is away")
+
+    async def scenario() -> None:
+        limiter = MemoryLimiter(spent, seed_timeout_s=0.02)
+        with pytest.raises(Unavailable, match="what this key has spent"):
+            await limiter.reserve((key(daily_usd=1.0),), 0, 1)
+        await limiter.reserve((key(daily_usd=1.0),), 0, 1, when_unknown="open")
+        await limiter.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_can_never_fit_is_refused_with_an_error_that_is_not_retried() -> None:
+    limiter = limiter_at(Clock())
+    with pytest.raises(BadRequest, match="may use 101 tokens"):
+        reserve(limiter, key(tokens_per_minute=100), tokens=101)
+    with pytest.raises(BadRequest, match="per day"):
+        reserve(limiter, key(daily_usd=0.5), cost=PICODOLLARS)
+    with pytest.raises(Forbidden):
+        reserve(limiter, key(requests_per_minute=0))
+
+
+def test_idle_subjects_are_forgotten() -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    for index in range(5000):
+        clock.now += 0.1
+        subject = Subject("key", str(index), Limits(requests_per_minute=5, concurrent=2))
+        limiter.settle(reserve(limiter, subject), 0, 0)
+    assert limiter.subjects < 1300  # 60 s of them are 600
+
+
+def test_subjects_without_limits_cost_nothing_and_say_nothing() -> None:
+    limiter = limiter_at(Clock())
+    reservation = reserve(limiter, key(), Subject("team", "t", Limits()))
+    assert reservation.headers == {}
+    assert limiter.subjects == 0
+
+
+def test_headers_have_openais_names_and_formats() -> None:
+    limiter = limiter_at(Clock())
+    team = Subject("team", "t", Limits(requests_per_minute=5, tokens_per_minute=10_000))
+    reservation = reserve(limiter, key(requests_per_minute=100, tokens_per_minute=3000), team, tokens=700)
+    assert reservation.headers == {
+        "x-ratelimit-limit-requests": "5",
+        "x-ratelimit-remaining-requests": "4",
+        "x-ratelimit-reset-requests": "1m0.25s",
+        "x-ratelimit-limit-tokens": "3000",
+        "x-ratelimit-remaining-tokens": "2300",
+        "x-ratelimit-reset-tokens": "1m0.25s",
+    }
+    assert [duration(ms) for ms in (0, 20, 1500, 60_000, 372_500)] == [
+        "0ms",
+        "20ms",
+        "1.5s",
+        "1m0s",
+        "6m12.5s",
+    ]
