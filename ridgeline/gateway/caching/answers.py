@@ -1,0 +1,116 @@
+"""CacheUse: one request's dealings with the caches: what it may use, what it found, what it leaves behind.
+
+Made by the pipeline once model and guard are known. The fields are those after the guard and the answer kept is
+the one before its restoring: no personal data that a guard took out lies in a cache or goes to the embedder.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ridgeline.gateway.caching.answer import Headers, Hit, Recorder, StoredAnswer
+from ridgeline.gateway.caching.partition import HEADER, partition, wanted
+from ridgeline.gateway.usage import Usage
+
+if TYPE_CHECKING:
+    from ridgeline.gateway.caching.exact import ExactCache
+    from ridgeline.gateway.caching.semantic import Question, SemanticCache
+    from ridgeline.gateway.catalog import PublicModel
+    from ridgeline.gateway.exchange import Exchange
+    from ridgeline.gateway.parts import Parts
+
+# A client's headers that change what an upstream answers.
+_TELLING = (b"anthropic-beta", b"anthropic-version", b"openai-beta")
+
+
+class StreamKeeper:
+    """A stage of a streamed answer that changes nothing and remembers what passed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def feed(self, data: bytes) -> bytes:
+        self.recorder.add(data)
+        return data
+
+    def finish(self) -> bytes:
+        return b""
+
+
+class CacheUse:
+    def __init__(
+        self,
+        exchange: Exchange,
+        exact: ExactCache,
+        place: bytes,
+        semantic: SemanticCache | None,
+        question: Question | None,
+        threshold: float | None,
+    ) -> None:
+        self._exchange = exchange
+        self._exact = exact
+        self._place = place
+        self._semantic = semantic
+        self._question = question
+        self._threshold = threshold
+
+    @classmethod
+    def of(cls, parts: Parts, exchange: Exchange, model: PublicModel) -> CacheUse | None:
+        """None: nothing is looked up or kept for this request."""
+        key, kind, fields = exchange.key, exchange.place.endpoint.kind, exchange.fields
+        given = exchange.headers
+        if key is None or parts.exact is None or not fields:
+            return None
+        header = given.get(HEADER, b"")
+        if not header and key.cache == "off":
+            return None
+        mode = wanted(parts.settings.cache, key.cache, header, kind, fields)
+        if mode == "off":
+            return None
+        variants = [key.guard or parts.settings.gateway.guard or ""]
+        variants += [given.get(name, b"").decode("latin-1") for name in _TELLING]
+        variants.append(exchange.query.decode("latin-1"))
+        place = partition(exchange.tenant, model.name, kind, fields, variants)
+        question, semantic = None, None
+        if mode == "semantic" and parts.semantic is not None:
+            semantic = parts.semantic
+            question = semantic.question(exchange.tenant, model.name, kind, fields, variants)
+        return cls(exchange, parts.exact, place, semantic, question, model.config.semantic_threshold)
+
+    async def find(self) -> Hit | None:
+        hit = await self._exact.get(self._place)
+        if hit is None and self._semantic is not None and self._question is not None:
+            hit = await self._semantic.get(self._question, self._threshold)
+        return hit
+
+    async def keep(self, status: int, headers: Headers, body: bytes, usage: Usage | None) -> None:
+        """A whole answer, as it came before a guard restores it."""
+        row = self._exchange.row
+        content_type = next(
+            (value for name, value in headers if name == b"content-type"), b"application/json"
+        )
+        answer = StoredAnswer(
+            status,
+            content_type.decode("latin-1"),
+            body,
+            row.model,
+            row.upstream,
+            row.upstream_model,
+            time.time(),
+            usage or Usage(),
+        )
+        self._exact.put(self._place, answer, row.outcome)
+        if self._semantic is not None and self._question is not None:
+            self._semantic.put(self._question, answer, row.outcome)
+
+    def stream_keeper(self) -> StreamKeeper:
+        return StreamKeeper(self._exact.recorder())
+
+    async def keep_stream(
+        self, keeper: StreamKeeper, status: int, headers: Headers, usage: Usage | None
+    ) -> None:
+        """A stream that came to its end."""
+        body = keeper.recorder.body
+        if body is not None:
+            await self.keep(status, headers, body, usage)
