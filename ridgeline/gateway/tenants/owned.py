@@ -1,4 +1,4 @@
-"""Owned: whose a file, a batch or a stored response is, and which upstream holds it.
+"""OwnedObjects: whose a file, a batch or a stored response is, and which upstream holds it.
 
 Asked by the pipeline before it forwards anything that names an object. An owner is never replaced: an id
 that a second upstream gives out again stays with the first tenant.
@@ -9,109 +9,119 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
+from typing import Any
 
 import msgspec
 
 from ridgeline.gateway.errors import BadRequest
-from ridgeline.gateway.tenants.database import Work, statement
+from ridgeline.gateway.tenants.database import Row, Work, statement
 from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.store import Store
 
 MAX_ID = 256
+MAX_META = 16 * 1024  # bytes, as JSON
 MAX_WAITING = 10_000  # objects that wait to be written: far more than a store that answers ever sees
 MAX_BATCH = 500
 PRUNE_EVERY = 1000  # objects of one tenant between two looks at its bound
+MAX_PRUNED = 10_000
+
+_COLUMNS = "object_id, tenant, upstream, kind, created_ms, meta"
 
 
-class Owner(msgspec.Struct, frozen=True):
+class Owned(msgspec.Struct, frozen=True):
+    id: str
     tenant: str
     upstream: str
-    kind: str = ""  # file, batch, response
+    kind: str  # file, batch, response
     created_ms: int = 0
+    meta: dict[str, Any] = {}  # what the pipeline must know of it later; small, and never content
 
 
-class OwnedObject(msgspec.Struct, frozen=True):
-    id: str
-    owner: Owner
-
-
-class Owned:
+class OwnedObjects:
     def __init__(self, store: Store, *, remembered: int = 50_000) -> None:
         """remembered: the most recently used owners that this process answers for without the store."""
         self._store = store
         self._capacity = remembered
-        self._known: OrderedDict[str, Owner] = OrderedDict()
-        self._waiting: dict[str, tuple[Owner, asyncio.Future[bool]]] = {}
+        self._known: OrderedDict[str, Owned] = OrderedDict()
+        self._waiting: dict[str, tuple[Owned, asyncio.Future[bool]]] = {}
         self._writer: asyncio.Task[None] | None = None
         self._since_prune: Counter[str] = Counter()
 
-    async def remember(self, object_id: str, tenant: str, upstream: str, kind: str = "") -> bool:
+    async def remember(
+        self, object_id: str, tenant: str, upstream: str, kind: str, meta: dict[str, Any] | None = None
+    ) -> bool:
         """Returns when it is in the store, for every worker to see; False: another tenant has this id.
 
-        What comes at the same time shares a transaction.
+        What comes at the same time shares a transaction. A batch is pending until it is `settled`.
         """
-        if not 0 < len(object_id) <= MAX_ID:
+        if not 0 < len(object_id) <= MAX_ID or "\0" in object_id:
             raise BadRequest(f"an object's id must have from 1 to {MAX_ID} characters", code="invalid_id")
         if object_id in self._waiting:
-            owner, done = self._waiting[object_id]
-            return await asyncio.shield(done) and owner.tenant == tenant
+            other, done = self._waiting[object_id]
+            return await asyncio.shield(done) and other.tenant == tenant
         if len(self._waiting) >= MAX_WAITING:
             raise StoreUnavailable("too much waits for it")
+        owned = Owned(object_id, tenant, upstream, kind, int(time.time() * 1000), meta or {})
+        if len(msgspec.json.encode(owned.meta)) > MAX_META:
+            raise BadRequest(f"what is remembered of an object is larger than {MAX_META} bytes")
         done = asyncio.get_running_loop().create_future()
-        self._waiting[object_id] = (Owner(tenant, upstream, kind, int(time.time() * 1000)), done)
+        self._waiting[object_id] = (owned, done)
         if self._writer is None:
             self._writer = asyncio.create_task(self._write(), name="owned-objects")
         return await asyncio.shield(done)
 
-    async def owner(self, object_id: str) -> Owner | None:
-        owner = self._known.get(object_id)
-        if owner is not None:
+    async def owner(self, object_id: str) -> Owned | None:
+        owned = self._known.get(object_id)
+        if owned is not None:
             self._known.move_to_end(object_id)
-            return owner
-        if not 0 < len(object_id) <= MAX_ID:
+            return owned
+        if not 0 < len(object_id) <= MAX_ID or "\0" in object_id:
             return None
-        rows = await self._store.ask(
-            "SELECT tenant, upstream, kind, created_ms FROM ridgeline_owned WHERE object_id = ?", object_id
-        )
+        rows = await self._store.ask(f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE object_id = ?", object_id)
         if not rows:
             return None  # not kept: another worker may remember it in a moment
-        owner = Owner(*rows[0])
-        self._keep(object_id, owner)
-        return owner
+        owned = _owned(rows[0])
+        self._keep(owned)
+        return owned
 
-    async def forget(self, object_id: str, tenant: str) -> bool:
-        """True if it was this tenant's. Other workers may name the owner a while longer."""
-        if not 0 < len(object_id) <= MAX_ID:
-            return False
-        gone = await self._store.write(
-            statement(
-                "DELETE FROM ridgeline_owned WHERE object_id = ? AND tenant = ? RETURNING object_id",
-                *(object_id, tenant),
-            )
-        )
-        if gone:
-            self._known.pop(object_id, None)
-        return bool(gone)
+    async def forget(self, object_id: str) -> None:
+        """Other workers may name its owner a while longer; its upstream no longer has it then."""
+        await self._store.write(statement("DELETE FROM ridgeline_owned WHERE object_id = ?", object_id))
+        self._known.pop(object_id, None)
 
-    async def list(
-        self, tenant: str, kind: str, *, before_ms: int | None = None, limit: int = 100
-    ) -> list[OwnedObject]:
-        """A tenant's own, the newest first."""
+    async def owned(
+        self, tenant: str, kind: str, *, limit: int = 100, before_ms: int | None = None
+    ) -> list[Owned]:
+        """A tenant's own of one kind, the newest first."""
         rows = await self._store.ask(
-            "SELECT object_id, tenant, upstream, kind, created_ms FROM ridgeline_owned"
-            " WHERE tenant = ? AND kind = ? AND created_ms < ? ORDER BY created_ms DESC, object_id LIMIT ?",
+            f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE tenant = ? AND kind = ? AND created_ms < ?"
+            " ORDER BY created_ms DESC, object_id LIMIT ?",
             *(tenant, kind, 2**62 if before_ms is None else before_ms, limit),
         )
-        return [OwnedObject(id, Owner(*rest)) for id, *rest in rows]
+        return [_owned(row) for row in rows]
+
+    async def pending(self, kind: str, *, limit: int = 1000) -> list[Owned]:
+        """Of all tenants, the oldest first: those whose end has not been seen to."""
+        rows = await self._store.ask(
+            f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE pending = 1 AND kind = ?"
+            " ORDER BY created_ms, object_id LIMIT ?",
+            *(kind, limit),
+        )
+        return [_owned(row) for row in rows]
+
+    async def settled(self, object_id: str) -> bool:
+        """It is no longer pending; True for the one worker that said so first."""
+        sql = "UPDATE ridgeline_owned SET pending = 0 WHERE object_id = ? AND pending = 1 RETURNING object_id"
+        return bool(await self._store.write(statement(sql, object_id)))
 
     async def close(self) -> None:
         """Waits for what is being written."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
-    def _keep(self, object_id: str, owner: Owner) -> None:
-        self._known[object_id] = owner
-        self._known.move_to_end(object_id)
+    def _keep(self, owned: Owned) -> None:
+        self._known[owned.id] = owned
+        self._known.move_to_end(owned.id)
         if len(self._known) > self._capacity:
             self._known.popitem(last=False)
 
@@ -119,54 +129,48 @@ class Owned:
         """Until nothing waits: one transaction after the other, each with all that came meanwhile."""
         try:
             while self._waiting:
-                batch = dict(list(self._waiting.items())[:MAX_BATCH])
+                batch = list(self._waiting.values())[:MAX_BATCH]
                 try:
-                    kept = await self._store.write(
-                        self._insert({id: owner for id, (owner, _) in batch.items()})
-                    )
+                    kept = await self._store.write(self._insert([owned for owned, _ in batch]))
                 except Exception as error:
-                    self._settle(batch, None, error)
+                    self._failed(batch, error)
                 else:
-                    self._settle(batch, kept, None)
+                    self._kept(batch, kept)
         finally:
             self._writer = None
 
-    def _settle(
-        self,
-        batch: dict[str, tuple[Owner, asyncio.Future[bool]]],
-        kept: dict[str, Owner] | None,
-        error: Exception | None,
-    ) -> None:
-        for id, (owner, done) in batch.items():
-            del self._waiting[id]
-            if kept is not None:
-                self._keep(id, kept[id])
-            if done.done():
-                continue
-            if kept is not None:
-                done.set_result(kept[id].tenant == owner.tenant)
-            else:
-                assert error is not None
+    def _kept(self, batch: list[tuple[Owned, asyncio.Future[bool]]], kept: dict[str, Owned]) -> None:
+        for owned, done in batch:
+            del self._waiting[owned.id]
+            self._keep(kept[owned.id])
+            if not done.done():
+                done.set_result(kept[owned.id].tenant == owned.tenant)
+
+    def _failed(self, batch: list[tuple[Owned, asyncio.Future[bool]]], error: Exception) -> None:
+        for owned, done in batch:
+            del self._waiting[owned.id]
+            if not done.done():
                 done.set_exception(error)
                 done.exception()  # seen, even where its waiter has gone
 
-    def _insert(self, owners: dict[str, Owner]) -> Work[dict[str, Owner]]:
+    def _insert(self, batch: list[Owned]) -> Work[dict[str, Owned]]:
         """Who owns each of them afterwards."""
         kept = {}
-        for id, owner in sorted(owners.items()):  # one order everywhere: no two gateways wait for each other
+        for owned in sorted(batch, key=lambda one: one.id):  # one order: no two gateways wait for each other
+            meta = msgspec.json.encode(owned.meta).decode()
             added = yield (
-                "INSERT INTO ridgeline_owned (object_id, tenant, upstream, kind, created_ms)"
-                " VALUES (?, ?, ?, ?, ?) ON CONFLICT (object_id) DO NOTHING RETURNING object_id",
-                (id, owner.tenant, owner.upstream, owner.kind, owner.created_ms),
+                f"INSERT INTO ridgeline_owned ({_COLUMNS}, pending) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (object_id) DO NOTHING RETURNING object_id",
+                (owned.id, owned.tenant, owned.upstream, owned.kind, owned.created_ms, meta)
+                + (int(owned.kind == "batch"),),
             )
+            kept[owned.id] = owned
             if added:
-                kept[id] = owner
-                self._since_prune[owner.tenant] += 1
+                self._since_prune[owned.tenant] += 1
             else:
-                columns = "SELECT tenant, upstream, kind, created_ms FROM ridgeline_owned WHERE object_id = ?"
-                ((*fields,),) = yield columns, (id,)
-                kept[id] = Owner(*fields)
-        for tenant in {owner.tenant for owner in owners.values()}:
+                rows = yield f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE object_id = ?", (owned.id,)
+                kept[owned.id] = _owned(rows[0])
+        for tenant in sorted({owned.tenant for owned in batch}):
             if self._since_prune[tenant] >= PRUNE_EVERY:
                 del self._since_prune[tenant]
                 yield from _prune(tenant, self._store.config.max_owned)
@@ -174,8 +178,14 @@ class Owned:
 
 
 def _prune(tenant: str, keep: int) -> Work[None]:
+    """What is pending stays: it has yet to be booked."""
     yield (
-        "DELETE FROM ridgeline_owned WHERE object_id IN (SELECT object_id FROM ridgeline_owned"
-        " WHERE tenant = ? ORDER BY created_ms DESC, object_id LIMIT 10000 OFFSET ?)",
+        "DELETE FROM ridgeline_owned WHERE pending = 0 AND object_id IN (SELECT object_id FROM ridgeline_owned"
+        f" WHERE tenant = ? ORDER BY created_ms DESC, object_id LIMIT {MAX_PRUNED} OFFSET ?)",
         (tenant, keep),
     )
+
+
+def _owned(row: Row) -> Owned:
+    *fields, meta = row
+    return Owned(*fields, meta=msgspec.json.decode(meta))

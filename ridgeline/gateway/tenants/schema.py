@@ -29,8 +29,9 @@ _TABLES = (
     " created_ms BIGINT NOT NULL, until_ms BIGINT)",
     "CREATE INDEX ridgeline_secrets_key ON ridgeline_secrets (key_id)",
     "CREATE TABLE ridgeline_owned (object_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, upstream TEXT NOT NULL,"
-    " kind TEXT NOT NULL, created_ms BIGINT NOT NULL)",
+    " kind TEXT NOT NULL, created_ms BIGINT NOT NULL, pending BIGINT NOT NULL, meta TEXT NOT NULL)",
     "CREATE INDEX ridgeline_owned_tenant ON ridgeline_owned (tenant, kind, created_ms)",
+    "CREATE INDEX ridgeline_owned_pending ON ridgeline_owned (kind, created_ms) WHERE pending = 1",
 )
 
 _AUDIT = (
