@@ -69,13 +69,16 @@ class Answer:
         "headers",
         "idle_s",
         "is_lost",
+        "is_stream",
         "last_at",
         "received",
         "status",
         "until",
     )
 
-    def __init__(self, first_byte_s: float, idle_s: float, until: float, waits_for_body: bool) -> None:
+    def __init__(
+        self, first_byte_s: float, idle_s: float, until: float, waits_for_body: bool, is_stream: bool
+    ) -> None:
         self.status = 0
         self.headers: Headers = []  # names in lower case, without those about the connection
         self.received = 0  # bytes of the body so far
@@ -83,6 +86,7 @@ class Answer:
         self.first_byte_s, self.idle_s, self.until = first_byte_s, idle_s, until
         self.due = until  # when the sweep over deadlines must look closer
         self.is_lost = False  # its kept connection was closed before a byte came: to be sent again
+        self.is_stream = is_stream
         self._waits_for_body = waits_for_body
         self._connection: Connection | None = None
         self._pieces: list[bytes] = []

@@ -22,6 +22,8 @@ from ridgeline.gateway.upstreams.origin import Origin
 from ridgeline.gateway.upstreams.outgoing import Headers
 from ridgeline.gateway.upstreams.request_head import HOP_BY_HOP, request_head
 
+__all__ = ["Answer", "ClientLimits", "Deadlines", "HttpClient", "UpstreamBroken"]
+
 SWEEP_S = 0.05
 SMALL_BODY = 32 * 1024  # copied behind its head and sent in one write
 NEVER = float("inf")
@@ -71,17 +73,18 @@ class HttpClient:
         until: float = NEVER,
         fixed: bytes = b"",
         wait_for_body: bool = False,
+        stream: bool = False,
     ) -> Answer:
         """The answer, once its head is there, or the first of its body too. Else UpstreamBroken.
 
         until: when the whole answer must be there, by the monotonic clock. fixed: more header lines, made by
-        `header_lines`. A cancelled caller leaves no connection behind.
+        `header_lines`. stream: bytes are to come all the time. A cancelled caller leaves no connection.
         """
         host = self._hosts.get(origin)
         if host is None:
             host = self._hosts[origin] = b"host: %s\r\n" % origin.authority.encode("ascii")
         head = request_head(method, origin.base, path, host + fixed, headers, len(body))
-        answer = Answer(deadlines.first_byte_s, deadlines.idle_s, until, wait_for_body)
+        answer = Answer(deadlines.first_byte_s, deadlines.idle_s, until, wait_for_body, stream)
         kept = self._idle.get(origin)
         connection = kept.pop() if kept else None
         while True:

@@ -38,6 +38,8 @@ def read_url(url: str, ca_file: Path | None = None, where: str = "url") -> Origi
     """The origin of http://host[:port][/base], https://… or unix:/path. A last /v1 is left out: it is part of
     every request's own path.
     """
+    if not url:
+        raise OptionError(f"{where} is missing")
     if not _PRINTABLE.fullmatch(url):
         raise OptionError(f"{where}: must be printable ASCII without spaces")
     if url.startswith("unix:"):

@@ -1,0 +1,102 @@
+"""What an operator says of upstreams: the [[upstreams]] tables, and [retries] for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.options import OptionError, option
+
+Kind = Literal["ridgeline", "openai", "anthropic"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamConfig:
+    """One [[upstreams]] table: a server, how to reach it, and with which keys."""
+
+    name: str = option("", "what [[models]] call it by")
+    kind: Kind = option("openai", "dialect and credentials: Bearer, or for anthropic x-api-key")
+    url: str = option("", "http://host:port, https://host or unix:/path; a last /v1 may stand there")
+    key_env: tuple[str, ...] = option((), "environment variables that each hold a key")
+    key_file: Path | None = option(
+        None, "a file with a key on each line; lines that begin with # do not count"
+    )
+    ca_file: Path | None = option(
+        None, "PEM file of the authorities its certificate may come from; default: the system's"
+    )
+    anthropic_version: str = option("2023-06-01", "sent where the client names none; kind anthropic only")
+    max_concurrent: int = option(256, "requests under way there at once, from one worker")
+    max_waiting: int = option(1024, "requests that wait for their turn, in one worker; one more gets 429")
+    queue_timeout_s: float = option(30.0, "longest wait for a turn; then the next target, or 429")
+    connect_timeout_s: float = option(5.0, "longest time for a connection, with TLS")
+    first_byte_timeout_s: float = option(300.0, "longest time from a request to the first byte of its answer")
+    idle_timeout_s: float = option(60.0, "longest silence within an answer")
+    stall_s: float = option(
+        60.0, "streams under way and no byte on any of them for so long: taken for down; 0: never"
+    )
+    probe_s: float | None = option(
+        None, "time between two probes; 0: none. Default: 5 for kind ridgeline, none for others"
+    )
+    probe_path: str | None = option(
+        None, "what a probe asks for; default: /ready for kind ridgeline, else /v1/models"
+    )
+    probe_timeout_s: float = option(2.0, "a probe that takes longer has failed")
+    gpu_hour_usd: float = option(0.0, "what an hour of its hardware costs; prices models without a price")
+    gpu_tokens_in_per_s: float = option(0.0, "input tokens a second that the hardware does when it is full")
+    gpu_tokens_out_per_s: float = option(0.0, "output tokens a second that it does when it is full")
+    provider: str = option("", "its name in genai-prices, such as groq; empty: by kind and URL")
+
+    def __post_init__(self) -> None:
+        where = f"[[upstreams]] {self.name or '(no name)'}:"
+        for name in ("max_concurrent", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{where} {name} must be at least 1")
+        names = ("queue_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s")
+        for name in (*names, "probe_timeout_s"):
+            if not 0 < getattr(self, name) <= 86_400:
+                raise OptionError(f"{where} {name} must be above 0 and at most a day")
+        if self.stall_s < 0 or (self.probe_s or 0) < 0:
+            raise OptionError(f"{where} stall_s and probe_s must not be below 0")
+        if self.probe_path is not None and not self.probe_path.startswith("/"):
+            raise OptionError(f"{where} probe_path must begin with /")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryConfig:
+    """[retries]: what happens when an upstream does not answer."""
+
+    retries: int = option(2, "times that one target is asked again after a network error, a 5xx or a 429")
+    backoff_ms: float = option(500.0, "wait before the first retry; each further one waits twice as long")
+    backoff_max_ms: float = option(5000.0, "longest such wait; each is drawn from 0.8 to 1.2 of it")
+    retry_after_max_s: float = option(
+        10.0, "longest Retry-After that is waited for; with a longer one the next target is asked"
+    )
+    budget_ratio: float = option(0.1, "retries and hedges, as a part of all requests")
+    budget_per_s: float = option(1.0, "retries and hedges a second beside that part, however few requests")
+    breaker_failures: int = option(5, "failures within breaker_window_s that open an upstream's breaker …")
+    breaker_ratio: float = option(0.5, "… if they are at least this part of what was asked")
+    breaker_window_s: float = option(30.0, "how long a failure counts")
+    breaker_open_s: float = option(
+        5.0, "an open breaker lets one request try after so long; doubled if that fails"
+    )
+    breaker_open_max_s: float = option(60.0, "longest time between two such tries")
+    credential_dead_s: float = option(
+        300.0, "a key that was refused (401, 402, 403) is tried again after so long"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retries <= 10:
+            raise OptionError("[retries] retries must be from 0 to 10")
+        if not 0 <= self.budget_ratio <= 1:
+            raise OptionError("[retries] budget_ratio must be from 0 to 1")
+        if not 0 < self.breaker_ratio <= 1:
+            raise OptionError("[retries] breaker_ratio must be above 0 and at most 1")
+        if self.breaker_failures < 1:
+            raise OptionError("[retries] breaker_failures must be at least 1")
+        for name in ("breaker_window_s", "breaker_open_s", "breaker_open_max_s", "credential_dead_s"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"[retries] {name} must be above 0")
+        for name in ("backoff_ms", "backoff_max_ms", "retry_after_max_s", "budget_per_s"):
+            if getattr(self, name) < 0:
+                raise OptionError(f"[retries] {name} must not be below 0")
