@@ -157,12 +157,11 @@ class OwnedObjects:
         """Who owns each of them afterwards."""
         kept = {}
         for owned in sorted(batch, key=lambda one: one.id):  # one order: no two gateways wait for each other
-            meta = msgspec.json.encode(owned.meta).decode()
+            meta, pending = msgspec.json.encode(owned.meta).decode(), int(owned.kind == "batch")
             added = yield (
                 f"INSERT INTO ridgeline_owned ({_COLUMNS}, pending) VALUES (?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (object_id) DO NOTHING RETURNING object_id",
-                (owned.id, owned.tenant, owned.upstream, owned.kind, owned.created_ms, meta)
-                + (int(owned.kind == "batch"),),
+                (owned.id, owned.tenant, owned.upstream, owned.kind, owned.created_ms, meta, pending),
             )
             kept[owned.id] = owned
             if added:
@@ -180,12 +179,12 @@ class OwnedObjects:
 def _prune(tenant: str, keep: int) -> Work[None]:
     """What is pending stays: it has yet to be booked."""
     yield (
-        "DELETE FROM ridgeline_owned WHERE pending = 0 AND object_id IN (SELECT object_id FROM ridgeline_owned"
-        f" WHERE tenant = ? ORDER BY created_ms DESC, object_id LIMIT {MAX_PRUNED} OFFSET ?)",
+        "DELETE FROM ridgeline_owned WHERE pending = 0 AND object_id IN"
+        f" (SELECT object_id FROM ridgeline_owned WHERE tenant = ? ORDER BY created_ms DESC, object_id LIMIT {MAX_PRUNED} OFFSET ?)",
         (tenant, keep),
     )
 
 
 def _owned(row: Row) -> Owned:
-    *fields, meta = row
-    return Owned(*fields, meta=msgspec.json.decode(meta))
+    object_id, tenant, upstream, kind, created_ms, meta = row
+    return Owned(object_id, tenant, upstream, kind, created_ms, msgspec.json.decode(meta))
