@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.server.messages_api.tool_input import MAX_DEPTH, ToolInput
+from ridgeline.web.tool_input import MAX_DEPTH, ToolInput
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -27,8 +27,8 @@ from ridgeline.server.messages_api.bodies import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from ridgeline.server.messages_api.tool_input import ToolInput
 from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.web.tool_input import ToolInput
 
 TOOL_ID = "toolu_"  # before the parser's own id, and taken off again when it is sent back
 ThinkingShown = Literal["yes", "omitted", "no"]

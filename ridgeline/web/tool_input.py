@@ -2,7 +2,7 @@
 
 A tool_use block's input is an object, and a stream cannot take back what it has sent. So text is passed on
 only up to points from which the object can be closed, and at the end it is closed. What was not JSON is kept
-as text, in a member named `invalid_json`. One rule for streamed and whole answers; used by `blocks` alone.
+as text, in a member named `invalid_json`. One rule for streamed and whole answers, in the server and gateway.
 """
 
 from __future__ import annotations
