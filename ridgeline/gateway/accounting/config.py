@@ -33,6 +33,7 @@ class LedgerConfig:
     stop_s: float = option(
         5.0, "How long a stopping worker moves its rows before it leaves them in its files"
     )
+    retry_s: float = option(5.0, "Longest pause between two tries to reach a store that is away, in seconds")
     store_timeout_s: float = option(10.0, "Longest wait for one answer of the store, in seconds")
     keep_days: int = option(0, "Rows older than this are removed from the store; 0 keeps all of them")
 

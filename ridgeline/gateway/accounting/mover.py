@@ -27,7 +27,7 @@ from ridgeline.gateway.accounting.row import LedgerRow, Opening
 from ridgeline.gateway.accounting.table import LedgerStore
 
 REFUSED_FILE = "refused.jsonl"
-_BACKOFF_S = (0.1, 5.0)
+_FIRST_PAUSE_S = 0.1
 _SAY_AGAIN_S = 60.0
 _YIELD_EVERY = 64  # rows decoded before the event loop's thread may run
 _REMOVE_ROWS = 1000
@@ -99,13 +99,14 @@ class Mover:
     # ---- the thread ----
 
     def _run(self) -> None:
-        wait_s = _BACKOFF_S[0]
+        longest_s = self._config.retry_s
+        wait_s = first_s = min(_FIRST_PAUSE_S, longest_s)
         while True:
             last = self._stopping  # asked before the files are read: what they hold then is all
             try:
                 busy = self._round()
                 self._is_back()
-                wait_s = _BACKOFF_S[0]
+                wait_s = first_s
                 if busy:
                     continue
                 if last:
@@ -116,12 +117,12 @@ class Mover:
                 if last:
                     break
                 self._wake.wait(wait_s)
-                wait_s = min(wait_s * 2, _BACKOFF_S[1])
+                wait_s = min(wait_s * 2, longest_s)
             except Exception:  # whatever it is, rows are still in their files: try again, say it
                 logger.exception("the ledger's writer failed and tries again")
                 if last:
                     break
-                self._wake.wait(_BACKOFF_S[1])
+                self._wake.wait(longest_s)
         self._leave()
 
     def _round(self) -> bool:

@@ -1,0 +1,81 @@
+"""What the tests of accounting share: rows, openings, a ledger that is started, the table's content."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ridgeline.gateway.accounting.config import LedgerConfig
+from ridgeline.gateway.accounting.ledger import Ledger
+from ridgeline.gateway.accounting.row import LedgerRow, Opening
+
+QUICK = LedgerConfig(flush_ms=10, takeover_s=0.05, ask_lost_s=0.5, retry_s=0.05)
+
+
+def opening(number: int, **fields: Any) -> Opening:
+    values: dict[str, Any] = {
+        "request_id": f"req_{number:06d}",
+        "at_ms": 1_800_000_000_000 + number,
+        "key_id": "key_a",
+        "team_id": "team_a",
+        "endpoint": "chat",
+        "model_asked": "auto",
+        "model": "small",
+        "upstream": "local",
+        "upstream_model": "smollm2",
+        "stream": True,
+        "tokens_in_estimate": 7,
+    }
+    return Opening(**(values | fields))
+
+
+def row(number: int, **fields: Any) -> LedgerRow:
+    values: dict[str, Any] = {
+        "request_id": f"req_{number:06d}",
+        "at_ms": 1_800_000_000_000 + number,
+        "key_id": "key_a",
+        "team_id": "team_a",
+        "endpoint": "chat",
+        "model": "small",
+        "upstream": "local",
+        "status": 200,
+        "tokens_in": 10 + number,
+        "tokens_out": 3,
+        "cost_pusd": 1_000 + number,
+        "usage_source": "reported",
+    }
+    return LedgerRow(**(values | fields))
+
+
+@asynccontextmanager
+async def started(state_dir: Path, config: LedgerConfig = QUICK, **parts: Any) -> AsyncIterator[Ledger]:
+    ledger = Ledger(config, state_dir, "w0", **parts)
+    await ledger.start()
+    try:
+        yield ledger
+    finally:
+        await ledger.stop()
+
+
+def stored(state_dir: Path, columns: str = "request_id") -> list[Any]:
+    """The table of the SQLite file, ordered by request."""
+    with sqlite3.connect(state_dir / "ledger.sqlite") as connection:
+        rows = connection.execute(f"SELECT {columns} FROM ridgeline_ledger ORDER BY request_id").fetchall()
+    connection.close()
+    return [found[0] if len(found) == 1 else found for found in rows]
+
+
+def journal_folders(state_dir: Path) -> list[Path]:
+    return [path for path in (state_dir / "ledger").iterdir() if path.is_dir()]
+
+
+async def until(true: Callable[[], bool], within_s: float = 20.0) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.01)
