@@ -1,0 +1,192 @@
+"""ModelRouter: which of a route's models a request goes to, and why.
+
+Asked by the pipeline for requests whose `model` is a route's name. In order: rules that hold always, the
+model its conversation is on, other rules, what the route's artefact predicts, the route's default. A failing
+embedding server costs the prediction, never the request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.gateway.errors import Forbidden, NotFound
+from ridgeline.gateway.routing.artefact import Artefact, load
+from ridgeline.gateway.routing.cascade import DEFAULT_THRESHOLD, Cascade
+from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
+from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
+from ridgeline.gateway.routing.question import Decision, Question
+from ridgeline.gateway.routing.reading import Reading, read
+from ridgeline.gateway.routing.rules import Rule, compiled
+from ridgeline.gateway.routing.sticky import StickyTable, conversation_key
+from ridgeline.options import OptionError
+
+__all__ = ["Decision", "ModelRouter", "Question"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route with what its config names loaded and checked."""
+
+    config: RouteConfig
+    default: str
+    artefact: Artefact | None
+    rules: tuple[Rule, ...]
+
+
+class ModelRouter:
+    """One per worker. `embedder` may be None where no route has an artefact."""
+
+    def __init__(
+        self,
+        routes: Sequence[RouteConfig],
+        rules: Sequence[RuleConfig] = (),
+        embedder: Embedder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.embedder = embedder
+        self._clock = clock
+        self._sticky = StickyTable()
+        self.routes = _checked(routes, compiled(rules), embedder)
+
+    def is_route(self, model: str) -> bool:
+        return model in self.routes
+
+    async def decide(self, question: Question) -> Decision:
+        """The model for one request; Forbidden where its key may use none of the route's."""
+        started = time.perf_counter()
+        route = self.routes.get(question.route)
+        if route is None:
+            raise NotFound(f"there is no route {question.route!r}", code="model_not_found", param="model")
+        allowed = [model for model in route.config.models if question.may_use(model)]
+        if not allowed:
+            raise Forbidden(f"this key may use no model of the route {question.route!r}", param="model")
+        reading = read(question.kind, question.fields)
+        decision = await self._decide(route, question, reading, allowed)
+        if route.config.shadow:
+            default = _nearest_allowed(route, allowed)
+            decision.shadow, decision.model, decision.cascade = decision.model, default, None
+            decision.why["shadow"] = decision.shadow
+        decision.why["decide_ms"] = round((time.perf_counter() - started) * 1e3, 3)
+        return decision
+
+    def escalated(self, question: Question, decision: Decision, confidence: float | None) -> None:
+        """The cheap answer was not good enough: the conversation goes on with the stronger model."""
+        route = self.routes[question.route]
+        if decision.conversation and route.config.sticky_s > 0:
+            until = self._clock() + route.config.sticky_s
+            self._sticky.remember(decision.conversation, decision.escalate_to, until)
+        decision.why["escalated_from"] = decision.model
+        decision.why["confidence"] = None if confidence is None else round(confidence, 4)
+
+    async def _decide(
+        self, route: Route, question: Question, reading: Reading, allowed: list[str]
+    ) -> Decision:
+        ruled = _ruled(route, question, reading, allowed, only_always=True)
+        if ruled is not None:
+            return ruled  # for this request: its conversation stays where it is
+        conversation = conversation_key(question, reading) if route.config.sticky_s > 0 else b""
+        if conversation and (question.conversation or reading.is_later_turn):
+            model = self._sticky.model(conversation, self._clock())
+            if model in allowed:
+                kept = _with_cascade(route, Decision(model, {"by": "sticky"}), allowed)
+                return self._kept(route, kept, conversation)
+        ruled = _ruled(route, question, reading, allowed, only_always=False)
+        if ruled is not None:
+            return self._kept(route, ruled, conversation)
+        decision = await self._predicted(route, reading, allowed)
+        decision.why["tokens"] = reading.tokens
+        return self._kept(route, _with_cascade(route, decision, allowed), conversation)
+
+    def _kept(self, route: Route, decision: Decision, conversation: bytes) -> Decision:
+        if conversation:
+            self._sticky.remember(conversation, decision.model, self._clock() + route.config.sticky_s)
+            decision.conversation = conversation
+        return decision
+
+    async def _predicted(self, route: Route, reading: Reading, allowed: list[str]) -> Decision:
+        default = _nearest_allowed(route, allowed)
+        artefact = route.artefact
+        if artefact is None or self.embedder is None:
+            return Decision(default, {"by": "default"})
+        if len(allowed) == 1:
+            return Decision(default, {"by": "default", "reason": "the key may use one model alone"})
+        text = artefact.recipe.text(reading.turns)
+        if not text:
+            return Decision(default, {"by": "default", "reason": "no text of a user"})
+        try:
+            vectors = await self.embedder.embed([text], artefact.recipe.max_tokens)
+        except EmbeddingFailed as error:
+            return Decision(default, {"by": "default", "reason": str(error)})
+        if vectors.shape[1] != artefact.dimensions:
+            return Decision(
+                default, {"by": "default", "reason": "vectors of another length than the artefact's"}
+            )
+        forecast = artefact.forecast(vectors[0], reading.last, reading.tokens)
+        model, why = forecast.choice(allowed, route.config.threshold)
+        return Decision(model, {"by": "predicted", **why})
+
+
+def _ruled(
+    route: Route, question: Question, reading: Reading, allowed: list[str], only_always: bool
+) -> Decision | None:
+    for rule in route.rules:
+        if (only_always and not rule.always) or rule.model not in allowed:
+            continue
+        reasons = rule.match(question, reading)
+        if reasons is not None:
+            why: dict[str, Any] = {"by": "rule", "rule": rule.name, "because": reasons}
+            return Decision(rule.model, why)
+    return None
+
+
+def _nearest_allowed(route: Route, allowed: list[str]) -> str:
+    """The default, or the strongest that the key may use."""
+    return route.default if route.default in allowed else allowed[-1]
+
+
+def _with_cascade(route: Route, decision: Decision, allowed: list[str]) -> Decision:
+    """What a rule decided is the operator's word; all else may be doubted."""
+    if route.config.cascade and decision.model != allowed[-1]:
+        threshold = route.config.cascade_threshold
+        if threshold is None and route.artefact is not None:
+            threshold = route.artefact.cascade_threshold
+        decision.cascade = Cascade(DEFAULT_THRESHOLD if threshold is None else threshold)
+        decision.escalate_to = allowed[-1]
+    return decision
+
+
+def _checked(
+    configs: Sequence[RouteConfig], rules: tuple[Rule, ...], embedder: Embedder | None
+) -> dict[str, Route]:
+    routes: dict[str, Route] = {}
+    for config in configs:
+        where = f"[[routes]] {config.name!r}"
+        if not config.models:
+            raise OptionError(f"{where}: models is missing: name them, from the cheapest to the strongest")
+        if len(set(config.models)) < len(config.models):
+            raise OptionError(f"{where}: models names one twice")
+        if config.name in routes:
+            raise OptionError(f"{where} is there twice")
+        default = config.default or config.models[-1]
+        if default not in config.models:
+            raise OptionError(f"{where}: default {default!r} is not one of its models")
+        artefact = None
+        if config.artefact is not None:
+            if embedder is None:
+                raise OptionError(f"{where}: an artefact needs vectors: name an upstream in [embeddings]")
+            artefact = load(config.artefact)
+            artefact.check(config.models, embedder.config.model, where)
+        own = tuple(rule for rule in rules if rule.route in ("", config.name))
+        for rule in own:
+            if rule.model not in config.models and rule.route:
+                raise OptionError(f"[[rules]] {rule.name!r}: {rule.model!r} is not one of {where}'s models")
+        routes[config.name] = Route(config, default, artefact, own)
+    for rule in rules:
+        if rule.route and rule.route not in routes:
+            raise OptionError(f"[[rules]] {rule.name!r}: there is no route {rule.route!r}")
+        if not any(rule.model in route.config.models for route in routes.values()):
+            raise OptionError(f"[[rules]] {rule.name!r}: no route has the model {rule.model!r}")
+    return routes
