@@ -180,7 +180,8 @@ def _prune(tenant: str, keep: int) -> Work[None]:
     """What is pending stays: it has yet to be booked."""
     yield (
         "DELETE FROM ridgeline_owned WHERE pending = 0 AND object_id IN"
-        f" (SELECT object_id FROM ridgeline_owned WHERE tenant = ? ORDER BY created_ms DESC, object_id LIMIT {MAX_PRUNED} OFFSET ?)",
+        " (SELECT object_id FROM ridgeline_owned WHERE tenant = ?"
+        f" ORDER BY created_ms DESC, object_id LIMIT {MAX_PRUNED} OFFSET ?)",
         (tenant, keep),
     )
 

@@ -1,0 +1,179 @@
+"""What workers know of keys: soon after a change, in every process, and while the store is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ridgeline.gateway.tenants.config import StoreConfig
+from ridgeline.gateway.tenants.errors import StoreUnavailable
+from ridgeline.gateway.tenants.keys import Key, Limits, Team
+from ridgeline.gateway.tenants.policy import Policy
+from ridgeline.gateway.tenants.registry import Registry
+from ridgeline.gateway.tenants.store import Store
+from ridgeline.gateway.tenants.watch import COPY, PolicyWatch
+from tests.gateway.services import OwnPostgres
+from tests.gateway.tenants.conftest import BY
+
+WAIT_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def watching(
+    store: Store, changed: Callable[[Policy], None] | None = None
+) -> AsyncIterator[PolicyWatch]:
+    watch = PolicyWatch(store, changed=changed)
+    await watch.start()
+    try:
+        yield watch
+    finally:
+        await watch.stop()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+async def test_every_process_on_a_store_sees_a_change_and_then_a_revocation(
+    store_config: StoreConfig, tmp_path: Path
+) -> None:
+    """Two gateways with two workers each; with SQLite they are four workers of one."""
+    folders = [tmp_path / name for name in ("one", "two")] if store_config.url else [tmp_path / "one"] * 2
+    store = Store(store_config, folders[0])
+    registry = Registry(store)
+    record, secret = await registry.create_key(lambda id: Key(id, "app"), BY)
+    watchers = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.gateway.tenants.watcher", store_config.url, str(folder), secret),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for folder in folders
+        for _ in range(2)
+    ]
+
+    async def seen() -> list[tuple[float, str]]:
+        async with asyncio.timeout(WAIT_S):
+            lines = [await watcher.stdout.readline() for watcher in watchers if watcher.stdout]
+        return [(float(line.split()[0]), line.decode().split(maxsplit=1)[1].strip()) for line in lines]
+
+    try:
+        assert {known for _, known in await seen()} == {"app None"}
+        limits = Limits(requests_per_minute=7)
+        await registry.update_key(record.key.id, lambda key: msgspec.structs.replace(key, limits=limits), BY)
+        assert {known for _, known in await seen()} == {"app 7"}
+        await registry.revoke_key(record.key.id, BY)
+        revoked_at = time.time()
+        found = await seen()
+        assert {known for _, known in found} == {"revoked_api_key"}
+        print("seconds until the last process knew:", max(at for at, _ in found) - revoked_at)
+    finally:
+        for watcher in watchers:
+            watcher.kill()
+            await watcher.wait()
+        await store.close()
+
+
+async def test_a_change_is_told_and_only_once(store: Store) -> None:
+    told: list[int] = []
+    async with watching(store, lambda policy: told.append(policy.version)) as watch:
+        first = watch.policy
+        await Registry(store).create_team(lambda id: Team(id, "red"), BY)
+        await until(lambda: watch.policy is not first)
+        assert await watch.refresh() is False
+        assert told == [first.version, first.version + 1]
+        assert not watch.is_stale
+        assert watch.snapshot()["store_failures"] == 0
+
+
+async def test_a_store_put_back_from_a_backup_is_read_anew(store: Store) -> None:
+    registry = Registry(store)
+    async with watching(store) as watch:
+        _, secret = await registry.create_key(lambda id: Key(id, "app"), BY)
+        await until(lambda: watch.policy.lookup(secret) is not None)
+        await store.write(_without_keys())
+        await until(lambda: watch.policy.lookup(secret) is None)
+
+
+async def test_keys_stay_known_while_postgresql_is_away_also_to_workers_that_start_meanwhile(
+    tmp_path: Path,
+) -> None:
+    own = OwnPostgres()
+    config = StoreConfig(url=own.url, timeout_s=2.0, poll_s=0.05)
+    store, second, later = (Store(config, tmp_path) for _ in range(3))
+    try:
+        record, secret = await Registry(store).create_key(lambda id: Key(id, "app"), BY)
+        async with watching(store) as watch:
+            assert stat.S_IMODE((tmp_path / COPY).stat().st_mode) == 0o600
+            assert secret not in (tmp_path / COPY).read_text()
+            own.stop()
+            await until(lambda: watch.is_stale and watch.snapshot()["store_failures"] > 0)
+            assert watch.policy.lookup(secret) == record.key
+            with pytest.raises(StoreUnavailable):
+                await Registry(store).revoke_key(record.key.id, BY)
+            async with watching(second) as other:
+                assert other.policy.lookup(secret) == record.key
+                assert other.is_stale
+                with pytest.raises(StoreUnavailable):  # nothing is known of it anywhere
+                    await PolicyWatch(Store(replace(config), tmp_path / "elsewhere")).start()
+                own.start()
+                await Registry(later).revoke_key(record.key.id, BY)
+                await until(lambda: watch.policy.lookup(secret) is None)
+                await until(lambda: other.policy.lookup(secret) is None and not other.is_stale)
+    finally:
+        for one in (store, second, later):
+            await one.close()
+        own.remove()
+
+
+async def test_a_sqlite_file_that_another_process_locks_is_waited_for_without_stopping_the_loop(
+    tmp_path: Path,
+) -> None:
+    import sqlite3
+
+    store = Store(StoreConfig(), tmp_path)
+    registry = Registry(store)
+    await registry.create_team(lambda id: Team(id, "red"), BY)
+    other = sqlite3.connect(tmp_path / "tenants.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    write = asyncio.create_task(registry.create_team(lambda id: Team(id, "blue"), BY))
+    ticks = 0
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+        ticks += await store.version() > 0  # reads are not held up either
+    assert not write.done()
+    other.execute("ROLLBACK")
+    other.close()
+    assert (await write).team.name == "blue"
+    assert ticks == 20
+    await store.close()
+
+
+async def test_a_store_that_stays_locked_is_unavailable_in_time(tmp_path: Path) -> None:
+    import sqlite3
+
+    store = Store(StoreConfig(timeout_s=0.1), tmp_path)
+    await store.prepare()
+    other = sqlite3.connect(tmp_path / "tenants.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable):
+        await Registry(store).create_team(lambda id: Team(id, "red"), BY)
+    other.close()
+    await Registry(store).create_team(lambda id: Team(id, "red"), BY)
+    await store.close()
+
+
+def _without_keys():  # type: ignore[no-untyped-def]
+    yield "DELETE FROM ridgeline_secrets", ()
+    yield "DELETE FROM ridgeline_keys", ()
+    yield "UPDATE ridgeline_policy SET version = 1, epoch = 1", ()
