@@ -72,10 +72,23 @@ class ServerConfig:
         None, "file for the moments, lengths and block hashes of requests (no content); off by default"
     )
     record_traffic_bytes: int = option(1 << 30, "largest such file; what comes after is not recorded")
+    otlp_endpoint: str | None = option(
+        None, "where traces go, by OTLP over HTTP, e.g. http://127.0.0.1:4318; off by default"
+    )
+    trace_sample: float = option(
+        0.0,
+        "share of requests traced that carry no traceparent, 0 to 1; those that do are traced if they say so",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe line that is logged"
     )
     log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trace_sample <= 1:
+            raise OptionError(f"trace_sample must be between 0 and 1, got {self.trace_sample:g}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise OptionError(f"otlp_endpoint must be an http:// or https:// URL, got {self.otlp_endpoint!r}")
 
     def accepted_keys(self) -> tuple[str, ...]:
         """The keys given directly and those of the key file; an unreadable or empty file is an error."""

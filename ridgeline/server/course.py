@@ -24,6 +24,7 @@ from ridgeline.server.front import Front, Served, fingerprint
 from ridgeline.server.parsing.events import OutputParser
 from ridgeline.server.protocol import GenerationRequest
 from ridgeline.server.recording import EndedRequest, TrafficRecorder
+from ridgeline.server.usage_book import UsageBook
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -88,12 +89,14 @@ class Course:
         self._front = front
         self._metrics = job.served.metrics
         self._requests: list[OpenRequest] = []
+        self._usages = front.part(UsageBook)
         # In the background a request may wait its turn for hours; nobody waits with it.
         self._is_background = exchange.least_priority >= BACKGROUND_PRIORITY
         limit_s = None if self._is_background else front.config.request_timeout_s
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
 
     def __enter__(self) -> Course:
+        self._used = self._usages.begin(self.exchange.request_id, lambda: self.choices.usage(False))
         for number, prompt in enumerate(self.job.prompts):
             request = self.job.client.submit(
                 prompt.ids,
@@ -156,25 +159,31 @@ class Course:
     def _book(self, error: BaseException | None) -> None:
         """Tell metrics and log how every choice ended, or that the engine did not accept it."""
         if isinstance(error, InvalidRequest | QueueFull):
+            self._usages.refuse(self._used)
             reply = reply_to(error)
             assert reply is not None  # both are in the table
             self.book_refusal(reply)
             return
         self.exchange.booked = True
         status, failure = outcome(error)
+        self._usages.end(self._used, status)
         if isinstance(error, SlowReader):
             self._metrics.stream_cut()
         now = time.monotonic()
         if self._front.recorder is not None and not self._is_background:
             self._record(self._front.recorder, failure)
+        timings = []
         for index in range(self.choices.count):
             timing = self.choices.timings.get(index) or self._unbegun(index)
+            timings.append(timing)
             if index not in self.choices.finish_reasons:
                 timing.end, timing.end_reason = now, failure
             timing.sent = now
             reason = failure or self.choices.finish_reasons[index]
             self._metrics.request_finished(timing, self.exchange.path, reason, self._is_background)
             log_request(self.exchange.request_id, self.exchange.path, status, timing, reason)
+        if self._front.tracing is not None:
+            self._front.tracing.book(self.exchange, timings, self.job.served.name, status, failure)
 
     def _record(self, recorder: TrafficRecorder, failure: str) -> None:
         """One line for each choice. What runs in the background came at no moment that could be replayed."""

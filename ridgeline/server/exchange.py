@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope
 
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, ClientGone
+from ridgeline.telemetry.traces import TraceContext
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class Exchange:
     arrival: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     booked: bool = False  # metrics and log know how it ended
+    trace: TraceContext | None = None  # whose part it is; None: not traced
     least_priority: int = -(2**31)  # whatever the body says: a batch's lines are served behind everybody else
 
     @classmethod

@@ -23,6 +23,7 @@ from ridgeline.telemetry.metrics import ServerMetrics
 if TYPE_CHECKING:
     from ridgeline.server.recording import TrafficRecorder
     from ridgeline.server.state import StateStore
+    from ridgeline.server.tracing import Tracing
 
 T = TypeVar("T")
 Task = Literal["generate", "embed"]
@@ -79,6 +80,7 @@ class Front:
         self.models = tuple(models)
         self.state = state
         self.recorder: TrafficRecorder | None = None  # of who came when; None: nobody asked for it
+        self.tracing: Tracing | None = None  # None: nobody wants traces
         self._parts: dict[Any, Any] = {}
         self._tasks: dict[
             str, Task

@@ -44,6 +44,8 @@ class Gate:
         scope["app"] = self._front  # handlers find it there; with it, Starlette raises 404 and 405 to us
         headers = Headers(scope=scope)
         exchange = Exchange.begin(scope, headers.get("x-request-id"))
+        if self._front.tracing is not None:
+            exchange.trace = self._front.tracing.context(headers.get("traceparent"))
         started = False
 
         async def send_with_id(message: Message) -> None:

@@ -136,6 +136,8 @@ async def _serve(
             await _ended_responses(front)
             if front.recorder is not None:
                 front.recorder.close()
+            if front.tracing is not None:
+                front.tracing.close()
     return 0
 
 
@@ -173,6 +175,10 @@ def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore
         from ridgeline.server.recording import TrafficRecorder
 
         front.recorder = TrafficRecorder(server.record_traffic.expanduser(), server.record_traffic_bytes)
+    if server.otlp_endpoint is not None:
+        from ridgeline.server.tracing import Tracing
+
+        front.tracing = Tracing(server)
     return front
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ridgeline.options import OptionError
 from ridgeline.telemetry.timing import TimingRecord
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ LAST_EXPORT_S = 3.0  # for what waits when the process ends
 _TRACEPARENT = re.compile(
     rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", flags=re.DOTALL
 )
-
-
-class TracesUnavailable(Exception):
-    """Traces were asked for and cannot be made; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +112,7 @@ class SpanExport:
         self._waiting: deque[list[Span]] = deque()
         self._wake = threading.Event()
         self._closed = False
+        self._is_taken = True
         self._encoder = _Encoder(service)
         self._exporter = _exporter(_traces_url(endpoint))
         self._thread = threading.Thread(target=self._send_all, name="traces", daemon=True)
@@ -154,15 +152,24 @@ class SpanExport:
         while self._waiting and len(spans) < BATCH:
             spans += self._waiting.popleft()
             requests += 1
+        clock_ns = time.time_ns() - time.monotonic_ns()
         try:
-            taken = self._exporter.export([self._encoder.readable(span) for span in spans]).name == "SUCCESS"
-        except Exception as error:  # the thread must live; the text of an error could hold an address
-            log.warning("spans were not exported", extra={"error": type(error).__name__})
+            readable = [self._encoder.readable(span, clock_ns) for span in spans]
+            taken = self._exporter.export(readable).name == "SUCCESS"
+        except Exception:  # whatever it is, the thread must live
             taken = False
         if taken:
             self.sent += len(spans)
         else:
             self.dropped += requests
+        if taken != self._is_taken:  # said once, not with every batch
+            self._is_taken = taken
+            log.log(
+                logging.INFO if taken else logging.WARNING,
+                "traces are taken again"
+                if taken
+                else "traces are not taken by the OTLP endpoint; dropping them",
+            )
 
 
 class _Encoder:
@@ -172,12 +179,11 @@ class _Encoder:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        import ridgeline
+        self._resource = Resource.create({"service.name": service})
+        self._scope = InstrumentationScope("ridgeline")
 
-        self._resource = Resource.create({"service.name": service, "service.version": ridgeline.__version__})
-        self._scope = InstrumentationScope("ridgeline", ridgeline.__version__)
-
-    def readable(self, span: Span) -> ReadableSpan:
+    def readable(self, span: Span, clock_ns: int) -> ReadableSpan:
+        """clock_ns: what makes a monotonic time one of the day; one for all spans that must fit together."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -185,7 +191,6 @@ class _Encoder:
         trace_id = int(span.trace_id, 16)
         parent = SpanContext(trace_id, int(span.parent_id, 16), True, flags) if span.parent_id else None
         attributes = span.attributes | ({"error.type": span.error} if span.error else {})
-        clock_ns = time.time_ns() - time.monotonic_ns()
         return ReadableSpan(
             span.name,
             SpanContext(trace_id, int(span.span_id, 16), False, flags),
@@ -209,7 +214,9 @@ def _exporter(url: str) -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
-        raise TracesUnavailable(f"traces need {error.name}: pip install 'ridgeline[otel]'") from error
+        raise OptionError(f"otlp_endpoint needs {error.name}: pip install 'ridgeline[otel]'") from error
+    # It would write an endpoint's whole address, and a traceback, for every batch that is not taken.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
 
 
@@ -217,9 +224,16 @@ def _exporter(url: str) -> Any:
 
 
 def server_spans(
-    parent: TraceContext, timings: Sequence[TimingRecord], attributes: Attributes, error: str
+    parent: TraceContext,
+    timings: Sequence[TimingRecord],
+    attributes: Attributes,
+    error: str,
+    with_engine: bool = True,
 ) -> list[Span]:
-    """One request at a server: server.request, below it engine.queue, .prefill, .decode of each choice."""
+    """One request at a server: server.request, below it engine.queue, .prefill, .decode of each choice.
+
+    with_engine: whether the timings tell of the engine's part; an encoder's do not.
+    """
     start = min(timing.arrival for timing in timings)
     end = max(_end(timing) for timing in timings)
     request = Span("server.request", parent.trace_id, parent.span_id, start, end, "server", error=error)
@@ -230,7 +244,7 @@ def server_spans(
         "gen_ai.usage.cache_read.input_tokens": sum(timing.cached_tokens for timing in timings),
     }
     spans = [request]
-    for timing in timings[:MAX_CHOICES]:
+    for timing in timings[: MAX_CHOICES if with_engine else 0]:
         spans += _engine_spans(request, timing)
     return spans
 

@@ -1,7 +1,7 @@
 """CacheUse: one request's dealings with the caches: what it may use, what it found, what it leaves behind.
 
-Made by the pipeline once model and guard are known. The fields are those after the guard and the answer kept is
-the one before its restoring: no personal data that a guard took out lies in a cache or goes to the embedder.
+Made by the pipeline once model and guard are known. The fields are those after the guard and the answer kept
+is the one before its restoring: no personal data that a guard took out lies in a cache or is embedded.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Trace:
 
 class Tracer:
     def __init__(self, config: ObserveConfig, providers: dict[str, str] | None = None) -> None:
-        """providers: what kind each upstream is. Raises TracesUnavailable without the extra `otel`."""
+        """providers: what kind each upstream is. OptionError without the extra `otel`."""
         self._config = config
         self._providers = providers or {}
         self._export = SpanExport(config.otlp_endpoint, "ridgeline-gateway", config.trace_queue)

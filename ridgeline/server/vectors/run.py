@@ -14,6 +14,7 @@ from ridgeline.server.course import outcome
 from ridgeline.server.errors import DeadlineExceeded
 from ridgeline.server.exchange import Exchange, while_connected
 from ridgeline.server.front import Front, Served
+from ridgeline.server.usage_book import UsageBook, counted
 from ridgeline.server.vectors.protocol import VectorRequest
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
@@ -34,6 +35,8 @@ async def compute(
     limit_s = front.config.request_timeout_s
     timing = TimingRecord(exchange.arrival, prompt_tokens=texts.num_tokens)
     error: BaseException | None = None
+    usages = front.part(UsageBook)
+    used = usages.begin(exchange.request_id, lambda: counted(texts.num_tokens))
     try:
         async with asyncio.timeout_at(None if limit_s is None else _loop_time(exchange.arrival + limit_s)):
             working = served.ready_client().embed(
@@ -51,12 +54,17 @@ async def compute(
         error = raised
         raise
     finally:
-        if not isinstance(error, InvalidRequest | QueueFull):
+        if isinstance(error, InvalidRequest | QueueFull):
+            usages.refuse(used)
+        else:
             exchange.booked = True
             status, failure = outcome(error)
+            usages.end(used, status)
             timing.end = timing.sent = time.monotonic()
             served.metrics.request_finished(timing, exchange.path, failure or "stop")
             log_request(exchange.request_id, exchange.path, status, timing, failure or "stop")
+            if front.tracing is not None:
+                front.tracing.book(exchange, [timing], served.name, status, failure, with_engine=False)
 
 
 def _loop_time(monotonic: float) -> float:
