@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.caching.memory import AnswerMemory
 from ridgeline.gateway.observe.metrics import CacheReading
 
-PREFIX = b"ridgeline:cache:1:"  # the number: of the stored form
+FORM = b":cache:1:"  # in the names of keys; the number changes with the stored form
 PAUSE_S = 1.0  # Redis is not asked for so long after it failed
 MAX_WRITING = 256  # answers on their way to Redis; more are kept in memory alone
 
@@ -28,18 +28,26 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Redis(Protocol):
-    """One command, with a deadline of its own; raises whatever it likes when there is no answer."""
+    """One command, with a deadline of its own; raises whatever it likes when there is no answer.
 
-    async def call(self, *parts: bytes) -> Any: ...
+    A connection of the cache's own: a limit must not wait behind somebody's long answer.
+    """
+
+    def call(self, *parts: bytes) -> Awaitable[Any]: ...
 
 
 class ExactCache:
     def __init__(
-        self, config: CacheConfig, redis: Redis | None = None, clock: Callable[[], float] = time.time
+        self,
+        config: CacheConfig,
+        redis: Redis | None = None,
+        prefix: str = "ridgeline",
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.hits = self.misses = self.failures = 0
         self._config = config
         self._redis = redis
+        self._prefix = prefix.encode() + FORM
         self._clock = clock
         self._memory = AnswerMemory(config.max_bytes, config.ttl_s)
         self._paused_until = 0.0
@@ -48,7 +56,7 @@ class ExactCache:
     async def get(self, partition: bytes) -> Hit | None:
         now = self._clock()
         answer = self._memory.get(partition, now)
-        if answer is None and self._redis is not None and time.monotonic() >= self._paused_until:
+        if answer is None and self._redis is not None and not self.paused:
             answer = await self._fetch(self._redis, partition, now)
         if answer is None:
             self.misses += 1
@@ -61,7 +69,7 @@ class ExactCache:
         if not keepable(answer, outcome, self._config):
             return
         self._memory.put(partition, answer)
-        if self._redis is None or time.monotonic() < self._paused_until or len(self._writing) >= MAX_WRITING:
+        if self._redis is None or self.paused or len(self._writing) >= MAX_WRITING:
             return
         task = asyncio.get_running_loop().create_task(self._send(self._redis, partition, answer))
         self._writing.add(task)
@@ -74,6 +82,11 @@ class ExactCache:
         memory = self._memory
         return CacheReading("exact", self.hits, self.misses, len(memory), memory.bytes, memory.evictions)
 
+    @property
+    def paused(self) -> bool:
+        """Redis has just failed and is left alone."""
+        return time.monotonic() < self._paused_until
+
     async def drain(self) -> None:
         """Until Redis has what was put."""
         while self._writing:
@@ -81,7 +94,7 @@ class ExactCache:
 
     async def _fetch(self, redis: Redis, partition: bytes, now: float) -> StoredAnswer | None:
         try:
-            stored = await redis.call(b"GET", PREFIX + partition.hex().encode())
+            stored = await redis.call(b"GET", self._prefix + partition.hex().encode())
             if stored is None:
                 return None
             answer = _decode(stored)
@@ -96,7 +109,9 @@ class ExactCache:
     async def _send(self, redis: Redis, partition: bytes, answer: StoredAnswer) -> None:
         lifetime_ms = b"%d" % max(self._config.ttl_s * 1e3, 1)
         try:
-            await redis.call(b"SET", PREFIX + partition.hex().encode(), _encode(answer), b"PX", lifetime_ms)
+            await redis.call(
+                b"SET", self._prefix + partition.hex().encode(), _encode(answer), b"PX", lifetime_ms
+            )
         except Exception:
             self._failed()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ from ridgeline.gateway.caching.answer import Hit, Recorder, StoredAnswer
 from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.caching.exact import ExactCache
 from ridgeline.gateway.caching.memory import AnswerMemory
+from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.resp import RedisClient
 from ridgeline.gateway.usage import Usage
+from tests.gateway.services import OwnRedis
 
 
 class Clock:
@@ -113,7 +118,7 @@ class BrokenRedis:
 
     async def call(self, *parts: bytes) -> Any:
         self.calls += 1
-        raise ConnectionError
+        raise ConnectionError  # as RedisClient does at once while there is no connection
 
 
 async def test_a_redis_that_is_gone_costs_hits_and_is_left_alone_for_a_while() -> None:
@@ -139,3 +144,54 @@ async def test_what_cannot_be_read_is_a_miss() -> None:
     cache = ExactCache(CacheConfig(place="redis"), PlayedRedis())
     assert await cache.get(b"p") is None
     await asyncio.sleep(0)
+
+
+def config_of(url: str) -> RedisConfig:
+    return RedisConfig(url=url, timeout_ms=200)
+
+
+async def test_workers_share_answers_through_redis_until_they_are_too_old(redis_url: str) -> None:
+    clients = [RedisClient(config_of(redis_url)) for _ in range(2)]
+    for client in clients:
+        await client.start()
+    place, prefix, clock = uuid.uuid4().bytes, f"test-{uuid.uuid4().hex}", Clock()
+    one, other = (ExactCache(CacheConfig(ttl_s=100), client, prefix, clock) for client in clients)
+    one.put(place, stored(b"\x00\r\n" * 30_000), "ok")
+    await one.drain()
+    clock.now += 5
+    hit = await other.get(place)
+    assert hit is not None
+    assert (hit.answer, hit.age_s) == (stored(b"\x00\r\n" * 30_000), 5.0)
+    assert await other.get(uuid.uuid4().bytes) is None
+    [lifetime_ms] = [
+        await clients[0].call("PTTL", name) for name in await clients[0].call("KEYS", f"{prefix}*")
+    ]
+    assert 0 < lifetime_ms <= 100_000
+    clock.now += 95
+    assert await other.get(place) is None
+    third = ExactCache(CacheConfig(ttl_s=100), clients[0], prefix, clock)
+    assert await third.get(place) is None  # though Redis' own clock still holds it
+    for client in clients:
+        await client.close()
+
+
+async def test_requests_go_on_while_redis_hangs_or_is_away_and_use_it_again_afterwards() -> None:
+    redis = OwnRedis()
+    client = RedisClient(config_of(redis.url))
+    await client.start()
+    cache = ExactCache(CacheConfig(), client)
+    redis.pause()
+    for number in range(20):
+        assert await cache.get(bytes([number])) is None
+        cache.put(bytes([number]), stored(at=time.time()), "ok")
+    await cache.drain()
+    assert isinstance(await cache.get(b"\x01"), Hit)
+    redis.resume()
+    async with asyncio.timeout(20):
+        while not client.available or cache.paused:
+            await asyncio.sleep(0.02)
+    cache.put(b"new", stored(at=time.time()), "ok")
+    await cache.drain()
+    assert isinstance(await ExactCache(CacheConfig(), client).get(b"new"), Hit)
+    await client.close()
+    redis.stop()
