@@ -16,17 +16,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp
 
 from ridgeline.gateway.admin import fields
 from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
-from ridgeline.gateway.admin.gate import Gate, actor, error_answer
+from ridgeline.gateway.admin.gate import Gate, actor
 from ridgeline.gateway.errors import BadRequest, GatewayError
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.registry import KeyRecord, Registry, TeamRecord
@@ -86,9 +84,9 @@ def admin_app(
         routes.append(Route("/metrics", _metrics(metrics), methods=["GET"]))
     if reload is not None:
         routes.append(Route("/admin/reload", _reload(registry, reload), methods=["POST"]))
-    app = Starlette(routes=[*routes, *extra_routes], exception_handlers={HTTPException: _http_error})
-    app.router.redirect_slashes = False  # a redirect would be made from the Host header
-    return Gate(app, config, keys, registry)
+    # The bare router: errors are the gate's, and a redirect would be made from the Host header.
+    router = Router([*routes, *extra_routes], redirect_slashes=False)
+    return Gate(router, config, keys, registry)
 
 
 class _Api:
@@ -240,18 +238,6 @@ def _metrics(source: Callable[[], Any]) -> Handler:
 
 async def _health(request: Request) -> Response:
     return _json({"status": "ok"})
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Of Starlette's router: no such path, or not this method."""
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    what = {404: "there is no such path in the admin API", 405: "not a method of this path"}
-    found = BadRequest(
-        what.get(error.status_code, "the request was refused"), status=error.status_code, code=code
-    )
-    found.headers = dict(error.headers or {})
-    return error_answer(found)
 
 
 async def _called(source: Callable[[], Any]) -> Any:

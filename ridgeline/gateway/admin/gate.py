@@ -13,13 +13,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
-from ridgeline.gateway.errors import GatewayError, Limited, Unauthorized
+from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, Unauthorized
 from ridgeline.gateway.tenants.audit import Actor
 from ridgeline.gateway.tenants.registry import Registry
 
@@ -62,10 +63,12 @@ class Gate:
         try:
             if not (scope["path"] in self._open and scope["method"] in SAFE):
                 await self._admit(scope)
+            scope["app"] = self._app  # makes the router raise what it refuses
             await self._app(scope, receive, send_marked)
-        except GatewayError as error:
-            if not begun:
-                await error_answer(error)(scope, receive, send_marked)
+        except (GatewayError, HTTPException) as error:
+            if begun:
+                raise
+            await error_answer(error)(scope, receive, send_marked)
         except Exception as error:
             # Its text stays out of the log: it may quote values.
             log.error(
@@ -99,7 +102,10 @@ def actor(request: Request) -> Actor:
     return found
 
 
-def error_answer(error: GatewayError) -> Response:
+def error_answer(error: GatewayError | HTTPException) -> Response:
+    if isinstance(error, HTTPException):  # of the router: no such path, or not this method
+        what, code = _ROUTER.get(error.status_code, ("the request was refused", "invalid_request"))
+        error = BadRequest(what, status=error.status_code, code=code, headers=dict(error.headers or {}))
     body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return Response(
         msgspec.json.encode({"error": body}), error.status, error.headers, media_type="application/json"
@@ -134,12 +140,13 @@ class WrongKeys:
             failures.count = 0
         failures.count, failures.at = failures.count + 1, now
         failures.unrecorded += 1
+        delay_s = min(self._delay_s * 2 ** min(failures.count - 1, 10), MAX_DELAY_S)
         await self._record(address, failures, now)
         if self._delayed >= MAX_DELAYED:
             raise Limited("too many wrong admin keys", MAX_DELAY_S, code="too_many_wrong_keys")
         self._delayed += 1
         try:
-            await asyncio.sleep(min(self._delay_s * 2 ** min(failures.count - 1, 10), MAX_DELAY_S))
+            await asyncio.sleep(delay_s)
         finally:
             self._delayed -= 1
 
@@ -157,6 +164,10 @@ class WrongKeys:
             log.warning("%d wrong admin keys from %s are not in the audit log: %s", attempts, address, error)
 
 
+_ROUTER = {
+    404: ("there is no such path in the admin API", "not_found"),
+    405: ("this path has no such method", "method_not_allowed"),
+}
 _HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 
