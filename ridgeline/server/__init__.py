@@ -12,7 +12,7 @@ A chat request's way, from the socket and back to it:
     sse          the two kinds of answer, whole or streamed, both fed by one course
       course       the Job under way: the engine's chunks through an inbox, ended and booked once
       reader_watch cuts a stream whose reader takes nothing, or falls too far behind
-      choices      chunks → pieces of numbered choices; usage
+      choices      chunks → pieces of numbered choices; usage, which `usage_book` keeps for a while
     chat         pieces → the structs of `bodies`, with `logprobs`; sse writes them to the socket
 
 `errors` maps every exception to its answer; `openapi` describes the endpoints from their structs, whose

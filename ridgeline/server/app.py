@@ -41,6 +41,7 @@ from ridgeline.server.protocol import (
 from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.state import StateStore
 from ridgeline.server.tokenize import apply_template, detokenize, tokenize
+from ridgeline.server.usage_book import RequestUsage, show_usage
 from ridgeline.server.vectors import endpoints as vectors
 from ridgeline.server.websocket import WebSockets
 
@@ -72,6 +73,13 @@ ENDPOINTS = [
     *vectors.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
+    Endpoint(
+        "GET",
+        "/v1/usage/{request_id}",
+        show_usage,
+        "What a request used, by its x-request-id, while it runs or after it ended or was aborted",
+        response=RequestUsage,
+    ),
     Endpoint(
         "POST",
         "/tokenize",

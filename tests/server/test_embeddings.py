@@ -130,3 +130,13 @@ def test_figures_and_logs_count_embeddings(http: httpx.Client) -> None:
     cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
     assert cards["all-minilm-l6-v2"]["task"] == "embed"
     assert cards["all-minilm-l6-v2"]["max_model_len"] == 256
+
+
+def test_what_embeddings_used_can_be_asked_for(http: httpx.Client) -> None:
+    usage = http.post(
+        "/v1/embeddings", json={"input": ["a b", "c"]}, headers={"x-request-id": "req_7"}
+    ).json()
+    told = http.get("/v1/usage/req_7").json()
+    assert told["status"] == "finished"
+    assert told["usage"]["prompt_tokens"] == usage["usage"]["prompt_tokens"] > 0
+    assert told["usage"]["completion_tokens"] == 0

@@ -174,8 +174,10 @@ async def test_files_batches_and_responses_are_what_the_document_says_all_their_
             file = (await ask("POST", "/v1/files", **upload)).json()["id"]
             order = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
             batch = (await ask("POST", "/v1/batches", json=order)).json()["id"]
-            response = (await ask("POST", "/v1/responses", json={"input": "hi"})).json()["id"]
+            answer = await ask("POST", "/v1/responses", json={"input": "hi"})
+            response = answer.json()["id"]
             ids = {"file_id": file, "batch_id": batch, "response_id": response, "model": "m"}
+            ids["request_id"] = answer.headers["x-request-id"]
             named = sorted(
                 (one for one in ENDPOINTS if "{" in one.path), key=lambda one: one.method == "DELETE"
             )
