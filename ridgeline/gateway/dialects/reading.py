@@ -1,0 +1,50 @@
+"""Bodies decoded strictly: what is unknown, missing or of another type is refused by its name."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from ridgeline.gateway.body import Fields, write_fields
+from ridgeline.gateway.errors import BadRequest
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r" - at `(.*)`\Z", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*?)`", re.DOTALL)
+
+
+class Asked(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A part of a request: every field that can be translated or does not matter, and no other."""
+
+
+def read(fields: Fields, body: type[T]) -> T:
+    try:
+        return msgspec.json.decode(write_fields(fields), type=body)
+    except msgspec.DecodeError as error:
+        raise _refusal(str(error)) from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply", code="invalid_json") from None
+
+
+def refuse(param: str, why: str) -> BadRequest:
+    """For what the upstream's API has no place for."""
+    return BadRequest(f"{param}: {why}", code="unsupported_field", param=param)
+
+
+def _refusal(said: str) -> BadRequest:
+    place = _PLACE.search(said)
+    what = said if place is None else said[: place.start()]
+    path = "" if place is None else place[1].removeprefix("$").removeprefix(".")
+    for pattern, code, why in (
+        (_UNKNOWN, "unsupported_field", "this field is unknown to the model that was asked"),
+        (_MISSING, "missing_field", "this field is required"),
+    ):
+        if named := pattern.search(what):
+            param = (f"{path}." if path else "") + named[1][:64]
+            return BadRequest(f"{param}: {why}", code=code, param=param)
+    what = what[:300]
+    return BadRequest(f"{path}: {what}" if path else what, code="invalid_type", param=path or None)
