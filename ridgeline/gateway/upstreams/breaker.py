@@ -1,0 +1,124 @@
+"""Breaker: whether an upstream is asked at all. Pure logic with an injected clock; one for each upstream.
+
+Closed, requests pass and their ends are counted. Enough failures open it: nothing passes. After a while one
+request at a time may try (half open): its success closes the breaker, its failure opens it for twice as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Literal
+
+from ridgeline.gateway.upstreams.config import RetryConfig
+
+BUCKETS = 10  # a window's parts: what is older leaves by a tenth of it at a time
+
+
+class Pass(Enum):
+    """What `admit` gives to a request, and the request gives back with its end."""
+
+    NO = 0
+    YES = 1
+    TRIAL = 2
+
+
+class Breaker:
+    def __init__(self, config: RetryConfig, clock: Callable[[], float]) -> None:
+        self._config, self._clock = config, clock
+        self._width_s = config.breaker_window_s / BUCKETS
+        self._numbers = [-1] * BUCKETS  # which bucket of all time each holds
+        self._ends = [0] * BUCKETS
+        self._failures = [0] * BUCKETS
+        self._open_until: float | None = None  # None: closed
+        self._open_s = config.breaker_open_s
+        self._has_trial = False
+        self.opened = 0  # times, since the start
+
+    @property
+    def state(self) -> Literal["closed", "open", "half_open"]:
+        if self._open_until is None:
+            return "closed"
+        return "half_open" if self._has_trial or self._clock() >= self._open_until else "open"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._open_until is None
+
+    def may_admit(self) -> bool:
+        """What `admit` would say, without a trial being given away."""
+        until = self._open_until
+        return until is None or (not self._has_trial and self._clock() >= until)
+
+    def admit(self) -> Pass:
+        """Unless it is NO, `success`, `failure` or `abandon` must follow, with the same pass."""
+        if self._open_until is None:
+            return Pass.YES
+        if not self.may_admit():
+            return Pass.NO
+        self._has_trial = True
+        return Pass.TRIAL
+
+    def success(self, given: Pass) -> None:
+        """The upstream answered, whatever it said."""
+        if given is Pass.TRIAL:
+            self.reset()
+        else:
+            self._ends[self._bucket()] += 1
+
+    def failure(self, given: Pass) -> None:
+        """It did not answer, or said that it could not."""
+        bucket = self._bucket()
+        self._ends[bucket] += 1
+        self._failures[bucket] += 1
+        if given is Pass.TRIAL:
+            self._open_s = min(self._open_s * 2, self._config.breaker_open_max_s)
+            self._open()
+        elif self._open_until is None and self._has_failed():
+            self._open()
+
+    def abandon(self, given: Pass) -> None:
+        """The request ended without a word about the upstream: somebody else may try."""
+        if given is Pass.TRIAL:
+            self._has_trial = False
+
+    def trip(self) -> None:
+        """Open, whatever was counted: the upstream was seen to be down."""
+        self._open()
+
+    def allow_trial(self) -> None:
+        """The upstream was seen to be up: the next request may try."""
+        if self._open_until is not None:
+            self._open_until = self._clock()
+
+    def reset(self) -> None:
+        self._open_until = None
+        self._has_trial = False
+        self._open_s = self._config.breaker_open_s
+        self._numbers = [-1] * BUCKETS
+
+    def retry_in_s(self) -> float:
+        until = self._open_until
+        return 0.0 if until is None else max(until - self._clock(), 0.0)
+
+    def _open(self) -> None:
+        if self._open_until is None:
+            self.opened += 1
+        self._open_until = self._clock() + self._open_s
+        self._has_trial = False
+
+    def _bucket(self) -> int:
+        number = int(self._clock() / self._width_s)
+        bucket = number % BUCKETS
+        if self._numbers[bucket] != number:
+            self._numbers[bucket] = number
+            self._ends[bucket] = self._failures[bucket] = 0
+        return bucket
+
+    def _has_failed(self) -> bool:
+        oldest = int(self._clock() / self._width_s) - BUCKETS
+        counted = [bucket for bucket in range(BUCKETS) if self._numbers[bucket] > oldest]
+        failures = sum(self._failures[bucket] for bucket in counted)
+        ends = sum(self._ends[bucket] for bucket in counted)
+        config = self._config
+        return failures >= config.breaker_failures and failures >= config.breaker_ratio * ends

@@ -1,0 +1,81 @@
+"""Call: one request on its way through targets: what it may use, what was tried, and why it failed."""
+
+from __future__ import annotations
+
+from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, UpstreamFailed, UpstreamTimeout
+from ridgeline.gateway.upstreams.opened import Attempt, AttemptKind
+from ridgeline.gateway.upstreams.outgoing import Prepare, Target
+from ridgeline.gateway.upstreams.upstream import Upstream
+
+EXHAUSTED = "upstream_credentials_exhausted"
+
+
+class Call:
+    __slots__ = ("_failures", "attempts", "deadline", "prepare", "priority", "queue_s", "tenant", "weight")
+
+    def __init__(
+        self,
+        prepare: Prepare,
+        tenant: str,
+        weight: float,
+        priority: int,
+        deadline: float,
+        attempts: list[Attempt],
+    ) -> None:
+        self.prepare, self.deadline = prepare, deadline
+        self.tenant, self.weight, self.priority = tenant, weight, priority
+        self.attempts = attempts
+        self.queue_s = 0.0
+        self._failures: list[GatewayError] = []  # the last of each target
+
+    def note(
+        self,
+        kind: AttemptKind,
+        upstream: Upstream,
+        target: Target,
+        credential: str,
+        status: int,
+        cause: str,
+        waited_s: float,
+        took_s: float,
+    ) -> None:
+        attempt = Attempt(kind, upstream.name, target.model, credential, status, cause, waited_s, took_s)
+        self.attempts.append(attempt)
+
+    def gave_up(self, error: GatewayError) -> None:
+        """One target is not asked again."""
+        self._failures.append(error)
+
+    def error(self) -> GatewayError:
+        """What the client is told when no target is left. A 429 only if every target was short of room."""
+        failures = self._failures
+        limited = [one for one in failures if isinstance(one, Limited)]
+        if limited and len(limited) == len(failures):
+            return min(limited, key=lambda one: one.retry_after_s)
+        # What one target could not carry, or had no key for, says nothing of the others.
+        failed = [one for one in failures if not isinstance(one, Limited | BadRequest)]
+        known = [one for one in failed if one.code != EXHAUSTED]
+        return (known or failed or failures)[-1]
+
+
+def busy(retry_after_s: float) -> Limited:
+    return Limited("the upstream's own rate limit is used up", retry_after_s, code="upstream_rate_limit")
+
+
+def exhausted() -> UpstreamFailed:
+    message = "the upstream refused all credentials that the gateway has for it"
+    return UpstreamFailed(message, code=EXHAUSTED)
+
+
+def down(retry_in_s: float) -> UpstreamFailed:
+    headers = {"retry-after": str(max(round(retry_in_s), 1))}
+    message = "the upstream has failed too often and is not asked for now"
+    return UpstreamFailed(message, status=503, code="upstream_unavailable", headers=headers)
+
+
+def refused(status: int) -> UpstreamFailed:
+    return UpstreamFailed(f"the upstream answered with status {status}")
+
+
+def late() -> UpstreamTimeout:
+    return UpstreamTimeout("the request's time was over before an upstream had answered")

@@ -1,0 +1,132 @@
+"""Credentials: the keys an upstream is asked with, in turn, and which of them can be used now.
+
+Read once at start, from environment variables and a file; kept as the header lines they are sent in. A key is
+named by where it came from: the key itself stands in no log, row, message or metric.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from ridgeline.gateway.errors import BadRequest
+from ridgeline.gateway.upstreams.config import UpstreamConfig
+from ridgeline.gateway.upstreams.request_head import header_lines
+from ridgeline.options import OptionError
+
+MAX_KEYS = 1000
+MAX_REFUSED_MODELS = 1000  # of one key; more than that, and it is no use at all
+
+
+class Credential:
+    """A key that was refused is dead for a while; one whose limits are used up rests until they are not."""
+
+    __slots__ = ("_refused", "dead_until", "lines", "name", "rests_until")
+
+    def __init__(self, name: str, lines: bytes) -> None:
+        self.name, self.lines = name, lines
+        self.revive()
+
+    def revive(self) -> None:
+        self.dead_until = self.rests_until = 0.0
+        self._refused: dict[str, float] = {}  # model → until when
+
+    def kill(self, until: float, model: str | None = None) -> None:
+        """model: the key is good, but not for this one."""
+        if model is None or len(self._refused) >= MAX_REFUSED_MODELS:
+            self.dead_until = until
+        else:
+            self._refused[model] = until
+
+    def is_dead(self, now: float, model: str | None = None) -> bool:
+        if now < self.dead_until:
+            return True
+        if not self._refused or model is None:
+            return False
+        until = self._refused.get(model)
+        if until is not None and now >= until:
+            del self._refused[model]
+            until = None
+        return until is not None
+
+    def state(self, now: float) -> Literal["usable", "resting", "dead"]:
+        if self.is_dead(now):
+            return "dead"
+        return "resting" if now < self.rests_until else "usable"
+
+
+class Credentials:
+    def __init__(self, keys: Sequence[Credential]) -> None:
+        self.keys = list(keys)
+        self._turn = 0
+
+    def pick(self, model: str, now: float) -> Credential | None:
+        """The next in turn that can be used now."""
+        keys = self.keys
+        count = len(keys)
+        for step in range(count):
+            index = (self._turn + step) % count
+            key = keys[index]
+            if now >= key.rests_until and not key.is_dead(now, model):
+                self._turn = index + 1
+                return key
+        return None
+
+    def rest_s(self, model: str, now: float) -> float | None:
+        """How long until one can be used; None: all are dead."""
+        alive = [key.rests_until for key in self.keys if not key.is_dead(now, model)]
+        return max(min(alive) - now, 0.0) if alive else None
+
+    def states(self, now: float) -> dict[str, int]:
+        counts = {"usable": 0, "resting": 0, "dead": 0}
+        for key in self.keys:
+            counts[key.state(now)] += 1
+        return counts
+
+
+def read_credentials(config: UpstreamConfig, environment: Mapping[str, str] = os.environ) -> Credentials:
+    """The configured keys; without any, one that sends no key at all."""
+    where = f"[[upstreams]] {config.name}:"
+    found: list[tuple[str, str]] = []
+    for name in config.key_env:
+        secret = environment.get(name, "").strip()
+        if not secret:
+            raise OptionError(f"{where} key_env: the environment variable {name} is not set")
+        found.append((name, secret))
+    if config.key_file is not None:
+        found += _from_file(config, where)
+    if len(found) > MAX_KEYS:
+        raise OptionError(f"{where} at most {MAX_KEYS} keys")
+    if not found:
+        return Credentials([Credential("none", b"")])
+    return Credentials(
+        [Credential(name, _lines(config, secret, f"{where} {name}")) for name, secret in found]
+    )
+
+
+def _from_file(config: UpstreamConfig, where: str) -> list[tuple[str, str]]:
+    path = config.key_file
+    assert path is not None
+    try:
+        lines = path.expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise OptionError(f"{where} key_file {path} cannot be read: {reason}") from None
+    numbered = [(f"{path.name}:{number}", line.strip()) for number, line in enumerate(lines, start=1)]
+    keys = [(name, line) for name, line in numbered if line and not line.startswith("#")]
+    if not keys:
+        raise OptionError(f"{where} key_file {path} holds no key")
+    return keys
+
+
+def _lines(config: UpstreamConfig, secret: str, where: str) -> bytes:
+    try:
+        coded = secret.encode("ascii")
+        if b" " in coded or b"\t" in coded:
+            raise ValueError
+        if config.kind == "anthropic":
+            return header_lines([(b"x-api-key", coded)])
+        return header_lines([(b"authorization", b"Bearer " + coded)])
+    except (BadRequest, ValueError):
+        raise OptionError(f"{where} is not a key: it holds characters that no key has") from None

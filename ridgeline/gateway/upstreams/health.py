@@ -1,0 +1,107 @@
+"""Health: watches upstreams beside the requests: whether their streams make progress, and what a probe says.
+
+An upstream that answers pings and computes nothing is down all the same: streams under way without a byte on
+any of them open its breaker. So do two failed probes in a row; one that succeeds lets the next request try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
+from ridgeline.gateway.upstreams.upstream import Upstream
+
+TICK_S = 0.5
+PROBES = 2  # failed in a row
+PROBE_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    def __init__(self, upstreams: Sequence[Upstream], client: HttpClient, clock: Callable[[], float]) -> None:
+        self._upstreams, self._client, self._clock = upstreams, client, clock
+        self._task: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[bool]] = set()
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._task, *self._probes) if task is not None]
+        self._task = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self._look()
+            except Exception:
+                log.exception("the upstreams' health could not be looked at")
+
+    def _look(self) -> None:
+        now = self._clock()
+        for upstream in self._upstreams:
+            if upstream.config.stall_s and self.has_stalled(upstream):
+                if upstream.breaker.is_closed:
+                    log.warning("upstream %s: its streams have stopped", upstream.name)
+                upstream.breaker.trip()
+            if upstream.probe_s and now >= upstream.probe_due:
+                upstream.probe_due = now + max(upstream.probe_s, upstream.config.probe_timeout_s)
+                task = asyncio.get_running_loop().create_task(self.probe(upstream))
+                self._probes.add(task)
+                task.add_done_callback(self._probes.discard)
+
+    def has_stalled(self, upstream: Upstream) -> bool:
+        """Streams are under way, and none has had a byte for `stall_s`. A slow reader's do not count."""
+        latest = 0.0
+        for connection in self._client.live:
+            answer = connection.answer
+            if connection.origin is upstream.origin and answer is not None:
+                if answer.is_stream and not answer.is_paused:
+                    latest = max(latest, answer.last_at)
+                elif answer.first_at:
+                    latest = max(latest, answer.last_at)  # whatever it is, something came from there
+        return latest > 0.0 and self._clock() - latest > upstream.config.stall_s
+
+    async def probe(self, upstream: Upstream) -> bool:
+        """Ask, and tell the breaker. Whatever the upstream answers but a 5xx, it is up."""
+        is_up = await self._is_up(upstream)
+        upstream.probe = "ok" if is_up else "failed"
+        if is_up:
+            upstream.probe_failures = 0
+            upstream.breaker.allow_trial()
+            return True
+        upstream.probe_failures += 1
+        if upstream.probe_failures >= PROBES:
+            if upstream.breaker.is_closed:
+                log.warning("upstream %s: probes fail", upstream.name)
+            upstream.breaker.trip()
+        return False
+
+    async def _is_up(self, upstream: Upstream) -> bool:
+        timeout_s = upstream.config.probe_timeout_s
+        now = self._clock()
+        key = upstream.credentials.pick("", now)
+        lines = b"" if key is None else key.lines
+        try:
+            answer = await self._client.ask(
+                upstream.origin,
+                "GET",
+                upstream.probe_path,
+                [(b"accept", b"application/json")],
+                deadlines=Deadlines(timeout_s, timeout_s, timeout_s),
+                until=now + timeout_s,
+                fixed=lines,
+            )
+            await answer.read(PROBE_BYTES)
+        except GatewayError:
+            return False
+        return answer.status < 500

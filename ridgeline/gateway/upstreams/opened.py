@@ -1,0 +1,81 @@
+"""Opened: an answer that has begun, with all that was needed to get it; and the attempts on the way."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ridgeline.gateway.upstreams.answer import Answer
+from ridgeline.gateway.upstreams.breaker import Pass
+from ridgeline.gateway.upstreams.outgoing import Target
+from ridgeline.gateway.upstreams.upstream import Upstream
+
+# retry: the same target again. rotation: again with another key, because one was refused.
+# fallback: another target, because one failed. hedge: another one beside one that is slow.
+AttemptKind = Literal["first", "retry", "rotation", "fallback", "hedge"]
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One request that was sent, or was about to be."""
+
+    kind: AttemptKind
+    upstream: str
+    model: str
+    credential: str
+    status: int  # 0: no answer
+    cause: str  # why it was not the last: reset, first_byte_timeout, http_503, …; empty: it was answered
+    waited_s: float  # before it was sent: backoff and queue
+    took_s: float
+
+
+class Opened:
+    """The caller reads `answer` and then says `close`, or `abort`; whichever comes first counts."""
+
+    __slots__ = (
+        "_place",
+        "_tenant",
+        "answer",
+        "asked_at",
+        "attempts",
+        "credential",
+        "first",
+        "queue_s",
+        "target",
+    )
+
+    def __init__(
+        self,
+        answer: Answer,
+        target: Target,
+        credential: str,
+        attempts: list[Attempt],
+        queue_s: float,
+        place: Upstream,
+        tenant: str,
+        first: bytes,
+    ) -> None:
+        """place: the upstream where `tenant` holds a place, which is given back at the end."""
+        self.answer, self.target, self.credential = answer, target, credential
+        self.attempts, self.queue_s, self.first = attempts, queue_s, first
+        self.asked_at = answer.asked_at
+        self._place: Upstream | None = place
+        self._tenant = tenant
+
+    def close(self, ok: bool) -> None:
+        """The answer is done with. ok: false if the upstream broke it off."""
+        upstream = self._give_back()
+        if upstream is not None and not ok:
+            upstream.failures += 1
+            upstream.breaker.failure(Pass.YES)
+
+    def abort(self) -> None:
+        """Give it up: the socket is closed at once if the answer has not all arrived."""
+        self._give_back()
+
+    def _give_back(self) -> Upstream | None:
+        upstream, self._place = self._place, None
+        if upstream is not None:
+            self.answer.abort()
+            upstream.queue.leave(self._tenant)
+        return upstream

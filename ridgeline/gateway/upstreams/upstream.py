@@ -1,0 +1,92 @@
+"""Upstream: one server as a worker sees it: where it is, its places, its keys, its breaker, its counts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from ridgeline.gateway.limits.fairness import FairQueue
+from ridgeline.gateway.upstreams.breaker import Breaker
+from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
+from ridgeline.gateway.upstreams.credentials import read_credentials
+from ridgeline.gateway.upstreams.http_client import Deadlines
+from ridgeline.gateway.upstreams.origin import read_url
+
+
+class UpstreamState(msgspec.Struct, frozen=True):
+    """For metrics and the admin API. Names of keys, never keys; no address."""
+
+    name: str
+    kind: str
+    breaker: str  # closed, open, half_open
+    breaker_opened: int  # times
+    inflight: int
+    waiting: int
+    credentials: dict[str, int]  # usable, resting, dead → how many
+    unusable_credentials: dict[str, str]  # name → resting or dead
+    requests: int  # sent, retries and hedges included
+    failures: int
+    probe: str  # ok, failed, none
+
+
+class Upstream:
+    def __init__(self, config: UpstreamConfig, retries: RetryConfig, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.name = config.name
+        self.origin = read_url(config.url, config.ca_file, f"[[upstreams]] {config.name}: url")
+        self.credentials = read_credentials(config)
+        self.breaker = Breaker(retries, clock)
+        self.queue = FairQueue(config.max_concurrent, config.max_waiting, clock=clock)
+        self.deadlines = Deadlines(
+            config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s
+        )
+        self.requests = self.failures = 0
+        self.probe = "none"
+        self.probe_failures = 0  # in a row
+        self.probe_due = clock() + random.uniform(0, self.probe_s)  # workers do not all ask at once
+        self._clock = clock
+
+    @property
+    def probe_s(self) -> float:
+        """Seconds between probes; 0: none."""
+        if self.config.probe_s is not None:
+            return self.config.probe_s
+        return 5.0 if self.config.kind == "ridgeline" else 0.0
+
+    @property
+    def probe_path(self) -> str:
+        return self.config.probe_path or ("/ready" if self.config.kind == "ridgeline" else "/v1/models")
+
+    @property
+    def is_usable(self) -> bool:
+        """A request could be sent now, or as soon as a limit has room again."""
+        now = self._clock()
+        return self.breaker.may_admit() and any(not key.is_dead(now) for key in self.credentials.keys)
+
+    def reset(self, credential: str | None = None) -> None:
+        """Forget what was held against it, or against one of its keys."""
+        for key in self.credentials.keys:
+            if credential is None or key.name == credential:
+                key.revive()
+        if credential is None:
+            self.breaker.reset()
+            self.probe_failures = 0
+
+    def state(self) -> UpstreamState:
+        now = self._clock()
+        states = {key.name: key.state(now) for key in self.credentials.keys}
+        return UpstreamState(
+            self.name,
+            self.config.kind,
+            self.breaker.state,
+            self.breaker.opened,
+            self.queue.in_use,
+            self.queue.waiting,
+            self.credentials.states(now),
+            {name: state for name, state in states.items() if state != "usable"},
+            self.requests,
+            self.failures,
+            self.probe,
+        )

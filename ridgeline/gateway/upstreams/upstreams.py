@@ -1,0 +1,174 @@
+"""Upstreams: gets an answer for a request from one of its targets, whatever the first of them does.
+
+Called by the pipeline for every request that no cache answers. Targets are asked in order or drawn by weight;
+what is retried at each of them stands in `attempts`. Once a body has begun, nothing is ever sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from ridgeline.gateway.upstreams.attempts import Attempts, Means
+from ridgeline.gateway.upstreams.budget import RetryBudget
+from ridgeline.gateway.upstreams.call import Call
+from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
+from ridgeline.gateway.upstreams.health import Health
+from ridgeline.gateway.upstreams.http_client import HttpClient
+from ridgeline.gateway.upstreams.opened import Attempt, AttemptKind, Opened
+from ridgeline.gateway.upstreams.outgoing import Prepare, Target
+from ridgeline.gateway.upstreams.upstream import Upstream, UpstreamState
+from ridgeline.gateway.upstreams.usage_reports import reported_usage
+from ridgeline.gateway.usage import Usage
+
+__all__ = ["Attempt", "Opened", "UpstreamState", "Upstreams"]
+
+OpenedTask = asyncio.Task[Opened | None]
+
+
+class Upstreams:
+    """One per worker. `start` begins to watch their health, `stop` gives up all that is under way."""
+
+    def __init__(
+        self,
+        configs: Sequence[UpstreamConfig],
+        retries: RetryConfig | None = None,
+        *,
+        client: HttpClient | None = None,
+        clock: Callable[[], float] = monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        config = retries or RetryConfig()
+        self._client = client or HttpClient()
+        self._upstreams = {one.name: Upstream(one, config, clock) for one in configs}
+        self._budget = RetryBudget(config.budget_ratio, config.budget_per_s, clock)
+        self._means = Means(self._client, config, self._budget, clock, rng or random.Random())
+        self._health = Health(list(self._upstreams.values()), self._client, clock)
+
+    async def open(
+        self,
+        targets: Sequence[Target],
+        prepare: Prepare,
+        *,
+        tenant: str,
+        weight: float = 1.0,
+        priority: int = 1,
+        strategy: str = "ordered",
+        deadline: float,
+        hedge_after_s: float | None = None,
+        attempts: list[Attempt] | None = None,
+    ) -> Opened:
+        """An answer whose body has begun, or a GatewayError. `attempts` is filled also when it raises.
+
+        deadline: for the whole answer, by the monotonic clock. hedge_after_s: when nothing has come for so
+        long, a second target is asked too; the first byte wins, and the other request is aborted.
+        """
+        self._budget.request()
+        call = Call(prepare, tenant, weight, priority, deadline, [] if attempts is None else attempts)
+        if len(targets) == 1:
+            opened = await self._ask(targets[0], call, "first", is_last=True)
+        else:
+            order = list(targets) if strategy == "ordered" else drawn(targets, self._means.rng)
+            if hedge_after_s is None:
+                opened = await self._ask_each(order, call, "first")
+            else:
+                opened = await self._ask_hedged(order, call, hedge_after_s)
+        if opened is None:
+            raise call.error()
+        return opened
+
+    async def usage_of(self, upstream: str, request_id: str) -> Usage | None:
+        """What a request used in the end; None where its upstream cannot know. Raises where it may, later."""
+        known = self._upstreams.get(upstream)
+        return None if known is None else await reported_usage(self._client, known, request_id)
+
+    # ── health ──
+
+    def start(self) -> None:
+        self._health.start()
+
+    async def stop(self) -> None:
+        await self._health.stop()
+        self._client.close()
+
+    async def probe(self) -> dict[str, bool]:
+        """Ask every upstream now whether it is up, those too that are not asked by themselves."""
+        results = await asyncio.gather(*(self._health.probe(one) for one in self._upstreams.values()))
+        return dict(zip(self._upstreams, results, strict=True))
+
+    def any_usable(self) -> bool:
+        return any(one.is_usable for one in self._upstreams.values())
+
+    def reset(self, upstream: str | None = None, credential: str | None = None) -> None:
+        """Forget dead keys and open breakers: of all, of one upstream, or one of its keys."""
+        for one in self._upstreams.values():
+            if upstream is None or one.name == upstream:
+                one.reset(credential)
+
+    def snapshot(self) -> list[UpstreamState]:
+        return [one.state() for one in self._upstreams.values()]
+
+    @property
+    def retries(self) -> tuple[int, int]:
+        """Retries and hedges that were made, and that the budget refused."""
+        return self._budget.taken, self._budget.refused
+
+    # ── one target, or several ──
+
+    async def _ask(self, target: Target, call: Call, kind: AttemptKind, is_last: bool) -> Opened | None:
+        upstream = self._upstreams[target.upstream]
+        return await Attempts(self._means, upstream, target, call, kind, is_last).run()
+
+    async def _ask_each(self, order: Sequence[Target], call: Call, kind: AttemptKind) -> Opened | None:
+        for target in order:
+            opened = await self._ask(target, call, kind, is_last=target is order[-1])
+            if opened is not None:
+                return opened
+            kind = "fallback"
+        return None
+
+    async def _ask_hedged(self, order: Sequence[Target], call: Call, after_s: float) -> Opened | None:
+        first: OpenedTask = asyncio.create_task(self._ask(order[0], call, "first", is_last=False))
+        tasks = [first]
+        winner: OpenedTask | None = None
+        try:
+            await asyncio.wait(tasks, timeout=after_s)
+            others = [target for target in order[1:] if self._upstreams[target.upstream].is_usable]
+            if not first.done() and others and self._budget.take():
+                tasks.append(asyncio.create_task(self._ask_each(others, call, "hedge")))
+            pending = set(tasks)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                winner = next((task for task in done if task.result() is not None), None)
+                if winner is not None:
+                    return winner.result()
+        finally:
+            for task in tasks:
+                if task is not winner:
+                    _give_up(task)
+        return await self._ask_each(order[1:], call, "fallback") if len(tasks) == 1 else None
+
+
+def drawn(targets: Sequence[Target], rng: random.Random) -> list[Target]:
+    """In an order drawn by weight: each place among those left, in proportion."""
+    left, order = list(targets), []
+    while len(left) > 1:
+        chosen = rng.choices(range(len(left)), [target.weight for target in left])[0]
+        order.append(left.pop(chosen))
+    return order + left
+
+
+def _give_up(task: OpenedTask) -> None:
+    """End a request that lost, and what it may have opened in the same moment."""
+
+    def dispose(done: OpenedTask) -> None:
+        if not done.cancelled() and done.exception() is None and (opened := done.result()) is not None:
+            opened.abort()
+
+    if task.done():
+        dispose(task)
+    else:
+        task.cancel()
+        task.add_done_callback(dispose)

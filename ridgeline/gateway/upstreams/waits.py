@@ -1,0 +1,45 @@
+"""How long to wait before an upstream is asked again: our own backoff, and what its answer asks for."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from ridgeline.gateway.upstreams.answer import Answer
+from ridgeline.gateway.upstreams.config import RetryConfig
+
+LONGEST_S = 3600.0  # whatever an upstream asks for
+
+
+def backoff_s(config: RetryConfig, retries: int, rng: random.Random) -> float:
+    """Before retry number `retries` + 1: twice as long each time, up to a bound, times 0.8 to 1.2."""
+    base_ms = min(config.backoff_ms * 2.0**retries, config.backoff_max_ms)
+    return base_ms / 1e3 * rng.uniform(0.8, 1.2)
+
+
+def retry_after_s(answer: Answer, now: datetime | None = None) -> float | None:
+    """From retry-after-ms, or from Retry-After in seconds or as a date; None where there is none."""
+    text = answer.header(b"retry-after-ms")
+    if text is not None and (seconds := _number(text)) is not None:
+        return min(seconds / 1e3, LONGEST_S)
+    text = answer.header(b"retry-after")
+    if text is None:
+        return None
+    if (seconds := _number(text)) is not None:
+        return min(seconds, LONGEST_S)
+    try:
+        at = parsedate_to_datetime(text.decode("latin-1"))
+    except (ValueError, IndexError, OverflowError):
+        return None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return min(max((at - (now or datetime.now(UTC))).total_seconds(), 0.0), LONGEST_S)
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
