@@ -19,12 +19,13 @@ from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.accounting.journal import Journal
 from ridgeline.gateway.accounting.lost import CostOf, LostRequests, UsageOf
 from ridgeline.gateway.accounting.mover import Mover
+from ridgeline.gateway.accounting.reader import LedgerReader, usage_reader
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
-from ridgeline.gateway.accounting.table import LedgerStore, store_at
+from ridgeline.gateway.accounting.table import JOURNALS, LedgerStore, store_at
 from ridgeline.gateway.errors import Unavailable
 
-JOURNALS = "ledger"  # the folder in the state folder
 _SAY_AGAIN_S = 10.0
+_CATCH_UP_S = 5.0
 
 logger = logging.getLogger("ridgeline.gateway.ledger")
 
@@ -63,6 +64,7 @@ class Ledger:
         self._root = state_dir / JOURNALS
         self._store = store or store_at(store_url, state_dir, config.store_timeout_s)
         self._cost_of, self._usage_of = cost_of, usage_of
+        self._reader: LedgerReader = usage_reader(store_url, state_dir)
         self._held: deque[LedgerRow] = deque()
         self._written = self._dropped = 0
         self._said_at = float("-inf")
@@ -85,6 +87,7 @@ class Ledger:
     async def stop(self) -> bool:
         """Every request has been closed. False: rows stay in files, and are moved by the next worker."""
         self._journal.end()
+        await self._reader.close()
         return await asyncio.to_thread(self._mover.stop, self._config.stop_s)
 
     def open(self, opening: Opening) -> None:
@@ -110,6 +113,16 @@ class Ledger:
             self._journal.append_row(row)
         except OSError as error:
             self._hold(row, error)
+
+    async def spent(self, kind: str, id: str, since_ms: int) -> int:
+        """Picodollars of a key, team or model since then, by the store: what other gateways booked included.
+
+        Waits, for a while, until the files that a crash left have been read. Unavailable: the store is away.
+        """
+        until = time.monotonic() + _CATCH_UP_S
+        while not self._mover.caught_up and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        return await self._reader.spent(kind, id, since_ms)
 
     def state(self) -> LedgerState:
         mover = self._mover

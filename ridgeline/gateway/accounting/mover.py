@@ -76,6 +76,7 @@ class Mover:
         self.refused = 0  # rows that the store does not take, in `refused.jsonl`
         self.damaged = 0  # lines of files that could not be read
         self.taken_over = 0  # journals of dead workers, finished
+        self.caught_up = False  # what the dead had left when this began is in the store
         self.away_since: float | None = None  # monotonic seconds: the store cannot be reached
         self.trouble = ""
         self._said_at = 0.0
@@ -134,6 +135,7 @@ class Mover:
             busy = self._move(source) or busy
         if not self._stopping:
             busy = self._take_over() or busy
+            self.caught_up = self.caught_up or all(source.reader.exhausted for source in self._taken)
             busy = self._remove_old() or busy
         return busy
 

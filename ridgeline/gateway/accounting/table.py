@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type
 
 from ridgeline.gateway.accounting.row import LedgerRow
 
+JOURNALS = "ledger"  # the folder of write-ahead files in the state folder
 TABLE = "ridgeline_ledger"
 COLUMNS: tuple[str, ...] = LedgerRow.__struct_fields__
 INDEXES = {
