@@ -11,12 +11,14 @@ import asyncio
 import http
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADERS = 100
+CONNECTION = "ridgeline.connection"  # where a scope has it
 LINGER_S = 10.0  # for the rest of a body that was answered before it had all arrived
 
 
@@ -53,6 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_head = True
         self._refused = False
         self._alarm: asyncio.TimerHandle | None = None
+        self.when_gone: Callable[[], None] | None = None  # set by the app for the request it is answering
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,6 +75,8 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._limits.by_address[self._address]:
             del self._limits.by_address[self._address]
         super().connection_lost(exc)
+        if self.when_gone is not None:
+            self.when_gone()
 
     # ---- the head ----
 
@@ -101,6 +106,8 @@ class BoundedConnection(HttpToolsProtocol):
         elif len(self.headers) > MAX_HEADERS:
             self._refuse_head(f"of more than {MAX_HEADERS} lines")
         else:
+            # An app that wants to know of a lost client at once need not keep a task that waits for it.
+            self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -133,6 +133,7 @@ class MockUpstream:
         self.scripts: dict[str, Script] = {}
         self.asked: dict[str, int] = {}  # requests by model
         self.connections: set[Connection] = set()
+        self.last_headers: list[tuple[bytes, bytes]] = []
 
     @property
     def url(self) -> str:
@@ -192,11 +193,13 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self.path, self.body, self.request_id = b"", bytearray(), ""
+        self.headers: list[tuple[bytes, bytes]] = []
 
     def on_url(self, url: bytes) -> None:
         self.path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
         if name.lower() == b"x-request-id":
             self.request_id = value.decode()
 
@@ -206,6 +209,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         path = self.path.decode().partition("?")[0]
         kind = _KINDS.get(path)
+        self.upstream.last_headers = self.headers
         if kind is not None:
             self._model(kind)
         elif path.startswith("/v1/usage/"):

@@ -1,0 +1,80 @@
+"""AdminListener: the admin API on its own port, in the supervisor. Clients' requests never come here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from ridgeline.gateway.accounting.routes import usage_reader, usage_routes
+from ridgeline.gateway.admin.app import admin_app
+from ridgeline.gateway.admin.credentials import AdminKeys, key_file
+from ridgeline.gateway.config import GatewaySettings
+from ridgeline.gateway.endpoints import NAMES
+from ridgeline.gateway.tenants.store import Store
+from ridgeline.options import OptionError
+from ridgeline.web.connection import ConnectionLimits
+from ridgeline.web.listener import HttpServer
+
+LIMITS = ConnectionLimits(head_bytes=32 << 10, head_s=10.0, connections=256, per_address=None)
+
+
+class AdminListener:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        status: Callable[[], Awaitable[Any]],
+        metrics: Callable[[], Awaitable[str]],
+        reload: Callable[[], Awaitable[Any]],
+    ) -> None:
+        self._settings = settings
+        self._status, self._metrics, self._reload = status, metrics, reload
+        self._store = Store(settings.store, settings.state_dir)
+        self._keys = AdminKeys(key_file(settings.admin, settings.state_dir))
+        self._server: HttpServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._reader = usage_reader(settings.store.url, settings.state_dir)
+        self.url = ""
+
+    @property
+    def key_path(self) -> Path:
+        return self._keys.path
+
+    async def start(self) -> None:
+        settings = self._settings
+        listener = self._bound()
+        app = admin_app(
+            self._store,
+            settings.admin,
+            self._keys,
+            endpoints=NAMES,
+            guards=lambda: [one.name for one in settings.guards],
+            status=self._status,
+            metrics=self._metrics,
+            reload=self._reload,
+            extra_routes=usage_routes(self._reader),
+        )
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._server = HttpServer(app, LIMITS)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.gather(self._serving, return_exceptions=True)
+        await self._reader.close()
+        await self._store.close()
+
+    def _bound(self) -> socket.socket:
+        host, port = self._settings.admin.host, self._settings.admin.port
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            raise OptionError(f"[admin] cannot listen on {host}:{port}: {error.strerror or error}") from error
+        return listener

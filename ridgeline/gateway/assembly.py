@@ -1,0 +1,207 @@
+"""Assembly: a worker's parts, made from the settings, started in order and closed in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.gateway.accounting.ledger import Ledger
+from ridgeline.gateway.accounting.prices import Prices
+from ridgeline.gateway.batch_booking import BatchBooking
+from ridgeline.gateway.caching.exact import ExactCache
+from ridgeline.gateway.caching.semantic import SemanticCache
+from ridgeline.gateway.catalog import Catalog
+from ridgeline.gateway.config import GatewaySettings
+from ridgeline.gateway.endpoints import NAMES
+from ridgeline.gateway.guard.guards import Guards
+from ridgeline.gateway.limits.limiter import Limiter, Subject
+from ridgeline.gateway.limits.memory import MemoryLimiter
+from ridgeline.gateway.observe.access_log import AccessLog
+from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
+from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
+from ridgeline.gateway.routing.router import ModelRouter
+from ridgeline.gateway.tenants.owned import OwnedObjects
+from ridgeline.gateway.tenants.store import Store
+from ridgeline.gateway.tenants.watch import PolicyWatch
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+from ridgeline.gateway.upstreams.upstreams import Upstreams
+
+if TYPE_CHECKING:
+    from ridgeline.gateway.limits.resp import RedisClient
+
+EMBED_S = 5.0
+MAX_VECTORS_BYTES = 16 << 20
+
+
+class Assembly:
+    def __init__(self, parts: Parts, stack: AsyncExitStack) -> None:
+        self.parts = parts
+        self._stack = stack
+
+    @classmethod
+    async def make(cls, settings: GatewaySettings, number: int) -> Assembly:
+        async with AsyncExitStack() as stack:
+            parts = await _parts(settings, number, stack)
+            return cls(parts, stack.pop_all())
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    def metrics_page(self) -> str:
+        parts = self.parts
+        ledger = parts.ledger.state()
+        caches = [cache.reading() for cache in (parts.exact, parts.semantic) if cache is not None]
+        return parts.metrics.render(
+            Readings(
+                upstreams=[
+                    UpstreamReading(one.name, one.breaker, one.inflight, one.waiting, one.credentials)
+                    for one in parts.upstreams.snapshot()
+                ],
+                caches=caches,
+                ledger_backlog_rows=max(ledger.written - ledger.moved, 0),
+                ledger_backlog_bytes=ledger.waiting_bytes,
+                policy_age_s=parts.policy.snapshot()["policy_age_s"],
+                limits_degraded=parts.limiter.degraded,
+                spans_dropped=parts.tracer.dropped if parts.tracer is not None else 0,
+                access_lines_dropped=parts.access_log.dropped,
+            )
+        )
+
+    def status(self) -> dict[str, Any]:
+        """For the administrators' eyes."""
+        parts = self.parts
+        return {
+            "under_way": len(parts.deadlines.live),
+            "draining": parts.draining,
+            "upstreams": parts.upstreams.snapshot(),
+            "ledger": parts.ledger.state(),
+            "policy": parts.policy.snapshot(),
+        }
+
+
+async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) -> Parts:
+    store = Store(settings.store, settings.state_dir)
+    stack.push_async_callback(store.close)
+    policy = PolicyWatch(store)
+    await policy.start()
+    stack.push_async_callback(policy.stop)
+
+    upstreams = Upstreams(settings.upstreams, settings.retries)
+    upstreams.start()
+    stack.push_async_callback(upstreams.stop)
+
+    prices = Prices(settings.models, settings.upstreams, settings.prices)
+    ledger = Ledger(
+        settings.ledger,
+        settings.state_dir,
+        f"worker-{number}",
+        store_url=settings.store.url,
+        cost_of=prices.cost,
+        usage_of=upstreams.usage_of,
+    )
+    await ledger.start()
+    stack.push_async_callback(ledger.stop)
+
+    limiter = await _limiter(settings, ledger)
+    stack.push_async_callback(limiter.close)
+    embedder = _embedder(settings, upstreams)
+    router = ModelRouter(settings.routes, settings.rules, embedder) if settings.routes else None
+    guards = Guards(settings.guards)
+    await guards.start()
+    stack.push_async_callback(guards.close)
+    access_log = AccessLog(settings.observe)
+    stack.callback(access_log.close)
+    tracer = None
+    if settings.observe.otlp_endpoint:
+        from ridgeline.gateway.observe.traces import Tracer
+
+        tracer = Tracer(settings.observe, {one.name: one.kind for one in settings.upstreams})
+        stack.callback(tracer.close)
+    owned = OwnedObjects(store)
+    stack.push_async_callback(owned.close)
+    models = [*(one.name for one in settings.models), *(one.name for one in settings.routes)]
+    parts = Parts(
+        settings=settings,
+        catalog=Catalog(settings),
+        policy=policy,
+        limiter=limiter,
+        guards=guards,
+        upstreams=upstreams,
+        ledger=ledger,
+        prices=prices,
+        metrics=GatewayMetrics(settings.observe, models, [one.name for one in settings.upstreams], NAMES),
+        access_log=access_log,
+        owned=owned,
+        router=router,
+        exact=ExactCache(settings.cache, await _cache_redis(settings, stack)),
+        semantic=SemanticCache(settings.cache, embedder) if embedder is not None else None,
+        tracer=tracer,
+    )
+    parts.deadlines.start()
+    stack.callback(parts.deadlines.stop)
+    if number == 0:  # one of the workers books batches for all
+        booking = asyncio.create_task(BatchBooking(parts).run())
+        stack.push_async_callback(_ended, booking)
+    return parts
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _limiter(settings: GatewaySettings, ledger: Ledger) -> Limiter:
+    async def spent(subject: Subject, since_ms: int) -> int:
+        return await ledger.spent(subject.kind, subject.id, since_ms)
+
+    if not settings.redis.url:
+        return MemoryLimiter(spent)
+    from ridgeline.gateway.limits.redis import RedisLimiter
+
+    limiter = RedisLimiter(settings.redis, spent)
+    await limiter.start()
+    return limiter
+
+
+def _embedder(settings: GatewaySettings, upstreams: Upstreams) -> Embedder | None:
+    config = settings.embeddings
+    if not config.upstream:
+        return None
+
+    async def post(body: bytes) -> bytes:
+        headers = [(b"content-type", b"application/json")]
+        outgoing = Outgoing("POST", "/v1/embeddings", headers, body, False)
+        opened = await upstreams.open(
+            [Target(config.upstream, config.model)],
+            lambda target: outgoing,
+            tenant="",
+            weight=1.0,
+            priority=0,
+            strategy="ordered",
+            deadline=time.monotonic() + EMBED_S,
+        )
+        try:
+            answer = await opened.answer.read(MAX_VECTORS_BYTES)
+            if opened.answer.status != 200:
+                raise EmbeddingFailed(f"the embeddings' upstream answered {opened.answer.status}")
+            opened.close(True)
+            return answer
+        finally:
+            opened.abort()
+
+    return Embedder(config, post)
+
+
+async def _cache_redis(settings: GatewaySettings, stack: AsyncExitStack) -> RedisClient | None:
+    if settings.cache.place != "redis":
+        return None
+    from ridgeline.gateway.limits.resp import RedisClient
+
+    client = RedisClient(settings.redis)
+    stack.push_async_callback(client.close)
+    return client

@@ -1,0 +1,106 @@
+"""A batch's input file, read as the requests it is: each line one that its key could have sent by itself.
+
+All lines of a file ask for one model, as with OpenAI: so a batch has one price, and one owner of its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ridgeline.gateway.body import Fields, field, raw
+from ridgeline.gateway.catalog import allows
+from ridgeline.gateway.endpoints import Place, find
+from ridgeline.gateway.errors import BadRequest, Forbidden
+from ridgeline.gateway.exchange import Exchange
+from ridgeline.gateway.parts import Parts
+
+MAX_LINES = 100_000
+BATCHED = frozenset({"chat", "completions", "responses", "embeddings"})
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    url: str
+    body: dict[str, msgspec.Raw]
+    method: str = "POST"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    content: bytes
+    meta: dict[str, Any]
+
+
+_decoder = msgspec.json.Decoder(_Line)
+_encoder = msgspec.json.Encoder()
+
+
+async def read_batch_file(
+    content: bytes, exchange: Exchange, parts: Parts, upstream: str, guard: Any
+) -> BatchFile:
+    """The file as the upstream is to see it: its own model names, and what the guard left of the texts."""
+    lines: list[bytes] = []
+    public, there = "", ""
+    for number, text in enumerate(content.split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        if len(lines) == MAX_LINES:
+            raise _bad(number, f"more than {MAX_LINES} requests")
+        line = _read_line(text, number)
+        kind = _checked_kind(line, exchange, number)
+        name = field(line.body, "model", str, "")
+        if public and name != public:
+            raise _bad(number, f"model {name[:80]!r}: all lines of a file ask for one model")
+        if not public:
+            public, there = name, _model_at(name, exchange, parts, upstream, number)
+        fields: Fields = {**line.body, "model": raw(there)}
+        if guard is not None:
+            fields = (await guard.request(kind, fields)).fields
+        line.body = {name: msgspec.Raw(value) for name, value in fields.items()}
+        lines.append(_encoder.encode(line))
+    if not lines:
+        raise BadRequest("file: holds no requests", param="file")
+    return BatchFile(b"\n".join(lines) + b"\n", {"model": public, "upstream_model": there})
+
+
+def _read_line(text: bytes, number: int) -> _Line:
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad(number, str(error)) from None
+
+
+def _checked_kind(line: _Line, exchange: Exchange, number: int) -> str:
+    place = find(line.method, line.url)
+    if not isinstance(place, Place) or place.endpoint.kind not in BATCHED:
+        raise _bad(number, f"url {line.url[:80]!r} cannot be asked in a batch")
+    key = exchange.key
+    assert key is not None
+    if key.endpoints and place.endpoint.name not in key.endpoints:
+        raise Forbidden(
+            f"file: line {number}: this key may not use the endpoint {place.endpoint.name!r}",
+            code="endpoint_not_allowed",
+        )
+    return place.endpoint.kind
+
+
+def _model_at(name: str, exchange: Exchange, parts: Parts, upstream: str, number: int) -> str:
+    """The model's name at the upstream that keeps batches."""
+    assert exchange.key is not None
+    if not allows(exchange.key.models, name):
+        raise Forbidden(
+            f"file: line {number}: this key may not use the model {name[:80]!r}", code="model_not_allowed"
+        )
+    if name in parts.catalog.routes:
+        raise _bad(number, f"{name!r} is a route; a batch needs a model")
+    for target in parts.catalog.find(name).targets:
+        if target.upstream == upstream:
+            return target.model
+    raise _bad(number, f"the upstream that keeps batches does not serve the model {name[:80]!r}")
+
+
+def _bad(number: int, what: str) -> BadRequest:
+    return BadRequest(f"file: line {number}: {what}", param="file")

@@ -1,0 +1,89 @@
+"""Catalog: the public names of models, and who can answer for each. Made once from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ridgeline.gateway.config import GatewaySettings, ModelConfig, targets_of
+from ridgeline.gateway.errors import NotFound
+from ridgeline.gateway.tenants.keys import Limits
+from ridgeline.gateway.upstreams.outgoing import Target
+
+MAX_NAME = 256
+MAX_RESOLVED = 10_000  # names that patterns were asked for; more than that are made anew each time
+
+
+@dataclass(frozen=True, slots=True)
+class PublicModel:
+    name: str
+    targets: tuple[Target, ...]
+    strategy: str
+    limits: Limits
+    hedge_after_s: float | None
+    config: ModelConfig
+
+
+class Catalog:
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._exact = {
+            one.name: _model(one, one.name) for one in settings.models if not one.name.endswith("*")
+        }
+        patterns = [one for one in settings.models if one.name.endswith("*")]
+        self._patterns = sorted(patterns, key=lambda one: -len(one.name))  # the longest says most
+        self._resolved: dict[str, PublicModel] = {}
+        self.routes = frozenset(route.name for route in settings.routes)
+
+    def find(self, name: str) -> PublicModel:
+        """Raises NotFound where no table of the configuration has the name."""
+        found = self._exact.get(name) or self._resolved.get(name)
+        if found is not None:
+            return found
+        if len(name) <= MAX_NAME:
+            for pattern in self._patterns:
+                if name.startswith(pattern.name[:-1]):
+                    found = _model(pattern, name)
+                    if len(self._resolved) < MAX_RESOLVED:
+                        self._resolved[name] = found
+                    return found
+        raise NotFound(
+            f"no model is named {name[:MAX_NAME]!r} here; GET /v1/models lists them",
+            code="model_not_found",
+            param="model",
+        )
+
+    def names(self) -> list[str]:
+        """What can be listed: patterns are known by their upstream only."""
+        return [*self._exact, *sorted(self.routes)]
+
+    def open_upstreams(self) -> list[str]:
+        """Upstreams all of whose models may be asked for by their own names."""
+        return [
+            target.upstream
+            for pattern in self._patterns
+            if pattern.name == "*"
+            for target in targets_of(pattern)
+            if target.model == "*"
+        ]
+
+
+def allows(patterns: tuple[str, ...], name: str) -> bool:
+    """Whether a scope holds the name. An empty scope holds everything."""
+    if not patterns:
+        return True
+    return any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern for pattern in patterns
+    )
+
+
+def _model(config: ModelConfig, name: str) -> PublicModel:
+    stem = name[len(config.name) - 1 :] if config.name.endswith("*") else ""
+    targets = []
+    for target in targets_of(config):
+        # upstream/* asks for the whole name, upstream/prefix-* for what the * of the name stood for
+        if target.model == "*":
+            target = replace(target, model=name)
+        elif target.model.endswith("*"):
+            target = replace(target, model=target.model[:-1] + stem)
+        targets.append(target)
+    hedge = config.hedge_after_ms / 1000 if config.hedge_after_ms is not None else None
+    return PublicModel(name, tuple(targets), config.strategy, config.limits, hedge, config)

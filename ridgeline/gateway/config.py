@@ -1,0 +1,284 @@
+"""gateway.toml: the sections that the gateway as a whole is made of, and how they must fit together.
+
+Each part declares its own section; here they are read, checked against each other, and put into one
+immutable GatewaySettings that the supervisor hands to its workers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ridgeline.gateway.accounting.config import LedgerConfig, PricesConfig
+from ridgeline.gateway.admin.config import AdminConfig
+from ridgeline.gateway.caching.config import CacheConfig
+from ridgeline.gateway.dialects.config import DialectConfig
+from ridgeline.gateway.guard.config import GuardConfig
+from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.observe.config import ObserveConfig
+from ridgeline.gateway.routing.config import EmbeddingsConfig, RouteConfig, RuleConfig
+from ridgeline.gateway.tenants.config import StoreConfig
+from ridgeline.gateway.tenants.keys import Limits
+from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
+from ridgeline.gateway.upstreams.outgoing import Target
+from ridgeline.options import OptionError, build, check_values, option, read_file
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = option(8080, "port to listen on; 0 picks a free one")
+    workers: int = option(1, "processes that answer; more than one needs [redis] for exact limits")
+    state_dir: Path | None = option(
+        None, "where keys, ledger and write-ahead files are kept; default: ~/.local/state/ridgeline/gateway"
+    )
+    require_keys: bool = option(
+        True, "false: a request without a key is answered; only on a loopback address"
+    )
+    objects_upstream: str | None = option(
+        None,
+        "the upstream that keeps files and batches; default: the first that is of kind ridgeline or openai",
+    )
+    max_body_bytes: int = option(8 << 20, "largest JSON body; a larger one is answered 413")
+    max_upload_bytes: int = option(
+        512 << 20, "largest body of /v1/files and audio; a larger one is answered 413"
+    )
+    max_answer_bytes: int = option(64 << 20, "largest answer that is not streamed; a larger one is a 502")
+    upload_timeout_s: float = option(60.0, "longest time for a body to arrive; then it is answered 408")
+    request_timeout_s: float = option(600.0, "longest time for a whole answer; then 504")
+    stream_stall_s: float = option(30.0, "a stream whose reader takes nothing for so long is cut")
+    max_head_bytes: int = option(64 << 10, "largest first line and headers of a request; larger ones get 431")
+    head_timeout_s: float = option(10.0, "longest time for a request's headers to arrive; then 408")
+    max_connections: int = option(8192, "connections open at once in one worker; one more gets 503")
+    max_connections_per_address: int | None = option(None, "of these, from one address; default: no limit")
+    output_estimate: int = option(
+        512, "tokens that are reserved for an answer whose request names no limit of its own"
+    )
+    drain_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish")
+    guard: str | None = option(None, "the [[guards]] policy of keys that name none")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "least severe line that is logged"
+    )
+    log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One [[models]] table: a name that clients may ask for, and who can answer it."""
+
+    name: str = option("", "public name; a trailing * stands for any ending")
+    targets: tuple[str, ...] = option(
+        (), "upstream/model, upstream/* for the name asked, with *3 behind: weight 3"
+    )
+    strategy: Literal["ordered", "weighted"] = option(
+        "ordered", "ordered: the next target only when one fails; weighted: drawn by weight, then the others"
+    )
+    hedge_after_ms: float | None = option(None, "ask a second target when the first says nothing for so long")
+    requests_per_minute: int | None = option(None, "of all keys together")
+    tokens_per_minute: int | None = option(None, "of all keys together")
+    concurrent: int | None = option(None, "requests under way, of all keys together")
+    price_in: float | None = option(None, "US dollars per million input tokens; default: genai-prices")
+    price_cached: float | None = option(None, "per million input tokens read from a cache; default: price_in")
+    price_cache_write: float | None = option(
+        None, "per million input tokens written to one; default: price_in"
+    )
+    price_out: float | None = option(None, "US dollars per million output tokens")
+    semantic_threshold: float | None = option(
+        None, "similarity that counts as the same question; default: [cache]"
+    )
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
+
+
+SECTIONS: Mapping[str, type] = {
+    "gateway": GatewayConfig,
+    "admin": AdminConfig,
+    "store": StoreConfig,
+    "redis": RedisConfig,
+    "retries": RetryConfig,
+    "dialects": DialectConfig,
+    "embeddings": EmbeddingsConfig,
+    "cache": CacheConfig,
+    "ledger": LedgerConfig,
+    "prices": PricesConfig,
+    "observe": ObserveConfig,
+}
+LISTS: Mapping[str, type] = {
+    "upstreams": UpstreamConfig,
+    "models": ModelConfig,
+    "routes": RouteConfig,
+    "rules": RuleConfig,
+    "guards": GuardConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Everything in the file, with its defaults, known to fit together."""
+
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    retries: RetryConfig = field(default_factory=RetryConfig)
+    dialects: DialectConfig = field(default_factory=DialectConfig)
+    embeddings: EmbeddingsConfig = field(default_factory=EmbeddingsConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    prices: PricesConfig = field(default_factory=PricesConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
+    upstreams: tuple[UpstreamConfig, ...] = ()
+    models: tuple[ModelConfig, ...] = ()
+    routes: tuple[RouteConfig, ...] = ()
+    rules: tuple[RuleConfig, ...] = ()
+    guards: tuple[GuardConfig, ...] = ()
+
+    @property
+    def state_dir(self) -> Path:
+        chosen = self.gateway.state_dir or Path("~/.local/state/ridgeline/gateway")
+        return chosen.expanduser()
+
+    @property
+    def objects_upstream(self) -> str | None:
+        if self.gateway.objects_upstream is not None:
+            return self.gateway.objects_upstream
+        return next((one.name for one in self.upstreams if one.kind != "anthropic"), None)
+
+
+def read_settings(path: Path, flags: Mapping[str, Any] | None = None) -> GatewaySettings:
+    """The file's settings; flags override [gateway]. Raises OptionError that says what to change."""
+    values = read_file(path, SECTIONS, LISTS)
+    values["gateway"] = {**values.get("gateway", {}), **(flags or {})}
+    return checked(make_settings(values))
+
+
+def make_settings(values: Mapping[str, Any]) -> GatewaySettings:
+    """From plain values, as a file or a worker's input has them."""
+    sections: dict[str, Any] = {name: build(kind, values.get(name, {})) for name, kind in SECTIONS.items()}
+    lists: dict[str, Any] = {
+        name: tuple(build(kind, v) for v in values.get(name, ())) for name, kind in LISTS.items()
+    }
+    return GatewaySettings(**sections, **lists)
+
+
+def to_json(settings: GatewaySettings) -> bytes:
+    """One line, for a worker's standard input."""
+    values = {
+        name: [_set(asdict(one)) for one in value] if isinstance(value, tuple) else _set(asdict(value))
+        for name, value in ((f.name, getattr(settings, f.name)) for f in fields(GatewaySettings))
+    }
+    return json.dumps(values, default=str).encode()
+
+
+def from_json(line: bytes) -> GatewaySettings:
+    values = json.loads(line)
+    known = {name: check_values(kind, values[name]) for name, kind in SECTIONS.items()}
+    lists = {name: [check_values(kind, one) for one in values[name]] for name, kind in LISTS.items()}
+    return make_settings({**known, **lists})
+
+
+def _set(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def embedded(url: str, flags: Mapping[str, Any] | None = None) -> GatewaySettings:
+    """What runs without a file: every model of one local server, for everybody on this machine."""
+    return checked(
+        make_settings(
+            {
+                "gateway": {"require_keys": False, **(flags or {})},
+                "upstreams": [{"name": "local", "kind": "ridgeline", "url": url}],
+                "models": [{"name": "*", "targets": ("local/*",)}],
+            }
+        )
+    )
+
+
+def checked(settings: GatewaySettings) -> GatewaySettings:
+    """The settings, or an OptionError that names what does not fit."""
+    gateway = settings.gateway
+    if gateway.workers < 1:
+        raise OptionError("[gateway] workers must be at least 1")
+    if gateway.workers > 1 and not settings.redis.url:
+        raise OptionError(
+            "[gateway] workers: several processes count limits together through Redis: set [redis] url, "
+            "or workers = 1"
+        )
+    if not gateway.require_keys and gateway.host not in LOOPBACK:
+        raise OptionError(
+            f"[gateway] require_keys = false would open {gateway.host} to everybody: listen on 127.0.0.1, "
+            "or require keys"
+        )
+    if not settings.upstreams:
+        raise OptionError("no [[upstreams]]: name at least one server to send requests to")
+    if not settings.models:
+        raise OptionError(
+            "no [[models]]: name at least one model, for example name = '*', targets = ['NAME/*']"
+        )
+    upstreams = _unique("upstreams", [one.name for one in settings.upstreams])
+    public = _unique("models", [one.name for one in settings.models]) | _unique(
+        "routes", [one.name for one in settings.routes]
+    )
+    for model in settings.models:
+        for target in targets_of(model):
+            if target.upstream not in upstreams:
+                raise OptionError(
+                    f"[[models]] {model.name}: no upstream is named {target.upstream!r}; "
+                    f"known: {', '.join(sorted(upstreams))}"
+                )
+    if settings.objects_upstream is not None and settings.objects_upstream not in upstreams:
+        raise OptionError(f"[gateway] objects_upstream: no upstream is named {settings.objects_upstream!r}")
+    if settings.embeddings.upstream and settings.embeddings.upstream not in upstreams:
+        raise OptionError(f"[embeddings] upstream: no upstream is named {settings.embeddings.upstream!r}")
+    guards = _unique("guards", [one.name for one in settings.guards])
+    if gateway.guard and gateway.guard not in guards:
+        raise OptionError(f"[gateway] guard: no [[guards]] is named {gateway.guard!r}")
+    for route in settings.routes:
+        for name in route.models:
+            if name not in public and not any(_matches(one.name, name) for one in settings.models):
+                raise OptionError(f"[[routes]] {route.name}: no [[models]] is named {name!r}")
+    return settings
+
+
+def targets_of(model: ModelConfig) -> tuple[Target, ...]:
+    if not model.targets:
+        raise OptionError(
+            f"[[models]] {model.name or '(no name)'}: targets is empty: write ['upstream/model']"
+        )
+    return tuple(_target(model.name, text) for text in model.targets)
+
+
+def _target(model: str, text: str) -> Target:
+    upstream, slash, rest = text.partition("/")
+    if not slash or not upstream or not rest:
+        raise OptionError(f"[[models]] {model}: target {text!r} must be upstream/model")
+    name, weight = rest, 1.0
+    head, star, tail = rest.rpartition("*")
+    if star and tail:
+        try:
+            name, weight = head, float(tail)
+        except ValueError:
+            raise OptionError(f"[[models]] {model}: {tail!r} in {text!r} is not a weight") from None
+        if not 0 < weight < 1e6:
+            raise OptionError(f"[[models]] {model}: the weight in {text!r} must be above 0")
+    return Target(upstream, name, weight)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+def _unique(section: str, names: list[str]) -> set[str]:
+    for name in names:
+        if not name:
+            raise OptionError(f"[[{section}]]: a table has no name")
+        if names.count(name) > 1:
+            raise OptionError(f"[[{section}]]: two tables are named {name!r}")
+    return set(names)

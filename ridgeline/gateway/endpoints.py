@@ -1,0 +1,118 @@
+"""Every path the gateway answers, in one table: its name in scopes and rows, and how it is handled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# model: the body names a model, the request goes where that model is.
+# object: files, batches, stored responses: goes where the object is, and only to its owner.
+# own: answered here.
+Handling = Literal["model", "object", "own"]
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    name: str  # as scopes and the ledger call it
+    handling: Handling = "model"
+    family: Literal["openai", "anthropic"] = "openai"
+    kind: str = ""  # of body, as the dialects call it
+    multipart: bool = False
+
+
+CHAT = Endpoint("chat", kind="chat")
+COMPLETIONS = Endpoint("completions", kind="completions")
+RESPONSES = Endpoint("responses", kind="responses")
+MESSAGES = Endpoint("messages", family="anthropic", kind="messages")
+COUNT_TOKENS = Endpoint("messages", family="anthropic", kind="count_tokens")
+EMBEDDINGS = Endpoint("embeddings", kind="embeddings")
+RERANK = Endpoint("rerank", kind="rerank")
+SCORE = Endpoint("score", kind="score")
+SPEECH = Endpoint("audio", kind="speech")
+TRANSCRIPTION = Endpoint("audio", kind="transcriptions", multipart=True)
+TRANSLATION = Endpoint("audio", kind="translations", multipart=True)
+FILES = Endpoint("files", handling="object", kind="files")
+BATCHES = Endpoint("batches", handling="object", kind="batches")
+STORED_RESPONSES = Endpoint("responses", handling="object", kind="stored_responses")
+MODELS = Endpoint("models", handling="own", kind="models")
+HEALTH = Endpoint("health", handling="own", kind="health")
+
+_POST: dict[str, Endpoint] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": COUNT_TOKENS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+    "/rerank": RERANK,
+    "/v1/score": SCORE,
+    "/score": SCORE,
+    "/v1/audio/speech": SPEECH,
+    "/v1/audio/transcriptions": TRANSCRIPTION,
+    "/v1/audio/translations": TRANSLATION,
+    "/v1/files": FILES,
+    "/v1/batches": BATCHES,
+}
+_GET: dict[str, Endpoint] = {
+    "/v1/models": MODELS,
+    "/v1/files": FILES,
+    "/v1/batches": BATCHES,
+    "/health": HEALTH,
+    "/ready": HEALTH,
+}
+# One object: prefix, then methods and what may follow its id.
+_OBJECTS: dict[str, tuple[Endpoint, dict[str, frozenset[str]]]] = {
+    "/v1/files/": (FILES, {"GET": frozenset({"", "content"}), "DELETE": frozenset({""})}),
+    "/v1/batches/": (BATCHES, {"GET": frozenset({""}), "POST": frozenset({"cancel"})}),
+    "/v1/responses/": (
+        STORED_RESPONSES,
+        {"GET": frozenset({"", "input_items"}), "DELETE": frozenset({""}), "POST": frozenset({"cancel"})},
+    ),
+    "/v1/models/": (MODELS, {"GET": frozenset({""})}),
+}
+
+NAMES: tuple[str, ...] = tuple(
+    sorted(
+        {
+            endpoint.name
+            for endpoint in (*_POST.values(), *_GET.values(), STORED_RESPONSES)
+            if endpoint is not HEALTH
+        }
+    )
+)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a request wants to go: the endpoint, and the object it names, if any."""
+
+    endpoint: Endpoint
+    object_id: str = ""
+    action: str = ""
+
+
+_plain: dict[tuple[str, str], Place] = {("POST", path): Place(endpoint) for path, endpoint in _POST.items()}
+_plain |= {("GET", path): Place(endpoint) for path, endpoint in _GET.items()}
+_KNOWN_PATHS = frozenset(path for _, path in _plain)
+
+
+def find(method: str, path: str) -> Place | tuple[str, ...]:
+    """The place, or the methods that this path knows (none: no such path)."""
+    place = _plain.get((method, path))
+    if place is not None:
+        return place
+    for prefix, (endpoint, methods) in _OBJECTS.items():
+        if not path.startswith(prefix):
+            continue
+        rest = path[len(prefix) :]
+        # A model's name may hold slashes; an object's id may not.
+        object_id, _, action = (rest, "", "") if endpoint is MODELS else rest.partition("/")
+        if not object_id:
+            break
+        if action in methods.get(method, ()):
+            return Place(endpoint, object_id, action)
+        return tuple(name for name, actions in methods.items() if action in actions)
+    if path in _KNOWN_PATHS:
+        return tuple(sorted(known for known, at in _plain if at == path))
+    return ()

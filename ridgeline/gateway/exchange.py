@@ -1,0 +1,179 @@
+"""Exchange: one request at the gateway, from its arrival to its row. And the one sweep over all deadlines.
+
+The app makes it, the handlers fill it in. A client that leaves and a deadline that passes both end it by
+cancelling its task, wherever it waits: for a body, a limit, a turn, an upstream or a slow reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from ridgeline.gateway.accounting.row import LedgerRow, Outcome
+from ridgeline.gateway.body import Fields
+from ridgeline.gateway.endpoints import Place
+from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
+from ridgeline.gateway.tenants.keys import Key, Team
+from ridgeline.gateway.usage import Usage
+from ridgeline.web.connection import CONNECTION
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+SWEEP_S = 0.1
+
+
+class Exchange:
+    __slots__ = (
+        "arrived",
+        "attempts",
+        "body",
+        "connection",
+        "deadline",
+        "deadline_error",
+        "expired",
+        "fields",
+        "first_at",
+        "gone",
+        "headers",
+        "key",
+        "late_usage",
+        "limit_headers",
+        "method",
+        "opened",
+        "place",
+        "pusd_before",
+        "query",
+        "reservation",
+        "row",
+        "started",
+        "task",
+        "team",
+        "tokens_before",
+        "trace",
+        "usage",
+        "why",
+    )
+
+    def __init__(self, place: Place, scope: Scope) -> None:
+        self.place = place
+        self.method: str = scope["method"]
+        self.arrived = time.monotonic()
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.query: bytes = scope["query_string"]
+        self.row = LedgerRow(
+            f"req_{secrets.token_hex(12)}", int(time.time() * 1000), endpoint=place.endpoint.name
+        )
+        self.key: Key | None = None
+        self.team: Team | None = None
+        self.body = b""
+        self.fields: Fields = {}
+        self.usage: Usage | None = None
+        self.late_usage = False  # broken off: its upstream knows better than we do what it used
+        self.reservation: Any = None
+        self.limit_headers: Headers = []
+        self.opened: Any = None
+        self.trace: Any = None
+        self.attempts: list[Any] = []
+        self.why: dict[str, Any] = {}  # of the route: into the row
+        self.tokens_before = self.pusd_before = 0  # of rows that this request has already closed
+        self.first_at = 0.0
+        self.started = False
+        self.gone = False
+        self.expired: GatewayError | None = None
+        self.deadline = self.arrived + 3600.0
+        self.deadline_error: Callable[[], GatewayError] | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.connection = scope.get(CONNECTION)
+        if self.connection is not None:
+            self.connection.when_gone = self.client_is_gone
+
+    @property
+    def id(self) -> str:
+        return self.row.request_id
+
+    @property
+    def tenant(self) -> str:
+        return self.key.tenant if self.key is not None else ""
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("latin-1")
+
+    def end_as(self, outcome: Outcome, status: int, code: str = "") -> None:
+        self.row.outcome, self.row.status, self.row.error_code = outcome, status, code
+
+    def wait_until(self, deadline: float, error: Callable[[], GatewayError]) -> None:
+        self.deadline, self.deadline_error = deadline, error
+
+    def client_is_gone(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self.task.cancel()
+
+    def expire(self) -> None:
+        if self.expired is None and self.deadline_error is not None:
+            self.expired = self.deadline_error()
+            self.task.cancel()
+
+    async def read_body(self, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+        """The whole body, refused as soon as it is known to be too large or too slow."""
+        announced = self.headers.get(b"content-length", b"")
+        if announced.isdigit() and (len(announced) > 15 or int(announced) > max_bytes):
+            raise _too_large(max_bytes)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body: bytes = message.get("body", b"")
+        if message.get("more_body", False):
+            self.wait_until(self.arrived + timeout_s, lambda: _too_slow(timeout_s))
+            parts, size = [body], len(body)
+            while message.get("more_body", False):
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+            body = b"".join(parts)
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return bytes(body)
+
+
+class Deadlines:
+    """All exchanges under way; those whose time is up are ended. A timer each would cost more."""
+
+    def __init__(self) -> None:
+        self.live: set[Exchange] = set()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._handle = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        for exchange in [one for one in self.live if now > one.deadline]:
+            exchange.expire()
+        self.start()
+
+
+def _too_large(max_bytes: int) -> BadRequest:
+    message = f"the body is larger than {max_bytes} bytes, this gateway's limit"
+    return BadRequest(message, status=413, code="body_too_large")
+
+
+def _too_slow(timeout_s: float) -> BadRequest:
+    message = f"the body had not arrived after {timeout_s:g} s, this gateway's limit"
+    return BadRequest(message, status=408, code="timeout", headers={"connection": "close"})

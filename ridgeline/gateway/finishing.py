@@ -1,0 +1,115 @@
+"""Finishing: the end of every request, once. Slots and reservations go back, the row is written and counted.
+
+Nothing here waits. Where an answer was broken off, a task of its own asks the upstream what it used, and only
+then is the row closed; should the gateway die before, the write-ahead file knows of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.body import write_fields
+from ridgeline.gateway.exchange import Exchange
+from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.usage import Usage
+
+log = logging.getLogger("ridgeline.gateway")
+
+_NOTHING = Usage()
+
+
+class Booking:
+    """What a request used and cost goes into its row, and the row to all who keep or count it."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def close(self, exchange: Exchange) -> LedgerRow:
+        parts, row, usage = self._parts, exchange.row, exchange.usage or _NOTHING
+        row.tokens_in, row.tokens_cached = usage.tokens_in, usage.tokens_cached
+        row.tokens_cache_write, row.tokens_out = usage.tokens_cache_write, usage.tokens_out
+        row.tokens_reasoning, row.usage_source = usage.tokens_reasoning, usage.source
+        if row.upstream and usage.source != "none":
+            row.cost_pusd, row.price_source = parts.prices.cost(
+                row.model, row.upstream, row.upstream_model, usage
+            )
+        for attempt in exchange.attempts[1:]:
+            parts.metrics.attempt(attempt.kind, attempt.upstream, attempt.cause)
+        if exchange.why or row.attempts > 1:
+            row.route = msgspec.json.encode({**exchange.why, **_attempts(exchange)}).decode()
+        trace_id = exchange.trace.id if exchange.trace is not None else ""
+        parts.ledger.close(row)
+        parts.metrics.observe(row)
+        if parts.access_log.wants_bodies and exchange.fields:
+            parts.access_log.write(row, trace_id, write_fields(exchange.fields))  # as the guard left them
+        else:
+            parts.access_log.write(row, trace_id)
+        if parts.tracer is not None and exchange.trace is not None:
+            parts.tracer.finish(exchange)
+        return row
+
+
+class Finishing:
+    def __init__(self, parts: Parts, booking: Booking) -> None:
+        self._parts = parts
+        self._booking = booking
+        self._late: set[asyncio.Task[None]] = set()
+        self._ours = {one.name for one in parts.settings.upstreams if one.kind == "ridgeline"}
+
+    def finish(self, exchange: Exchange) -> None:
+        now = time.monotonic()
+        row = exchange.row
+        if exchange.opened is not None:
+            exchange.opened.abort()  # nothing, if it was closed
+        row.total_ms = (now - exchange.arrived) * 1000
+        if exchange.first_at:
+            row.stream_ms = (now - exchange.first_at) * 1000
+        if exchange.key is None:  # nobody we know: counted, but no row; anybody could fill the ledger
+            self._parts.metrics.refused(row.status)
+            return
+        if exchange.late_usage and row.upstream in self._ours:
+            task = asyncio.get_running_loop().create_task(self._finish_late(exchange))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+        else:
+            self._end(exchange)
+
+    async def drained(self) -> None:
+        """When every row is with the ledger."""
+        while self._late:
+            await asyncio.wait(set(self._late))
+
+    async def _finish_late(self, exchange: Exchange) -> None:
+        try:
+            usage = await self._parts.upstreams.usage_of(exchange.row.upstream, exchange.id)
+            if usage is not None:
+                exchange.usage = usage
+        except Exception as error:
+            log.warning(
+                "an upstream could not be asked what a request used",
+                extra={"request_id": exchange.id, "upstream": exchange.row.upstream, "cause": str(error)},
+            )
+        finally:
+            self._end(exchange)
+
+    def _end(self, exchange: Exchange) -> None:
+        row = self._booking.close(exchange)
+        if exchange.reservation is not None:
+            tokens = row.tokens_in + row.tokens_out + exchange.tokens_before
+            self._parts.limiter.settle(exchange.reservation, tokens, row.cost_pusd + exchange.pusd_before)
+
+
+def _attempts(exchange: Exchange) -> dict[str, object]:
+    """Of a request that was not answered at the first try: who was asked, and what came of it."""
+    if len(exchange.attempts) < 2:
+        return {}
+    tried = [
+        {"kind": one.kind, "upstream": one.upstream, "result": one.cause or one.status}
+        for one in exchange.attempts
+    ]
+    return {"attempts": tried}

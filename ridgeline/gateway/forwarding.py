@@ -1,0 +1,238 @@
+"""Forwarding: a request on its way to an upstream, and the answer on its way back.
+
+What an upstream says reaches the client byte for byte, unless a dialect, a guard or a figure that the client
+had not asked for stands between. The ledger knows of a request before its first byte leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from ridgeline.gateway.accounting.row import Opening
+from ridgeline.gateway.body import Fields, raw, write_fields
+from ridgeline.gateway.dialects.counts import usage_of
+from ridgeline.gateway.dialects.error_bodies import translated_error
+from ridgeline.gateway.dialects.families import Family
+from ridgeline.gateway.dialects.translate import translate_answer, translate_request
+from ridgeline.gateway.dialects.usage_reader import Hide, ask_for_usage
+from ridgeline.gateway.endpoints import Endpoint
+from ridgeline.gateway.errors import UpstreamFailed
+from ridgeline.gateway.exchange import Exchange, Headers, Send
+from ridgeline.gateway.job import Job, Sent
+from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.relaying import StreamRelay
+from ridgeline.gateway.stored_responses import remember_response
+from ridgeline.gateway.upstreams.answer import UpstreamBroken
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+
+# What of a client's own headers goes on; everything else, keys and forged ones above all, stays here.
+PASSED_ON = (b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"idempotency-key")
+# What of an upstream's headers comes back.
+PASSED_BACK = frozenset({b"content-type", b"content-disposition", b"openai-processing-ms", b"openai-version"})
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "count_tokens": "/v1/messages/count_tokens",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "score": "/v1/score",
+    "speech": "/v1/audio/speech",
+    "transcriptions": "/v1/audio/transcriptions",
+    "translations": "/v1/audio/translations",
+}
+
+
+class Whole(NamedTuple):
+    """An upstream's answer that is all here, in the client's dialect."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Forwarding:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._config = parts.settings.gateway
+        self._kinds = {one.name: one.kind for one in parts.settings.upstreams}
+
+    async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
+        await self.open(exchange, job)
+        if exchange.row.stream and exchange.opened.answer.status < 400:
+            headers = self.headers(exchange, job, exchange.opened.answer.headers)
+            await StreamRelay(self._parts, exchange, job).run(headers, send)
+        else:
+            await self.deliver(exchange, job, await self.whole(exchange, job), send)
+
+    async def open(self, exchange: Exchange, job: Job) -> None:
+        """Ask until somebody answers: afterwards `exchange.opened` is the answer's beginning."""
+        model, key, team, row = job.model, exchange.key, exchange.team, exchange.row
+        assert model is not None
+        assert key is not None
+        if row.gateway_ms is None:
+            row.gateway_ms = (time.monotonic() - exchange.arrived) * 1000
+        exchange.attempts = []
+        try:
+            exchange.opened = opened = await self._parts.upstreams.open(
+                job.targets or model.targets,
+                lambda target: self._prepare(exchange, job, target),
+                tenant=exchange.tenant,
+                weight=team.weight if team is not None else 1.0,
+                priority=key.priority,
+                strategy=model.strategy,
+                deadline=exchange.deadline,
+                hedge_after_s=model.hedge_after_s,
+                attempts=exchange.attempts,
+            )
+        finally:
+            row.attempts = len(exchange.attempts)
+            if exchange.attempts and exchange.opened is None:
+                row.upstream = exchange.attempts[-1].upstream
+        exchange.first_at = time.monotonic()
+        row.upstream, row.upstream_model = opened.target.upstream, opened.target.model
+        row.credential = opened.credential
+        row.queue_ms = opened.queue_s * 1000
+        row.ttft_ms = (exchange.first_at - opened.asked_at) * 1000
+
+    # ---- out ----
+
+    def _prepare(self, exchange: Exchange, job: Job, target: Target) -> Outgoing:
+        """The request as this target is to see it, written ahead to the ledger."""
+        endpoint, row, given = exchange.place.endpoint, exchange.row, exchange.headers
+        self._parts.ledger.open(
+            Opening(
+                row.request_id,
+                row.at_ms,
+                row.key_id,
+                row.team_id,
+                row.endpoint,
+                row.model_asked,
+                row.model,
+                target.upstream,
+                target.model,
+                row.stream,
+                len(exchange.body) // 4,
+            )
+        )
+        exchange.late_usage = True  # asked, and until its end has come only the upstream knows what it used
+        row.upstream, row.upstream_model = target.upstream, target.model
+        headers: Headers = [(b"x-request-id", row.request_id.encode())]
+        headers += [(name, given[name]) for name in PASSED_ON if name in given]
+        if exchange.trace is not None:
+            headers.append((b"traceparent", exchange.trace.traceparent(target.upstream)))
+        if job.form is not None:
+            body = job.form.body
+            if target.model != row.model_asked:
+                body = job.form.replaced("model", target.model.encode())
+            headers.append((b"content-type", given[b"content-type"]))
+            return Outgoing("POST", PATHS[endpoint.kind], headers, body, False)
+        headers.append((b"content-type", b"application/json"))
+        path, fields, changed = self._fields_for(exchange, job, target)
+        # A field that stands there twice would be read by us one way, and perhaps otherwise upstream.
+        if changed or exchange.body.count(b'"model"') != 1:
+            return Outgoing("POST", path, headers, write_fields(fields), row.stream)
+        return Outgoing("POST", path, headers, exchange.body, row.stream)
+
+    def _fields_for(self, exchange: Exchange, job: Job, target: Target) -> tuple[str, Fields, bool]:
+        endpoint, row, fields = exchange.place.endpoint, exchange.row, exchange.fields
+        changed, kind, path = job.changed, endpoint.kind, PATHS[endpoint.kind]
+        hide: Hide = ""
+        family = self._family(endpoint, target)
+        is_translated = family != endpoint.family
+        if is_translated:
+            other, fields = translate_request(kind, fields, family, self._parts.settings.dialects)
+            path, changed = other or path, True
+        if target.model != row.model_asked or changed:
+            fields = {**fields, "model": raw(target.model)}
+            changed = True
+        if row.stream and family == "openai":
+            asked = dict(fields)
+            hide = ask_for_usage("chat" if is_translated else kind, asked)
+            if hide:
+                fields, changed = asked, True
+        job.note(target, Sent(family, is_translated, hide))
+        return path, fields, changed
+
+    def _family(self, endpoint: Endpoint, target: Target) -> Family:
+        """Our own server speaks both; others are asked in their own."""
+        kind = self._kinds[target.upstream]
+        if kind == "ridgeline":
+            return endpoint.family
+        return "anthropic" if kind == "anthropic" else "openai"
+
+    # ---- back ----
+
+    async def whole(self, exchange: Exchange, job: Job) -> Whole:
+        opened, endpoint = exchange.opened, exchange.place.endpoint
+        answer = opened.answer
+        try:
+            body = await answer.read(self._config.max_answer_bytes)
+        except UpstreamBroken as error:
+            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+        opened.close(answer.status < 500)
+        exchange.late_usage = False
+        sent = job.sent_to(opened.target, endpoint.family)
+        if answer.status < 400:
+            exchange.usage = usage_of(endpoint.kind, sent.family, body)
+            if sent.is_translated:
+                body = translate_answer(endpoint.kind, body, sent.family, exchange.fields)
+        elif sent.is_translated:
+            body = translated_error(endpoint.kind, answer.status, body, exchange.id)
+        return Whole(answer.status, answer.headers, body)
+
+    async def deliver(self, exchange: Exchange, job: Job, whole: Whole, send: Send) -> None:
+        endpoint, body = exchange.place.endpoint, whole.body
+        if whole.status < 400:
+            exchange.end_as("ok", whole.status)
+            if endpoint.kind == "responses":
+                await remember_response(self._parts, exchange, body)
+            if job.cache is not None:
+                await job.cache.keep(whole.status, whole.headers, body, exchange.usage)
+            if job.restorer is not None:
+                body = job.restorer.answer(endpoint.kind, body)
+        else:
+            exchange.end_as("refused", whole.status, "upstream_refused")
+        headers = self.headers(exchange, job, whole.headers)
+        headers.append((b"content-length", str(len(body)).encode()))
+        exchange.started = True
+        await send({"type": "http.response.start", "status": whole.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def answer_from_cache(self, exchange: Exchange, job: Job, send: Send) -> bool:
+        """Whether it could be: then it has been sent, as it was the first time."""
+        hit = await job.cache.find() if job.cache is not None else None
+        if hit is None:
+            return False
+        row, kind, stored = exchange.row, exchange.place.endpoint.kind, hit.answer
+        body = stored.body
+        if job.restorer is not None:
+            if row.stream:
+                stage = job.restorer.stream(kind)
+                body = stage.feed(body) + stage.finish()
+            else:
+                body = job.restorer.answer(kind, body)
+        row.cache = "exact" if hit.similarity is None else "semantic"
+        row.similarity = hit.similarity
+        row.gateway_ms = (time.monotonic() - exchange.arrived) * 1000
+        exchange.end_as("cached", stored.status)
+        headers = [(b"x-request-id", exchange.id.encode()), *exchange.limit_headers, *hit.headers]
+        headers.append((b"content-length", str(len(body)).encode()))
+        exchange.started = True
+        await send({"type": "http.response.start", "status": stored.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return True
+
+    def headers(self, exchange: Exchange, job: Job, upstream: Headers) -> Headers:
+        name = exchange.id.encode()
+        headers = [(b"x-request-id", name), *exchange.limit_headers]
+        if exchange.place.endpoint.family == "anthropic":
+            headers.append((b"request-id", name))
+        if job.decision is not None and job.model is not None:
+            headers.append((b"x-ridgeline-model", job.model.name.encode("latin-1", "replace")))
+        if job.cache is not None:
+            headers.append((b"x-ridgeline-cache", b"miss"))
+        headers += [one for one in upstream if one[0] in PASSED_BACK]
+        return headers

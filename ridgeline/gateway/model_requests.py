@@ -1,0 +1,188 @@
+"""Requests that name a model: checked, limited, guarded, routed, found in a cache or sent upstream.
+
+Called by the app for every such endpoint: the one place where a request's steps stand in their order.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.gateway.body import field, read_fields
+from ridgeline.gateway.caching.answers import CacheUse
+from ridgeline.gateway.cascading import Cascading
+from ridgeline.gateway.catalog import PublicModel, allows
+from ridgeline.gateway.errors import BadRequest, Forbidden, UpstreamTimeout
+from ridgeline.gateway.exchange import Exchange, Receive, Send
+from ridgeline.gateway.finishing import Booking
+from ridgeline.gateway.forms import Form
+from ridgeline.gateway.forwarding import Forwarding
+from ridgeline.gateway.job import Job
+from ridgeline.gateway.limits.limiter import Subject
+from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.routing.question import Question
+from ridgeline.gateway.stored_responses import continue_response
+from ridgeline.gateway.tenants.keys import Limits
+from ridgeline.gateway.usage import Usage
+
+STREAMED_KINDS = frozenset({"chat", "completions", "responses", "messages"})
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+BYTES_PER_TOKEN = 4
+NO_LIMITS = Limits()
+LONGEST_OUTPUT = 10_000_000  # tokens anybody may ask for; beyond it a figure is a mistake
+
+
+class ModelRequests:
+    def __init__(self, parts: Parts, booking: Booking) -> None:
+        self._parts = parts
+        self._config = parts.settings.gateway
+        self._forwarding = Forwarding(parts)
+        self._cascading = Cascading(parts, self._forwarding, booking)
+
+    async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        job = await self._read(exchange, receive)
+        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, _out_of_time)
+        catalog, asked = self._parts.catalog, exchange.row.model_asked
+        job.model = None if asked in catalog.routes else catalog.find(asked)
+        await self._reserve(exchange, job.model)
+        await self._guard(exchange, job)
+        if job.model is None:
+            await self._route(exchange, job)
+        assert job.model is not None
+        exchange.row.model = job.model.name
+        if exchange.place.endpoint.kind == "responses":
+            await continue_response(self._parts, exchange, job)
+        job.cache = CacheUse.of(self._parts, exchange, job.model)
+        if job.cache is not None and await self._forwarding.answer_from_cache(exchange, job, send):
+            return
+        if job.decision is not None and job.decision.cascade is not None and not exchange.row.stream:
+            await self._cascading.forward(exchange, job, send)
+        else:
+            await self._forwarding.forward(exchange, job, send)
+
+    # ---- what is asked ----
+
+    async def _read(self, exchange: Exchange, receive: Receive) -> Job:
+        """The body, taken apart; and whether this key may have this model."""
+        config, endpoint, row = self._config, exchange.place.endpoint, exchange.row
+        content_type = exchange.headers.get(b"content-type", b"")
+        form: Form | None = None
+        if endpoint.multipart:
+            exchange.body = await exchange.read_body(
+                receive, config.max_upload_bytes, config.upload_timeout_s
+            )
+            form = Form.read(content_type, exchange.body)
+            asked = form.text("model")
+        else:
+            if content_type.partition(b";")[0].strip().lower() != b"application/json":
+                # A web page may send text/plain anywhere without asking; JSON it may not.
+                message = "send the header Content-Type: application/json"
+                raise BadRequest(message, status=415, code="unsupported_media_type")
+            exchange.body = await exchange.read_body(receive, config.max_body_bytes, config.upload_timeout_s)
+            exchange.fields = read_fields(exchange.body)
+            asked = field(exchange.fields, "model", str, "")
+            if endpoint.kind in STREAMED_KINDS:
+                row.stream = field(exchange.fields, "stream", bool, False)
+        if not asked:
+            raise BadRequest(
+                "model: name a model; GET /v1/models lists them", code="missing_field", param="model"
+            )
+        row.model_asked = asked[:256]
+        assert exchange.key is not None
+        if not allows(exchange.key.models, asked):
+            message = f"this key may not use the model {asked[:256]!r}"
+            raise Forbidden(message, code="model_not_allowed", param="model")
+        return Job(form)
+
+    # ---- how much ----
+
+    async def _reserve(self, exchange: Exchange, model: PublicModel | None) -> None:
+        """One reservation for the key, its team and the model as it was asked for."""
+        parts, key, team = self._parts, exchange.key, exchange.team
+        assert key is not None
+        subjects = [Subject("key", key.id, key.limits)]
+        if team is not None:
+            subjects.append(Subject("team", team.id, team.limits))
+        if model is not None and model.limits != NO_LIMITS:
+            subjects.append(Subject("model", model.config.name, model.limits))
+        if all(subject.limits == NO_LIMITS for subject in subjects):
+            return
+        tokens_in = len(exchange.body) // BYTES_PER_TOKEN
+        tokens_out = self._output_limit(exchange)
+        cost = 0
+        if any(_has_budget(subject) for subject in subjects):
+            dearest = [model] if model is not None else self._route_models(exchange.row.model_asked)
+            guess = Usage(tokens_in=tokens_in, tokens_out=tokens_out)
+            cost = max(
+                parts.prices.cost(one.name, target.upstream, target.model, guess)[0]
+                for one in dearest
+                for target in one.targets
+            )
+        exchange.reservation = await parts.limiter.reserve(
+            subjects, tokens_in + tokens_out, cost, when_unknown=key.when_limits_unknown
+        )
+        exchange.limit_headers = [
+            (name.encode(), value.encode()) for name, value in exchange.reservation.headers.items()
+        ]
+
+    def _output_limit(self, exchange: Exchange) -> int:
+        if exchange.place.endpoint.kind not in STREAMED_KINDS:
+            return 0
+        fields = exchange.fields
+        for name in OUTPUT_LIMITS:
+            if name in fields:
+                asked = field(fields, name, int, self._config.output_estimate)
+                if not 0 <= asked <= LONGEST_OUTPUT:
+                    raise BadRequest(f"{name}: {asked} is out of range", param=name)
+                return asked
+        return self._config.output_estimate
+
+    def _route_models(self, route: str) -> list[PublicModel]:
+        names = next(one.models for one in self._parts.settings.routes if one.name == route)
+        return [self._parts.catalog.find(name) for name in names]
+
+    # ---- what must not go out, and where it goes ----
+
+    async def _guard(self, exchange: Exchange, job: Job) -> None:
+        """Fails closed: whatever is raised here, nothing has been sent anywhere."""
+        assert exchange.key is not None
+        name = exchange.key.guard or self._config.guard or ""
+        if not name:
+            return
+        guard = self._parts.guards.policy(name)
+        kind = exchange.place.endpoint.kind
+        if job.form is not None:
+            guard.refuse_unreadable(kind)
+            return
+        guarded = await guard.request(kind, exchange.fields)
+        if guarded.findings:
+            exchange.row.guard = msgspec.json.encode(
+                {"policy": name, "action": guarded.action, "found": guarded.findings}
+            ).decode()
+        if guarded.fields is not exchange.fields:
+            exchange.fields, job.changed = guarded.fields, True
+        job.restorer = guarded.restorer
+
+    async def _route(self, exchange: Exchange, job: Job) -> None:
+        parts, key = self._parts, exchange.key
+        assert parts.router is not None
+        assert key is not None
+        job.question = Question(
+            exchange.row.model_asked,
+            exchange.place.endpoint.kind,
+            exchange.fields,
+            exchange.tenant,
+            key.id,
+            exchange.header(b"x-ridgeline-conversation")[:256],
+        )
+        # A key that may use a route may use every model of it.
+        job.decision = decision = await parts.router.decide(job.question)
+        exchange.why = decision.why
+        job.model = parts.catalog.find(decision.model)
+
+
+def _has_budget(subject: Subject) -> bool:
+    return subject.limits.daily_usd is not None or subject.limits.monthly_usd is not None
+
+
+def _out_of_time() -> UpstreamTimeout:
+    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")

@@ -1,0 +1,266 @@
+"""Requests for things that are kept upstream: files, batches, stored responses. Only their owner sees them.
+
+The gateway remembers which tenant made each object and where it lies; to everybody else it does not exist. A
+batch's file is read on its way: every line must be one that its key could have asked for by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from ridgeline.gateway.batch_files import read_batch_file
+from ridgeline.gateway.body import field, read_fields
+from ridgeline.gateway.endpoints import FILES
+from ridgeline.gateway.errors import BadRequest, NotFound, Unavailable, UpstreamFailed, UpstreamTimeout
+from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
+from ridgeline.gateway.forms import Form
+from ridgeline.gateway.forwarding import PASSED_BACK, PASSED_ON
+from ridgeline.gateway.limits.limiter import Subject
+from ridgeline.gateway.own_requests import answer_json
+from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+
+MAX_ID = 128
+MAX_PAGE = 100
+MAX_PAGES = 50  # of an upstream's list, looked through for one tenant's own
+KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
+
+
+class _Made(msgspec.Struct):
+    id: str = ""
+
+
+class _Page(msgspec.Struct):
+    data: list[dict[str, Any]] = []
+    has_more: bool = False
+
+
+class ObjectRequests:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._config = parts.settings.gateway
+
+    async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, _out_of_time)
+        await self._reserve(exchange)
+        place = exchange.place
+        if place.object_id:
+            await self._one(exchange, send)
+        elif exchange.method == "GET":
+            await self._list(exchange, send)
+        elif place.endpoint is FILES:
+            await self._upload(exchange, receive, send)
+        else:
+            await self._batch(exchange, receive, send)
+
+    async def _reserve(self, exchange: Exchange) -> None:
+        key, team = exchange.key, exchange.team
+        assert key is not None
+        subjects = [Subject("key", key.id, key.limits)]
+        if team is not None:
+            subjects.append(Subject("team", team.id, team.limits))
+        exchange.reservation = await self._parts.limiter.reserve(
+            subjects, 0, 0, when_unknown=key.when_limits_unknown
+        )
+
+    # ---- what is there ----
+
+    async def _one(self, exchange: Exchange, send: Send) -> None:
+        """Somebody else's object and none at all are told in the same words."""
+        place = exchange.place
+        kind = KINDS[place.endpoint.kind]
+        owned = await self._parts.owned.owner(place.object_id) if len(place.object_id) <= MAX_ID else None
+        if owned is None or owned.tenant != exchange.tenant or owned.kind != kind:
+            raise NotFound(f"no {kind} is named {place.object_id[:MAX_ID]!r}")
+        answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
+        if exchange.method == "DELETE" and answer.status < 300:
+            await self._parts.owned.forget(place.object_id)
+        await self._relay(exchange, answer, send)
+
+    async def _list(self, exchange: Exchange, send: Send) -> None:
+        """The upstream's list, newest first, with what is this tenant's."""
+        asked = _query(exchange.query)
+        limit = _limit(asked.get("limit", "20"))
+        upstream, kind = self._upstream(), KINDS[exchange.place.endpoint.kind]
+        base = "/v1/files" if exchange.place.endpoint is FILES else "/v1/batches"
+        mine: list[dict[str, Any]] = []
+        after = asked.get("after", "")
+        if len(after) > MAX_ID or (not after.replace("-", "").replace("_", "").isalnum() and after):
+            raise BadRequest("after: not an id", param="after")
+        for _ in range(MAX_PAGES):
+            path = f"{base}?limit={MAX_PAGE}" + (f"&after={after}" if after else "")
+            body = await self._read(exchange, await self._ask(exchange, upstream, "GET", path, b"", []))
+            page = msgspec.json.decode(body, type=_Page)
+            for one in page.data:
+                owned = await self._parts.owned.owner(str(one.get("id", "")))
+                if owned is not None and owned.tenant == exchange.tenant and owned.kind == kind:
+                    mine.append(one)
+            if len(mine) > limit or not page.has_more or not page.data:
+                break
+            after = str(page.data[-1].get("id", ""))
+        shown = mine[:limit]
+        listed = {
+            "object": "list",
+            "data": shown,
+            "first_id": shown[0]["id"] if shown else None,
+            "last_id": shown[-1]["id"] if shown else None,
+            "has_more": len(mine) > limit,
+        }
+        exchange.end_as("ok", 200)
+        exchange.started = True
+        await answer_json(send, 200, listed, [(b"x-request-id", exchange.id.encode())])
+
+    # ---- what is made ----
+
+    async def _upload(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        config = self._config
+        content_type = exchange.headers.get(b"content-type", b"")
+        body = await exchange.read_body(receive, config.max_upload_bytes, config.upload_timeout_s)
+        form = Form.read(content_type, body)
+        meta: dict[str, Any] = {}
+        guard = self._guard(exchange)
+        if form.text("purpose") == "batch":
+            content = form.content("file")
+            if content is None:
+                raise BadRequest("file: is missing", code="missing_field", param="file")
+            batch = await read_batch_file(content, exchange, self._parts, self._upstream(), guard)
+            body, meta = form.replaced("file", batch.content), batch.meta
+        elif guard is not None:
+            guard.refuse_unreadable("files")
+        answer = await self._ask(
+            exchange, self._upstream(), "POST", "/v1/files", body, [(b"content-type", content_type)]
+        )
+        await self._relay_made(exchange, answer, "file", meta, send)
+
+    async def _batch(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        config = self._config
+        exchange.body = await exchange.read_body(receive, config.max_body_bytes, config.upload_timeout_s)
+        exchange.fields = read_fields(exchange.body)
+        file_id = field(exchange.fields, "input_file_id", str, "")
+        owned = await self._parts.owned.owner(file_id) if 0 < len(file_id) <= MAX_ID else None
+        if owned is None or owned.tenant != exchange.tenant or owned.kind != "file":
+            raise NotFound(f"input_file_id: no file is named {file_id[:MAX_ID]!r}", param="input_file_id")
+        if "model" not in owned.meta:
+            raise BadRequest(
+                "input_file_id: the file was not uploaded with purpose batch", param="input_file_id"
+            )
+        headers: Headers = [(b"content-type", b"application/json")]
+        answer = await self._ask(exchange, owned.upstream, "POST", "/v1/batches", exchange.body, headers)
+        assert exchange.key is not None
+        meta = {**owned.meta, "key": exchange.key.id, "team": exchange.key.team}
+        await self._relay_made(exchange, answer, "batch", meta, send)
+
+    # ---- there and back ----
+
+    def _upstream(self) -> str:
+        upstream = self._parts.settings.objects_upstream
+        if upstream is None:
+            raise Unavailable("no upstream keeps files and batches here", status=501, code="not_supported")
+        return upstream
+
+    def _guard(self, exchange: Exchange) -> Any:
+        assert exchange.key is not None
+        name = exchange.key.guard or self._config.guard or ""
+        return self._parts.guards.policy(name) if name else None
+
+    async def _ask(
+        self, exchange: Exchange, upstream: str, method: str, path: str, body: bytes, headers: Headers
+    ) -> Answer:
+        key, team = exchange.key, exchange.team
+        assert key is not None
+        given = exchange.headers
+        headers = [
+            (b"x-request-id", exchange.id.encode()),
+            *((name, given[name]) for name in PASSED_ON if name in given),
+            *headers,
+        ]
+        outgoing = Outgoing(method, path, headers, body, False)
+        if exchange.opened is not None:
+            exchange.opened.abort()
+        exchange.opened = opened = await self._parts.upstreams.open(
+            [Target(upstream, "")],
+            lambda target: outgoing,
+            tenant=exchange.tenant,
+            weight=team.weight if team is not None else 1.0,
+            priority=key.priority,
+            strategy="ordered",
+            deadline=exchange.deadline,
+        )
+        exchange.row.upstream, exchange.row.attempts = upstream, len(opened.attempts)
+        return opened.answer
+
+    async def _read(self, exchange: Exchange, answer: Answer) -> bytes:
+        try:
+            body = await answer.read(self._config.max_answer_bytes)
+        except UpstreamBroken as error:
+            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+        exchange.opened.close(answer.status < 500)
+        return body
+
+    async def _relay_made(
+        self, exchange: Exchange, answer: Answer, kind: str, meta: dict[str, Any], send: Send
+    ) -> None:
+        """Nobody learns an id before the gateway remembers whose it is."""
+        body = await self._read(exchange, answer)
+        if answer.status < 300:
+            made = msgspec.json.decode(body, type=_Made)
+            await self._parts.owned.remember(
+                made.id, exchange.tenant, exchange.row.upstream, kind=kind, meta=meta
+            )
+        await self._send(exchange, answer, body, send)
+
+    async def _relay(self, exchange: Exchange, answer: Answer, send: Send) -> None:
+        """In pieces: a file's content may be larger than one wants in memory."""
+        exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
+        exchange.started = True
+        headers = [one for one in answer.headers if one[0] in PASSED_BACK or one[0] == b"content-length"]
+        headers.append((b"x-request-id", exchange.id.encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        total = exchange.deadline
+        try:
+            while (data := await answer.next()) is not None:
+                exchange.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), _out_of_time)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                exchange.wait_until(total, _out_of_time)
+        except UpstreamBroken as error:
+            # Not ended: the server closes the connection, and the client sees that the body is not whole.
+            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+        exchange.opened.close(answer.status < 500)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, exchange: Exchange, answer: Answer, body: bytes, send: Send) -> None:
+        exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
+        exchange.started = True
+        headers = [one for one in answer.headers if one[0] in PASSED_BACK]
+        headers += [(b"x-request-id", exchange.id.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _path(exchange: Exchange) -> str:
+    """Made anew from what was understood, never the client's own text."""
+    place = exchange.place
+    base = {"files": "/v1/files", "batches": "/v1/batches", "stored_responses": "/v1/responses"}[
+        place.endpoint.kind
+    ]
+    return f"{base}/{place.object_id}" + (f"/{place.action}" if place.action else "")
+
+
+def _query(query: bytes) -> dict[str, str]:
+    from urllib.parse import parse_qsl
+
+    return dict(parse_qsl(query.decode("latin-1")[:2048]))
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PAGE:
+        raise BadRequest(f"limit: must be 1 to {MAX_PAGE}", param="limit")
+    return int(text)
+
+
+def _out_of_time() -> UpstreamTimeout:
+    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")

@@ -1,0 +1,125 @@
+"""StreamRelay: a streamed answer passing through, as it comes. The end of a stream is always told.
+
+Bytes are read for what they used, translated where dialects differ, restored where a guard took something
+out; nothing waits for more of the stream than these need.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from ridgeline.gateway.dialects.error_bodies import error_event
+from ridgeline.gateway.dialects.translate import StreamTranslator
+from ridgeline.gateway.dialects.usage_reader import UsageReader
+from ridgeline.gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout
+from ridgeline.gateway.exchange import Exchange, Headers, Send
+from ridgeline.gateway.job import Job
+from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.stored_responses import remember_response
+from ridgeline.gateway.upstreams.answer import UpstreamBroken
+
+
+class Stage(Protocol):
+    """Something the bytes of a streamed answer pass through."""
+
+    def feed(self, data: bytes) -> bytes: ...
+    def finish(self) -> bytes: ...
+
+
+class StreamRelay:
+    def __init__(self, parts: Parts, exchange: Exchange, job: Job) -> None:
+        self._parts, self._exchange, self._job = parts, exchange, job
+        self._stall_s = parts.settings.gateway.stream_stall_s
+        self._total = exchange.deadline
+        self._kind = exchange.place.endpoint.kind
+        sent = job.sent_to(exchange.opened.target, exchange.place.endpoint.family)
+        # What is translated is not the client's to see anyway.
+        self._reader = UsageReader(self._kind, sent.family, "" if sent.is_translated else sent.hide)
+        self._stages: list[Stage] = []
+        if sent.is_translated:
+            self._stages.append(StreamTranslator(self._kind, sent.family, exchange.fields))
+        self._keeper = job.cache.stream_keeper() if job.cache is not None else None
+        if self._keeper is not None:
+            self._stages.append(self._keeper)
+        if job.restorer is not None:
+            self._stages.append(job.restorer.stream(self._kind))
+
+    async def run(self, headers: Headers, send: Send) -> None:
+        exchange, reader = self._exchange, self._reader
+        opened = exchange.opened
+        answer = opened.answer
+        exchange.end_as("ok", answer.status)
+        exchange.started = True
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        broken: GatewayError | None = None
+        try:
+            data: bytes | None = opened.first
+            if self._kind == "responses" and data:
+                await remember_response(self._parts, exchange, data)
+            while data is not None:
+                out = reader.feed(data)
+                for stage in self._stages:
+                    out = stage.feed(out)
+                if out:
+                    await self._send(out, send)
+                data = await answer.next()
+            if reader.error:  # told by the upstream itself, in the stream
+                exchange.end_as("upstream_failed", answer.status, "upstream_error")
+            elif not reader.done:
+                message = "the upstream ended its stream before it was whole"
+                broken = UpstreamFailed(message, code="upstream_broken")
+        except UpstreamBroken:
+            broken = UpstreamFailed("the upstream's stream broke off", code="upstream_broken")
+        except GatewayError as error:  # of a guard: what it holds back is never sent
+            broken = error
+            self._stages.clear()
+        finally:
+            exchange.usage = reader.usage  # also when the client is gone
+        await self._end(broken, send)
+
+    async def _send(self, out: bytes, send: Send) -> None:
+        """A reader that takes nothing is waited for, but not for ever."""
+        exchange = self._exchange
+        exchange.deadline, exchange.deadline_error = (
+            min(time.monotonic() + self._stall_s, self._total),
+            _slow_reader,
+        )
+        await send({"type": "http.response.body", "body": out, "more_body": True})
+        exchange.deadline, exchange.deadline_error = self._total, _out_of_time
+
+    async def _end(self, broken: GatewayError | None, send: Send) -> None:
+        exchange, reader = self._exchange, self._reader
+        out = reader.finish() if broken is None or self._stages else b""
+        for stage in self._stages:
+            out = stage.feed(out) + stage.finish()
+        usage = exchange.usage = reader.usage
+        if broken is not None:
+            exchange.end_as("upstream_failed", exchange.opened.answer.status, broken.code)
+            out += error_event(
+                self._kind,
+                broken.status,
+                broken.type,
+                broken.message,
+                None,
+                broken.code,
+                exchange.id,
+                reader.events,
+            )
+            exchange.opened.close(False)
+        else:
+            exchange.late_usage = usage is None or usage.source != "reported"
+            exchange.opened.close(True)
+            if self._keeper is not None and self._job.cache is not None:
+                answer = exchange.opened.answer
+                await self._job.cache.keep_stream(self._keeper, answer.status, answer.headers, usage)
+        exchange.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
+        await send({"type": "http.response.body", "body": out})
+
+
+def _slow_reader() -> GatewayError:
+    return GatewayError("the client took nothing for too long", status=499, code="slow_reader")
+
+
+def _out_of_time() -> UpstreamTimeout:
+    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")

@@ -1,0 +1,43 @@
+"""Stored responses of /v1/responses: remembered with their owner, continued by nobody else.
+
+A response lies at the upstream that made it, so one that goes on from it must go there too.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ridgeline.gateway.body import field
+from ridgeline.gateway.errors import NotFound
+from ridgeline.gateway.exchange import Exchange
+from ridgeline.gateway.job import Job
+from ridgeline.gateway.parts import Parts
+
+MAX_ID = 128
+_ID = re.compile(rb'"id"\s*:\s*"(resp[-_A-Za-z0-9]{1,120})"')
+
+
+async def continue_response(parts: Parts, exchange: Exchange, job: Job) -> None:
+    """Where the request goes on from a response: only its owner may, and only there."""
+    before = field(exchange.fields, "previous_response_id", str, "")
+    if not before:
+        return
+    owned = await parts.owned.owner(before) if len(before) <= MAX_ID else None
+    if owned is None or owned.tenant != exchange.tenant or owned.kind != "response":
+        raise NotFound(f"no response is named {before[:MAX_ID]!r}", param="previous_response_id")
+    assert job.model is not None
+    job.targets = [target for target in job.model.targets if target.upstream == owned.upstream]
+    if not job.targets:
+        raise NotFound(
+            f"the response {before!r} lies where the model {job.model.name!r} is not served",
+            param="previous_response_id",
+        )
+
+
+async def remember_response(parts: Parts, exchange: Exchange, data: bytes) -> None:
+    """Before its id is told. `data`: the answer, or the first event of its stream."""
+    if not field(exchange.fields, "store", bool, True):
+        return
+    found = _ID.search(data)
+    if found is not None:
+        await parts.owned.remember(found[1].decode(), exchange.tenant, exchange.row.upstream, "response", {})
