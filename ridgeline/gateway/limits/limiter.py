@@ -185,7 +185,8 @@ def _limit_of(limits: Limits, unit: Unit) -> str:
 
 def unknown(what: str) -> Unavailable:
     """For keys whose requests must not run uncounted."""
-    return Unavailable(f"{what} cannot be checked at the moment", code="limits_unknown")
+    message = f"{what} cannot be checked at the moment"
+    return Unavailable(message, code="limits_unknown", headers={"retry-after": "1"})
 
 
 # ---- days and months, UTC ----

@@ -1,0 +1,400 @@
+"""RedisLimiter: limits that several workers and gateways share. MemoryLimiter's behaviour, kept in Redis.
+
+One script takes from all subjects or from none, one settles. When Redis cannot be asked, the key's own policy
+decides: "closed" refuses with a 503, "open" lets the request run and books it when Redis is back. Money that
+Redis has lost or never heard of is taken from the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from ridgeline.gateway.limits import scripts
+from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.limiter import (
+    DAY_MS,
+    Refusal,
+    Reservation,
+    Spent,
+    Standing,
+    Subject,
+    Unit,
+    day_start_ms,
+    limited_only,
+    month_of,
+    month_start_ms,
+    refuse,
+    unknown,
+)
+from ridgeline.gateway.limits.resp import (
+    RedisClient,
+    RedisError,
+    RedisUnavailable,
+    Reply,
+    bulk,
+    resolve,
+)
+from ridgeline.gateway.limits.wire import Script, Settlement, Wire
+
+logger = logging.getLogger(__name__)
+
+UNITS: tuple[Unit, ...] = ("requests", "tokens", "concurrent", "daily", "monthly")
+MAX_UNSETTLED = 20_000
+SETTLE_FOR_S = 120.0  # less than Redis remembers that a reservation was settled
+MAX_KNOWN = 10_000  # subjects whose wire form, and whose full windows, are remembered
+RENEWED_AT_ONCE = 500
+
+
+class RedisLimiter:
+    """`clock` is local and monotonic; `redis_ms` replaces Redis' own clock in tests."""
+
+    def __init__(
+        self,
+        config: RedisConfig,
+        spent: Spent | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        redis_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._config, self._spent = config, spent
+        self._clock, self._redis_ms = clock, redis_ms
+        self._scripts = {name: Script(text) for name, text in _SCRIPTS.items()}
+        self._client = RedisClient(
+            config,
+            greeting=[script.load for script in self._scripts.values()],
+            on_ready=self._redis_is_back,
+        )
+        self._timeout_s = config.timeout_ms / 1000
+        self._name, self._ids = uuid.uuid4().hex[:12], itertools.count()
+        self._lease = bulk(int(config.lease_s * 1000))
+        self._reconcile = bulk(int(config.reconcile_s * 1000))
+        self._wires: dict[tuple[str, str], Wire] = {}
+        self._full: dict[tuple[str, str], tuple[int, float, Standing]] = {}
+        self._live: dict[str, Reservation] = {}  # hold a lease
+        self._unsettled: dict[str, Settlement] = {}
+        self._seeding: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self.settlements_dropped = 0
+        self._complained_at = -10.0
+
+    @property
+    def available(self) -> bool:
+        return self._client.available
+
+    async def start(self) -> None:
+        await self._client.start()
+        self._renewing = asyncio.ensure_future(self._renew())
+
+    async def close(self) -> None:
+        """Gives what is settled a last chance to be sent."""
+        until = time.monotonic() + self._timeout_s
+        while self._unsettled and self._client.available and time.monotonic() < until:
+            await asyncio.sleep(0.005)
+        tasks = [task for task in (self._renewing, *self._seeding.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
+
+    async def reserve(
+        self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    ) -> Reservation:
+        taken = limited_only(subjects)
+        reservation = Reservation(f"{self._name}{next(self._ids):x}", taken, tokens, cost_pusd, 0)
+        if not taken:
+            return reservation
+        sent_at = self._clock()
+        for subject in taken if self._full else ():
+            self._refuse_if_full(subject, sent_at, tokens, cost_pusd)
+        reservation.holds = [self._wire(subject) for subject in taken]
+        try:
+            answer = await self._answer(reservation)
+            if answer[0] == 2:
+                await self._seed([taken[index - 1] for index in answer[2:]], answer[1], sent_at)
+                answer = await self._answer(reservation)
+        except (RedisError, RedisUnavailable) as error:
+            return self._without_redis(reservation, when_unknown, error)
+        if answer[0] == 2:
+            return self._without_redis(reservation, when_unknown, RedisError("budgets are not known"))
+        self._read(reservation, answer, sent_at)
+        return reservation
+
+    def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
+        if reservation.settled:
+            return
+        reservation.settled = True
+        if not reservation.subjects:
+            return
+        self._live.pop(reservation.id, None)
+        self._send(Settlement(reservation, tokens - reservation.tokens, cost_pusd, time.monotonic()))
+
+    # ---- asking, and reading the answer ----
+
+    async def _answer(self, reservation: Reservation) -> list[int]:
+        future = self._ask(reservation)
+        try:
+            return await future
+        except RedisError as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:  # the answer came in the same moment
+                self._take_back(reservation, future.result())
+            raise
+        self._load_scripts()
+        return await self._ask(reservation)
+
+    def _ask(self, reservation: Reservation) -> asyncio.Future[list[int]]:
+        wires: Sequence[Wire] = reservation.holds
+        parts = [
+            self._scripts["reserve"].head(len(wires), 6 + 5 * len(wires)),
+            *[wire.key for wire in wires],
+            bulk(reservation.id),
+            self._now(),
+            bulk(reservation.tokens),
+            bulk(reservation.cost_pusd),
+            self._lease,
+            *[wire.limits for wire in wires],
+            self._reconcile,
+        ]
+        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+
+        def answered(reply: Reply) -> None:
+            if isinstance(reply, bytes):
+                reply = [int(number) for number in reply.split()]
+                if future.cancelled():
+                    self._take_back(reservation, reply)
+            elif isinstance(reply, RedisUnavailable):
+                self._abandon(reservation)
+            resolve(future, reply)
+
+        self._client.submit(b"".join(parts), answered)
+        return future
+
+    def _take_back(self, reservation: Reservation, answer: list[int]) -> None:
+        """Whoever asked is gone: what was taken for it is given back."""
+        if answer[0] == 0:
+            reservation.at_ms = answer[1]
+            self.settle(reservation, 0, 0)
+
+    def _read(self, reservation: Reservation, answer: list[int], sent_at: float) -> None:
+        taken, now_ms = reservation.subjects, answer[1]
+        reservation.at_ms = now_ms
+        numbers = iter(answer[2:])
+        standings = [
+            Standing(
+                subject.limits.requests_per_minute,
+                next(numbers),
+                subject.limits.tokens_per_minute,
+                next(numbers),
+                next(numbers),
+            )
+            for subject in taken
+        ]
+        if answer[0] == 0:
+            reservation.standings = standings
+            if any(wire.leased for wire in reservation.holds):
+                self._live[reservation.id] = reservation
+            for index in numbers:
+                self._seed_in_background(taken[index - 1], now_ms)
+            return
+        refusals = [
+            Refusal(taken[index - 1], UNITS[unit], _retry_ms(UNITS[unit], retry_ms, now_ms))
+            for index, unit, retry_ms in zip(numbers, numbers, numbers, strict=True)
+        ]
+        self._remember_full(refusals, taken, standings, sent_at)
+        refuse(refusals, standings, reservation.tokens, reservation.cost_pusd)
+
+    def _remember_full(
+        self, refusals: list[Refusal], taken: Sequence[Subject], standings: list[Standing], sent_at: float
+    ) -> None:
+        """Requests are never given back: until the first leaves the window there is no need to ask again."""
+        if any(refusal.unit != "requests" for refusal in refusals):
+            return
+        if len(self._full) >= MAX_KNOWN:
+            self._full.clear()
+        for subject, _, retry_ms in refusals:
+            limit = subject.limits.requests_per_minute or 0
+            until = sent_at + retry_ms / 1000
+            self._full[subject.kind, subject.id] = (limit, until, standings[taken.index(subject)])
+
+    def _refuse_if_full(self, subject: Subject, now: float, tokens: int, cost_pusd: int) -> None:
+        full = self._full.get((subject.kind, subject.id))
+        if full is None:
+            return
+        limit, until, standing = full
+        if now >= until or limit != subject.limits.requests_per_minute:
+            del self._full[subject.kind, subject.id]
+            return
+        refuse([Refusal(subject, "requests", int((until - now) * 1000) + 1)], [standing], tokens, cost_pusd)
+
+    def _without_redis(self, reservation: Reservation, when_unknown: str, error: Exception) -> Reservation:
+        if isinstance(error, RedisError):
+            self._complain("limits are not known", error)
+        if when_unknown != "open":
+            raise unknown("the limits of this key") from None
+        free = Reservation(f"{self._name}{next(self._ids):x}", reservation.subjects, 0, 0, 0)
+        free.known, free.holds = False, reservation.holds
+        self._live[free.id] = free
+        return free
+
+    def _complain(self, what: str, error: RedisError) -> None:
+        """At most one line in ten seconds: a Redis that is full refuses every request."""
+        if "READONLY" in str(error) or "MASTERDOWN" in str(error):
+            self._client.reconnect("it is a replica, or has lost its primary")
+        elif str(error).startswith("NOSCRIPT"):
+            with contextlib.suppress(RedisUnavailable):
+                self._load_scripts()
+        if time.monotonic() >= self._complained_at + 10:
+            self._complained_at = time.monotonic()
+            logger.warning("%s: Redis says %s", what, error)
+
+    def _load_scripts(self) -> None:
+        for script in self._scripts.values():
+            self._client.submit(script.load, lambda reply: None)
+
+    def _wire(self, subject: Subject) -> Wire:
+        name = (subject.kind, subject.id)
+        wire = self._wires.get(name)
+        if wire is None or wire.of != subject.limits:
+            if len(self._wires) >= MAX_KNOWN:
+                self._wires.clear()
+            wire = self._wires[name] = Wire(self._config.prefix, subject)
+        return wire
+
+    def _now(self) -> bytes:
+        return _ZERO if self._redis_ms is None else bulk(self._redis_ms())
+
+    # ---- settling ----
+
+    def _send(self, settlement: Settlement) -> None:
+        id = settlement.reservation.id
+        if len(self._unsettled) >= MAX_UNSETTLED:
+            self._unsettled.pop(next(iter(self._unsettled)))
+            self.settlements_dropped += 1
+        self._unsettled[id] = settlement
+
+        def answered(reply: Reply) -> None:
+            # Without an answer it stays and is sent again: the script does it once.
+            if isinstance(reply, RedisError):
+                self._complain("what a request used is not booked yet", reply)
+            elif not isinstance(reply, RedisUnavailable):
+                self._unsettled.pop(id, None)
+
+        with contextlib.suppress(RedisUnavailable):  # sent when Redis is back
+            self._client.submit(self._settle_command(settlement), answered)
+
+    def _settle_command(self, settlement: Settlement) -> bytes:
+        reservation, more_tokens, cost_pusd, ended = settlement
+        wires: Sequence[Wire] = reservation.holds
+        return b"".join(
+            (
+                self._scripts["settle"].head(1 + len(wires), 6 + len(wires)),
+                bulk(f"{self._config.prefix}:settled:{reservation.id}"),
+                *[wire.key for wire in wires],
+                bulk(reservation.id),
+                self._now(),
+                bulk(reservation.at_ms),
+                bulk(more_tokens),
+                bulk(cost_pusd),
+                bulk(int((time.monotonic() - ended) * 1000)),
+                *[wire.has for wire in wires],
+            )
+        )
+
+    def _abandon(self, reservation: Reservation) -> None:
+        """It is not known whether it was taken; if it was, it is given back when Redis is there again."""
+        self._send(Settlement(reservation, 0, 0, time.monotonic()))
+
+    def _redis_is_back(self) -> None:
+        self._send_unsettled()
+        self._send_renewals()
+
+    def _send_unsettled(self) -> None:
+        oldest = time.monotonic() - SETTLE_FOR_S
+        waiting, self._unsettled = self._unsettled, {}
+        for settlement in waiting.values():
+            if settlement.ended >= oldest:
+                self._send(settlement)
+            else:
+                self.settlements_dropped += 1  # its lease has ended; its cost is in the ledger
+
+    # ---- leases ----
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.lease_s / 3)
+            self._redis_is_back()  # also what Redis has refused to settle
+
+    def _send_renewals(self) -> None:
+        """What is under way goes on counting; after a restart of Redis it counts again."""
+        leases = [
+            (wire.key, bulk(id)) for id, held in self._live.items() for wire in held.holds if wire.leased
+        ]
+        for start in range(0, len(leases), RENEWED_AT_ONCE):
+            some = leases[start : start + RENEWED_AT_ONCE]
+            keys, ids = [key for key, _ in some], [id for _, id in some]
+            head = self._scripts["renew"].head(len(some), 2 + len(some))
+            try:
+                self._client.submit(b"".join((head, *keys, self._now(), self._lease, *ids)), self._renewed)
+            except RedisUnavailable:
+                return
+
+    def _renewed(self, reply: Reply) -> None:
+        if isinstance(reply, RedisError):
+            self._complain("requests under way are not counted", reply)
+
+    # ---- money by the ledger ----
+
+    async def _seed(self, subjects: list[Subject], now_ms: int, since: float) -> None:
+        tasks = [self._seed_in_background(subject, now_ms) for subject in subjects]
+        left_s = since + self._timeout_s - self._clock()
+        await asyncio.wait(tasks, timeout=max(left_s, 0.0))
+
+    def _seed_in_background(self, subject: Subject, now_ms: int) -> asyncio.Task[None]:
+        name = (subject.kind, subject.id)
+        task = self._seeding.get(name)
+        if task is None:
+            task = self._seeding[name] = asyncio.ensure_future(self._ask_ledger(subject, now_ms))
+            task.add_done_callback(lambda _: self._seeding.pop(name, None))
+        return task
+
+    async def _ask_ledger(self, subject: Subject, now_ms: int) -> None:
+        today = month = 0
+        try:
+            if self._spent is not None:
+                today = await self._spent(subject, day_start_ms(now_ms))
+                month = await self._spent(subject, month_start_ms(month_of(now_ms)))
+            periods = (bulk(now_ms // DAY_MS), bulk(today), bulk(month_of(now_ms)), bulk(month))
+            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            head = self._scripts["seed"].head(1, 5)
+            self._client.submit(
+                b"".join((head, self._wire(subject).key, self._now(), *periods)),
+                lambda reply: resolve(future, reply),
+            )
+            await future
+        except Exception as error:
+            logger.warning("what %s %s has spent is not known: %s", subject.kind, subject.id, error)
+
+
+_ZERO = bulk(0)  # Redis' own clock
+_SCRIPTS = {
+    "reserve": scripts.RESERVE,
+    "settle": scripts.SETTLE,
+    "renew": scripts.RENEW,
+    "seed": scripts.SEED,
+}
+
+
+def _retry_ms(unit: Unit, retry_ms: int, now_ms: int) -> int:
+    if unit == "daily":
+        return day_start_ms(now_ms) + DAY_MS - now_ms
+    if unit == "monthly":
+        return month_start_ms(month_of(now_ms) + 1) - now_ms
+    return retry_ms

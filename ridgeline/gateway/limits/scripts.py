@@ -1,0 +1,276 @@
+"""What Redis runs for the limiter: Lua, because a reservation must look at all subjects and then take.
+
+The clock is Redis' own, so those of the gateways do not matter. Of a subject it keeps, under its name:
+`` (hash) the window: r, t = requests, tokens in it; o, n = its oldest and newest bucket; r123, t123 = buckets
+`:l` (sorted set) requests under way, by when they no longer count; `:o` (hash) what these may cost, and `sum`
+`:m` (hash) money: d, ds = day, spent on it; m, ms = month, spent in it; c = compared with the ledger at;
+            s = last taken from the ledger at
+Everything expires. Numbers of picodollars stay strings where they are added: Lua's are exact up to 2^53 only.
+"""
+
+from __future__ import annotations
+
+from ridgeline.gateway.limits.limiter import BUCKET_MS, BUCKETS, CONCURRENT_RETRY_MS, DAY_MS
+
+_PRELUDE = (
+    f"""
+local WIDTH, BUCKETS, DAY, RETRY = {BUCKET_MS}, {BUCKETS}, {DAY_MS}, {CONCURRENT_RETRY_MS}
+local WINDOW_TTL, MONEY_TTL, SETTLED_TTL = {(BUCKETS + 5) * BUCKET_MS}, {35 * DAY_MS}, 300000
+"""
+    + """
+local call, floor = redis.call, math.floor
+
+local function clock(given)
+  if given ~= '0' then return tonumber(given) end
+  local t = call('TIME')
+  return t[1] * 1000 + floor(t[2] / 1000)
+end
+
+-- The window of a subject, moved on to `bucket`: its requests, tokens, oldest and newest bucket, the current
+-- one, and what is in that. A clock that was set back goes on in the newest bucket.
+local function window(key, bucket)
+  local w = call('HMGET', key, 'r', 't', 'o', 'n', 'r' .. bucket, 't' .. bucket)
+  if not w[3] then return 0, 0, bucket, bucket, bucket, 0, 0 end
+  local requests, tokens = tonumber(w[1]), tonumber(w[2])
+  local oldest, newest, gone = tonumber(w[3]), tonumber(w[4]), bucket - BUCKETS - 1
+  if newest <= gone or newest > bucket + BUCKETS then
+    call('DEL', key)
+    return 0, 0, bucket, bucket, bucket, 0, 0
+  end
+  if newest > bucket then return window(key, newest) end
+  if oldest <= gone then
+    local fields = {}
+    for i = oldest, gone do
+      fields[#fields + 1] = 'r' .. i
+      fields[#fields + 1] = 't' .. i
+    end
+    local counts = call('HMGET', key, unpack(fields))
+    for i = 1, #fields, 2 do
+      requests = requests - (counts[i] or 0)
+      tokens = tokens - (counts[i + 1] or 0)
+    end
+    call('HDEL', key, unpack(fields))
+    oldest = gone + 1
+    call('HSET', key, 'r', requests, 't', tokens, 'o', oldest)
+  end
+  return requests, tokens, oldest, newest, bucket, tonumber(w[5] or 0), tonumber(w[6] or 0)
+end
+
+-- A request has ended, or its gateway has died: it counts no longer.
+local function release(key, id)
+  call('ZREM', key .. ':l', id)
+  local cost = call('HGET', key .. ':o', id)
+  if cost then
+    call('HDEL', key .. ':o', id)
+    call('HINCRBY', key .. ':o', 'sum', '-' .. cost)
+  end
+end
+
+-- Days since 1970, and months since the year 0 (the calendar's eras of 400 years begin in March).
+local function calendar(ms)
+  local day = floor(ms / DAY)
+  local z = day + 719468
+  local era = floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+  local march = floor((5 * doy + 2) / 153)
+  return day, (yoe + era * 400) * 12 + march + 2
+end
+
+-- When `need` of what is in the window will have left it.
+local function room_in(key, field, oldest, newest, need, now)
+  local fields = {}
+  for i = oldest, newest do fields[#fields + 1] = field .. i end
+  local counts = call('HMGET', key, unpack(fields))
+  for i = 1, #fields do
+    need = need - (counts[i] or 0)
+    if need <= 0 then return (oldest + i + BUCKETS) * WIDTH - now end
+  end
+  return BUCKETS * WIDTH
+end
+"""
+)
+
+# KEYS: subjects. ARGV: id, now, tokens, cost, lease; per subject: requests, tokens, concurrent, daily,
+# monthly (-1: no such limit); and after how long spending should be compared with the ledger again.
+# Answers "status now" and per subject "requests-left tokens-left reset". Then, by status, 0 (taken): subjects
+# to compare with the ledger; 1 (refused): subject, unit, milliseconds; 2 (nothing done): subjects whose
+# spending is not known here.
+RESERVE = (
+    _PRELUDE
+    + """
+local id, now, tokens, cost = ARGV[1], clock(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local lease, n = tonumber(ARGV[5]), #KEYS
+local windows, tail, status, head = {}, {}, 0, {}
+for s = 1, n do
+  local key, a = KEYS[s], 5 + (s - 1) * 5
+  local rpm, tpm, concurrent = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
+  local daily, monthly = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
+  local rleft, tleft, reset = 0, 0, 0
+  if rpm >= 0 or tpm >= 0 then
+    local w = {window(key, floor(now / WIDTH))}
+    local r, t, oldest, newest = w[1], w[2], w[3], w[4]
+    windows[s] = w
+    if rpm >= 0 and r + 1 > rpm then
+      tail[#tail + 1] = {s, 0, room_in(key, 'r', oldest, newest, r + 1 - rpm, now)}
+    end
+    if tpm >= 0 and tokens > 0 and t + tokens > tpm then
+      tail[#tail + 1] = {s, 1, room_in(key, 't', oldest, newest, t + tokens - tpm, now)}
+    end
+    rleft, tleft = rpm - r, tpm - t
+    if r > 0 or t > 0 then reset = (newest + BUCKETS + 1) * WIDTH - now end
+  end
+  if concurrent >= 0 or daily >= 0 or monthly >= 0 then
+    for _, dead in ipairs(call('ZRANGEBYSCORE', key .. ':l', '-inf', now, 'LIMIT', 0, 100)) do
+      release(key, dead)
+    end
+    if concurrent >= 0 and call('ZCOUNT', key .. ':l', '(' .. now, '+inf') >= concurrent then
+      tail[#tail + 1] = {s, 2, RETRY}
+    end
+  end
+  if daily >= 0 or monthly >= 0 then
+    local m = call('HMGET', key .. ':m', 'd', 'ds', 'm', 'ms')
+    if not m[1] then
+      if status ~= 2 then status, tail = 2, {} end
+      tail[#tail + 1] = {s}
+    elseif cost > 0 then
+      local day, month = calendar(now)
+      local spent_day, spent_month = tonumber(m[2]), tonumber(m[4])
+      if tonumber(m[1]) < day then
+        call('HSET', key .. ':m', 'd', day, 'ds', 0)
+        spent_day = 0
+      end
+      if tonumber(m[3]) < month then
+        call('HSET', key .. ':m', 'm', month, 'ms', 0)
+        spent_month = 0
+      end
+      local open = tonumber(call('HGET', key .. ':o', 'sum') or 0) + cost
+      if daily >= 0 and spent_day + open > daily then tail[#tail + 1] = {s, 3, 0} end
+      if monthly >= 0 and spent_month + open > monthly then tail[#tail + 1] = {s, 4, 0} end
+    end
+  end
+  head[s] = {rleft, tleft, reset}
+end
+if status == 2 then
+  local out = {'2', string.format('%.0f', now)}
+  for _, item in ipairs(tail) do
+    if #item == 1 then out[#out + 1] = item[1] end
+  end
+  return table.concat(out, ' ')
+end
+if #tail > 0 then status = 1 end
+local out = {status, string.format('%.0f', now)}
+for s = 1, n do
+  local h = head[s]
+  if status == 0 then
+    local key, a, w = KEYS[s], 5 + (s - 1) * 5, windows[s]
+    if w then
+      local b = w[5]
+      call('HSET', key, 'r', w[1] + 1, 't', w[2] + tokens, 'o', w[3], 'n', b, 'r' .. b, w[6] + 1,
+           't' .. b, w[7] + tokens)
+      call('PEXPIRE', key, WINDOW_TTL)
+      h[1], h[2], h[3] = h[1] - 1, h[2] - tokens, (b + BUCKETS + 1) * WIDTH - now
+    end
+    local budget = ARGV[a + 4] ~= '-1' or ARGV[a + 5] ~= '-1'
+    if budget or ARGV[a + 3] ~= '-1' then
+      call('ZADD', key .. ':l', now + lease, id)
+      call('PEXPIRE', key .. ':l', 2 * lease)
+    end
+    if budget then
+      if cost > 0 then
+        call('HSET', key .. ':o', id, ARGV[4])
+        call('HINCRBY', key .. ':o', 'sum', ARGV[4])
+        call('PEXPIRE', key .. ':o', 2 * lease)
+      end
+      if now > tonumber(call('HGET', key .. ':m', 'c')) + tonumber(ARGV[#ARGV]) then
+        call('HSET', key .. ':m', 'c', now)
+        tail[#tail + 1] = {s}
+      end
+    end
+  end
+  for i = 1, 3 do out[#out + 1] = h[i] end
+end
+for _, item in ipairs(tail) do
+  for _, value in ipairs(item) do out[#out + 1] = value end
+end
+return table.concat(out, ' ')
+"""
+)
+
+# KEYS: the reservation's mark, subjects. ARGV: id, now, reserved at (0: never), tokens more than reserved,
+# cost, how long ago it ended; per subject the letters of what it has: t(okens), l(ease), m(oney).
+SETTLE = (
+    _PRELUDE
+    + """
+if not call('SET', KEYS[1], '1', 'NX', 'PX', SETTLED_TTL) then return 0 end
+local id, now, at, more = ARGV[1], clock(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local cost, ended = ARGV[5], now - tonumber(ARGV[6])
+if at == 0 then at = now end
+for s = 2, #KEYS do
+  local key, has = KEYS[s], ARGV[5 + s]
+  if more ~= 0 and string.find(has, 't', 1, true) then
+    local requests, tokens, oldest, newest, bucket, _, current = window(key, floor(now / WIDTH))
+    if more > 0 then
+      call('HSET', key, 'r', requests, 't', tokens + more, 'o', oldest, 'n', bucket,
+           't' .. bucket, current + more)
+      call('PEXPIRE', key, WINDOW_TTL)
+    else
+      local field = 't' .. floor(at / WIDTH)
+      if tonumber(call('HGET', key, field) or 0) >= -more then
+        call('HINCRBY', key, field, more)
+        call('HINCRBY', key, 't', more)
+      end
+    end
+  end
+  if string.find(has, 'l', 1, true) then release(key, id) end
+  if cost ~= '0' and string.find(has, 'm', 1, true) then
+    local m = call('HMGET', key .. ':m', 'd', 'm', 's')
+    -- What had ended when the ledger was asked is in what the ledger said.
+    if m[1] and tonumber(m[3]) <= ended then
+      local day, month = calendar(at)
+      if tonumber(m[1]) == day then call('HINCRBY', key .. ':m', 'ds', cost) end
+      if tonumber(m[2]) == month then call('HINCRBY', key .. ':m', 'ms', cost) end
+    end
+  end
+end
+return 1
+"""
+)
+
+# KEYS: a subject for each request that is still under way. ARGV: now, lease, ids.
+RENEW = (
+    _PRELUDE
+    + """
+local now, lease = clock(ARGV[1]), tonumber(ARGV[2])
+for i = 1, #KEYS do
+  call('ZADD', KEYS[i] .. ':l', now + lease, ARGV[i + 2])
+  call('PEXPIRE', KEYS[i] .. ':l', 2 * lease)
+  call('PEXPIRE', KEYS[i] .. ':o', 2 * lease)
+end
+return #KEYS
+"""
+)
+
+# KEYS: a subject. ARGV: now, day, spent on it, month, spent in it: by the ledger. The larger counts: rows may
+# not have been written yet, and what a dead gateway had under way is in the ledger only.
+SEED = (
+    _PRELUDE
+    + """
+local key, now = KEYS[1] .. ':m', clock(ARGV[1])
+local m = call('HMGET', key, 'd', 'ds', 'm', 'ms')
+if not m[1] then
+  call('HSET', key, 'd', ARGV[2], 'ds', ARGV[3], 'm', ARGV[4], 'ms', ARGV[5], 's', now)
+else
+  for i, fields in ipairs({{'d', 'ds'}, {'m', 'ms'}}) do
+    local period, spent = ARGV[2 * i], ARGV[2 * i + 1]
+    if m[2 * i - 1] == period and tonumber(spent) > tonumber(m[2 * i]) then
+      call('HSET', key, fields[2], spent, 's', now)
+    end
+  end
+end
+call('HSET', key, 'c', now)
+call('PEXPIRE', key, MONEY_TTL)
+return 1
+"""
+)

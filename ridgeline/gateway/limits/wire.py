@@ -1,0 +1,57 @@
+"""Subjects, scripts and settlements as RedisLimiter writes them: what is the same each time is made once."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from ridgeline.gateway.limits.limiter import PICODOLLARS, Reservation, Subject
+from ridgeline.gateway.limits.resp import bulk, encode
+
+
+class Script:
+    """One that Redis has been given, called by its digest."""
+
+    def __init__(self, text: str) -> None:
+        self.load = encode("SCRIPT", "LOAD", text)
+        self._sha = hashlib.sha1(text.encode()).hexdigest()
+        self._heads: dict[int, bytes] = {}
+
+    def head(self, keys: int, arguments: int) -> bytes:
+        """The command up to its keys. `arguments` follows from `keys`, but for RENEW's and SEED's form."""
+        head = self._heads.get(keys)
+        if head is None:
+            head = b"*%d\r\n" % (3 + keys + arguments) + bulk("EVALSHA") + bulk(self._sha) + bulk(keys)
+            self._heads[keys] = head
+        return head
+
+
+class Wire:
+    """A subject as it is written to Redis, made once."""
+
+    __slots__ = ("has", "key", "leased", "limits", "of")
+
+    def __init__(self, prefix: str, subject: Subject) -> None:
+        limits = self.of = subject.limits
+        budget = limits.daily_usd is not None or limits.monthly_usd is not None
+        self.leased = budget or limits.concurrent is not None
+        self.key = bulk(f"{prefix}:{subject.kind}:{subject.id}")
+        numbers = (limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent)
+        money = (_picodollars(limits.daily_usd), _picodollars(limits.monthly_usd))
+        self.limits = b"".join(bulk(-1 if value is None else value) for value in (*numbers, *money))
+        self.has = bulk(
+            "t" * (limits.tokens_per_minute is not None) + "l" * self.leased + "m" * budget or "-"
+        )
+
+
+class Settlement(NamedTuple):
+    """What became of a reservation."""
+
+    reservation: Reservation
+    more_tokens: int
+    cost_pusd: int
+    ended: float  # monotonic
+
+
+def _picodollars(usd: float | None) -> int | None:
+    return None if usd is None else int(usd * PICODOLLARS)

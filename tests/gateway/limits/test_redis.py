@@ -1,0 +1,406 @@
+"""Limits in a real Redis: as in memory on any schedule, shared, idempotent, bounded, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ridgeline.gateway.errors import GatewayError, Limited
+from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.limiter import PICODOLLARS, Limiter, Reservation, Subject
+from ridgeline.gateway.limits.memory import MemoryLimiter
+from ridgeline.gateway.limits.redis import RedisLimiter
+from ridgeline.gateway.limits.resp import RedisClient, RedisError, RedisUnavailable
+from ridgeline.gateway.tenants.keys import Limits
+from ridgeline.options import OptionError
+
+MIDNIGHT_MS = 1_793_491_200_000  # 2026-11-01 00:00 UTC
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+def config(url: str, **values: Any) -> RedisConfig:
+    values = {"timeout_ms": 5000, "prefix": f"test:{uuid.uuid4().hex}", **values}  # the machine may be busy
+    return RedisConfig(url=url, **values)
+
+
+@contextlib.asynccontextmanager
+async def limiter(settings: RedisConfig, *arguments: Any, **clocks: Any) -> AsyncIterator[RedisLimiter]:
+    made = RedisLimiter(settings, *arguments, **clocks)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def call(settings: RedisConfig, *parts: str) -> Any:
+    client = RedisClient(settings)
+    await client.start()
+    try:
+        return await client.call(*parts)
+    finally:
+        await client.close()
+
+
+async def settled(made: RedisLimiter) -> None:
+    """Everything that was sent has been answered: answers come in order."""
+    await made._client.call("PING")
+
+
+# ---- the same as in memory ----
+
+limits = st.builds(
+    Limits,
+    requests_per_minute=st.none() | st.integers(0, 12),
+    tokens_per_minute=st.none() | st.integers(1, 300),
+    concurrent=st.none() | st.integers(1, 4),
+    daily_usd=st.none() | st.floats(0.0, 0.00005),
+    monthly_usd=st.none() | st.floats(0.00001, 0.0002),
+)
+gap_ms = st.one_of(st.integers(0, 400), st.integers(0, 30_000), st.just(60_000), st.integers(0, 40_000_000))
+step = st.one_of(
+    st.tuples(st.just("reserve"), gap_ms, st.integers(0, 120), st.integers(0, 20_000_000)),
+    st.tuples(st.just("settle"), gap_ms, st.integers(0, 200), st.integers(0, 30_000_000)),
+)
+
+
+async def outcome(made: Limiter, subjects: tuple[Subject, ...], tokens: int, cost: int) -> Any:
+    try:
+        reservation = await made.reserve(subjects, tokens, cost)
+    except GatewayError as error:
+        return type(error).__name__, error.code, error.message, error.headers
+    return reservation
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    per_key=limits,
+    per_team=limits,
+    steps=st.lists(step, min_size=5, max_size=50),
+    begin=st.integers(-70_000, 200_000_000),
+)
+def test_redis_and_memory_agree_on_any_schedule(
+    redis_url: str,
+    per_key: Limits,
+    per_team: Limits,
+    steps: list[tuple[str, int, int, int]],
+    begin: int,
+) -> None:
+    clock = [MIDNIGHT_MS + begin]
+    subjects = (Subject("key", "k", per_key), Subject("team", "t", per_team))
+
+    async def scenario() -> None:
+        memory = MemoryLimiter(clock=lambda: clock[0] / 1000, wall=lambda: clock[0] / 1000)
+        lease = {"lease_s": 1e6}  # nothing renews it while this clock leaps
+        async with limiter(
+            config(redis_url, **lease), clock=lambda: clock[0] / 1000, redis_ms=lambda: clock[0]
+        ) as redis:
+            running: list[tuple[Reservation, Reservation]] = []
+            for what, gap, tokens, cost in steps:
+                clock[0] += gap
+                if what == "reserve":
+                    ours = await outcome(memory, subjects, tokens, cost)
+                    redis._full.clear()  # every question goes to Redis
+                    theirs = await outcome(redis, subjects, tokens, cost)
+                    if isinstance(ours, Reservation) and isinstance(theirs, Reservation):
+                        assert theirs.headers == ours.headers
+                        running.append((ours, theirs))
+                    else:
+                        assert theirs == ours
+                elif running:
+                    ours, theirs = running.pop(tokens % len(running))
+                    memory.settle(ours, tokens, cost)
+                    redis.settle(theirs, tokens, cost)
+                    await settled(redis)
+
+    run(scenario())
+
+
+# ---- shared and exact ----
+
+
+def test_several_limiters_together_admit_exactly_the_limit(redis_url: str) -> None:
+    async def scenario() -> None:
+        shared = config(redis_url)
+        subject = Subject("key", "k", Limits(requests_per_minute=100))
+        async with limiter(shared) as one, limiter(shared) as two, limiter(shared) as three:
+
+            async def ask(made: RedisLimiter) -> int:
+                try:
+                    made.settle(await made.reserve((subject,), 0, 0), 0, 0)
+                except Limited:
+                    return 0
+                return 1
+
+            results = await asyncio.gather(*(ask(made) for made in (one, two, three) for _ in range(300)))
+            assert sum(results) == 100
+
+    run(scenario())
+
+
+def test_a_full_window_is_not_asked_about_again_until_there_is_room_or_another_limit(redis_url: str) -> None:
+    async def scenario() -> None:
+        now = [1000.0]
+        shared = config(redis_url)
+        subject = Subject("key", "k", Limits(requests_per_minute=1))
+        async with limiter(
+            shared, clock=lambda: now[0], redis_ms=lambda: MIDNIGHT_MS + int(now[0] * 1000)
+        ) as made:
+            await made.reserve((subject,), 0, 0)
+            with pytest.raises(Limited) as first:
+                await made.reserve((subject,), 0, 0)
+            await made._client.call("DEL", f"{shared.prefix}:key:k")
+            now[0] += 20
+            with pytest.raises(Limited) as again:
+                await made.reserve((subject,), 0, 0)
+            assert again.value.retry_after_s == pytest.approx(first.value.retry_after_s - 20, abs=0.002)
+            raised = Subject("key", "k", Limits(requests_per_minute=2))
+            await made.reserve((raised,), 0, 0)
+            now[0] += 61
+            await made.reserve((subject,), 0, 0)
+
+    run(scenario())
+
+
+def test_a_settlement_that_is_sent_twice_counts_once(redis_url: str) -> None:
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(tokens_per_minute=1000, concurrent=5, daily_usd=1.0))
+        async with limiter(config(redis_url)) as made:
+            reservation = await made.reserve((subject,), 100, 0)
+            made.settle(reservation, 300, PICODOLLARS // 2)
+            reservation.settled = False  # as if the answer had been lost
+            made.settle(reservation, 300, PICODOLLARS // 2)
+            after = await made.reserve((subject,), 0, PICODOLLARS // 2)
+            assert after.headers["x-ratelimit-remaining-tokens"] == "700"
+
+    run(scenario())
+
+
+def test_a_cancelled_request_leaves_no_place_taken(redis_url: str) -> None:
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(concurrent=2, tokens_per_minute=100))
+        async with limiter(config(redis_url)) as made:
+            for delay in range(12):  # before it is sent, while it is under way, as the answer comes
+                task = asyncio.ensure_future(made.reserve((subject,), 100, 0))
+                for _ in range(delay):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    made.settle(await task, 0, 0)
+                await settled(made)
+            await settled(made)
+            await asyncio.gather(*(made.reserve((subject,), 50, 0) for _ in range(2)))
+
+    run(scenario())
+
+
+def test_the_requests_of_a_gateway_that_died_stop_counting_and_those_of_a_living_one_do_not(
+    redis_url: str,
+) -> None:
+    async def scenario() -> None:
+        shared = config(redis_url, lease_s=0.5)
+        subject = Subject("key", "k", Limits(concurrent=2, daily_usd=1.0))
+        async with limiter(shared) as living:
+            async with limiter(shared) as dying:
+                await dying.reserve((subject,), 0, PICODOLLARS * 6 // 10)
+            await living.reserve((subject,), 0, PICODOLLARS // 10)
+            with pytest.raises(Limited):
+                await living.reserve((subject,), 0, PICODOLLARS // 2)
+            await asyncio.sleep(1.2)
+            await living.reserve((subject,), 0, PICODOLLARS // 2)  # its place and its money are free again
+            with pytest.raises(Limited) as refused:
+                await living.reserve((subject,), 0, 0)
+            assert refused.value.code == "concurrency_limit_exceeded"
+
+    run(scenario())
+
+
+def test_everything_kept_in_redis_expires(redis_url: str) -> None:
+    async def scenario() -> None:
+        shared = config(redis_url)
+        every = Limits(10, 1000, 5, 1.0, 2.0)
+        async with limiter(shared) as made:
+            await made.reserve((Subject("team", "t", every),), 10, 10)
+            made.settle(await made.reserve((Subject("key", "k", every),), 10, 10), 20, 20)
+            made.settle(await made.reserve((Subject("key", "k2", every),), 10, 10), 5, 20)
+            await settled(made)
+        names = await call(shared, "KEYS", f"{shared.prefix}:*")
+        assert len(names) == 12
+        for name in names:
+            assert await call(shared, "PTTL", name.decode()) > 0
+
+    run(scenario())
+
+
+def test_a_clock_set_back_neither_opens_the_window_nor_closes_it_for_long(redis_url: str) -> None:
+    async def scenario() -> None:
+        now = [MIDNIGHT_MS]
+        subject = Subject("key", "k", Limits(requests_per_minute=2))
+        async with limiter(config(redis_url), clock=lambda: now[0] / 1000, redis_ms=lambda: now[0]) as made:
+            await made.reserve((subject,), 0, 0)
+            now[0] -= 30_000
+            await made.reserve((subject,), 0, 0)
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, 0)
+            now[0] -= 3_600_000
+            made._full.clear()
+            await made.reserve((subject,), 0, 0)
+
+    run(scenario())
+
+
+def test_scripts_that_redis_was_told_to_forget_are_loaded_again(redis_url: str) -> None:
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(concurrent=1))
+        async with limiter(config(redis_url, lease_s=0.3)) as made:
+            for _ in range(2):
+                await made._client.call("SCRIPT", "FLUSH")
+                reservation = await made.reserve((subject,), 0, 0)
+                await made._client.call("SCRIPT", "FLUSH")
+                made.settle(reservation, 0, 0)  # refused, and sent again with the next renewal
+                await asyncio.sleep(0.25)
+
+    run(scenario())
+
+
+# ---- spending ----
+
+
+def test_spending_comes_from_the_ledger_once_for_all_who_wait(redis_url: str) -> None:
+    asked: list[int] = []
+
+    async def spent(subject: Subject, since_ms: int) -> int:
+        asked.append(since_ms)
+        await asyncio.sleep(0.01)
+        return PICODOLLARS
+
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(daily_usd=1.5, monthly_usd=5.0))
+        async with limiter(config(redis_url), spent, redis_ms=lambda: MIDNIGHT_MS + 5) as made:
+            results = await asyncio.gather(
+                *(made.reserve((subject,), 0, PICODOLLARS // 4) for _ in range(4)), return_exceptions=True
+            )
+            assert [type(result) for result in results] == [Reservation, Reservation, Limited, Limited]
+            assert asked == [MIDNIGHT_MS, MIDNIGHT_MS]  # the first day of the month
+
+    run(scenario())
+
+
+def test_what_only_the_ledger_knows_is_added_when_they_are_compared(redis_url: str) -> None:
+    ledger = [0]
+
+    async def spent(subject: Subject, since_ms: int) -> int:
+        return ledger[0]
+
+    async def scenario() -> None:
+        now = [MIDNIGHT_MS]
+        subject = Subject("key", "k", Limits(daily_usd=1.0))
+        async with limiter(config(redis_url, reconcile_s=10), spent, redis_ms=lambda: now[0]) as made:
+            made.settle(await made.reserve((subject,), 0, 1), 0, PICODOLLARS // 10)
+            ledger[0] = PICODOLLARS * 95 // 100  # another gateway died with requests under way
+            made.settle(await made.reserve((subject,), 0, PICODOLLARS // 10), 0, 0)
+            now[0] += 11_000
+            made.settle(await made.reserve((subject,), 0, PICODOLLARS // 10), 0, 0)
+            await asyncio.gather(*made._seeding.values())
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, PICODOLLARS // 10)
+            ledger[0] = 0  # rows that are not yet written take nothing away
+            now[0] += 11_000
+            await made.reserve((subject,), 0, 1)
+            await asyncio.gather(*made._seeding.values())
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, PICODOLLARS // 10)
+
+    run(scenario())
+
+
+# ---- the client ----
+
+
+def test_calls_of_one_moment_leave_in_one_write_and_are_answered_in_order(redis_url: str) -> None:
+    async def scenario() -> None:
+        client = RedisClient(config(redis_url))
+        await client.start()
+        assert client._connection is not None
+        writes: list[bytes] = []
+        transport = client._connection._transport
+        assert transport is not None
+
+        class Spy:
+            def write(self, data: bytes) -> None:
+                writes.append(data)
+                transport.write(data)
+
+            def abort(self) -> None:
+                transport.abort()
+
+        client._connection._transport = Spy()  # type: ignore[assignment]
+        answers = await asyncio.gather(*(client.call("ECHO", f"{number}") for number in range(100)))
+        assert answers == [f"{number}".encode() for number in range(100)]
+        assert len(writes) == 1
+        await client.close()
+
+    run(scenario())
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.lists(st.integers(1, 90), max_size=8))
+def test_answers_are_read_whole_however_they_are_cut(cuts: list[int]) -> None:
+    stream = b"$5\r\nhe\r\no\r\n:42\r\n*3\r\n$-1\r\n*2\r\n:-1\r\n+OK\r\n$0\r\n\r\n-ERR no\r\n*0\r\n*-1\r\n"
+
+    async def scenario() -> None:
+        from ridgeline.gateway.limits.resp import _Connection
+
+        class Transport:
+            def write(self, data: bytes) -> None: ...
+
+            def abort(self) -> None: ...
+
+        connection = _Connection(asyncio.get_running_loop(), 60.0, lambda gone: None)
+        connection.connection_made(Transport())  # type: ignore[arg-type]
+        answers: list[Any] = []
+        for _ in range(6):
+            connection.submit(b"", answers.append)
+        edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+        for start, end in itertools.pairwise(edges):
+            connection.data_received(stream[start:end])
+        assert isinstance(answers[3], RedisError)
+        assert answers[:3] + answers[4:] == [b"he\r\no", 42, [None, [-1, b"OK"], b""], [], None]
+        connection.drop("the test has ended")
+
+    run(scenario())
+
+
+def test_a_database_and_a_password_are_taken_from_the_url(redis_url: str) -> None:
+    async def scenario() -> None:
+        base = redis_url.rpartition("/")[0]
+        other = config(f"{base}/3")
+        await call(other, "SET", f"{other.prefix}:there", "1")
+        assert await call(other, "DEL", f"{other.prefix}:there") == 1
+        assert await call(config(f"{base}/0"), "EXISTS", f"{other.prefix}:there") == 0
+        refused = RedisClient(config(base.replace("redis://", "redis://:wrong@") + "/0"))
+        await refused.start()  # Redis has no password: it refuses this one
+        assert not refused.available
+        with pytest.raises(RedisUnavailable):
+            await refused.call("PING")
+        await refused.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://host:port/0", "redis://host/zero"])
+def test_a_url_that_is_none_is_refused_without_saying_it(url: str) -> None:
+    with pytest.raises(OptionError, match="redis://") as refused:
+        RedisClient(RedisConfig(url=url))
+    assert url not in str(refused.value)
