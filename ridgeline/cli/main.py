@@ -15,6 +15,8 @@ from ridgeline import __version__
 from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.parsing import Help, Parser
 from ridgeline.engine.errors import EngineError, InvalidConfig, InvalidRequest
+from ridgeline.gateway.accounting.errors import LedgerError
+from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.models.errors import ModelError
 from ridgeline.options import OptionError
@@ -22,7 +24,23 @@ from ridgeline.options import OptionError
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 # Each a module beside this one.
-VERBS = ("serve", "chat", "run", "batch", "models", "doctor", "bench", "plan", "tune", "profile", "explain")
+VERBS = (
+    "serve",
+    "chat",
+    "run",
+    "batch",
+    "models",
+    "doctor",
+    "bench",
+    "plan",
+    "tune",
+    "profile",
+    "explain",
+    "router",
+    "keys",
+    "teams",
+    "usage",
+)
 
 LAB_PACKAGES = ("scipy", "genai_prices")  # of the extra `lab`, imported where they are needed
 
@@ -39,6 +57,9 @@ examples:
   ridgeline tune smollm2-135m            find better settings, one change at a time
   ridgeline profile                      where the time of an engine's steps goes
   ridgeline explain TTFT                 a term, its formula, and how to measure it
+  ridgeline router fit examples.csv …    learn which requests a cheap model answers well enough
+  ridgeline keys create --name app       a key for an application at the gateway; teams: who shares limits
+  ridgeline usage --by team,day          what was used through the gateway, and its cost
 
 `ridgeline VERB --help` explains each verb.
 """
@@ -64,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except (OptionError, InvalidConfig, InvalidRequest, BadInput) as error:
         return _failed(error, EXIT_USAGE, debug)
-    except (ModelError, EngineError, RemoteError, LabError) as error:
+    except (ModelError, EngineError, RemoteError, LabError, LedgerError, StoreError) as error:
         return _failed(error, EXIT_FAILED, debug)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in LAB_PACKAGES:

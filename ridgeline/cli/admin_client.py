@@ -1,0 +1,129 @@
+"""The admin API of a gateway, as the verbs for keys, teams and usage ask it. Standard library only.
+
+No proxy is used and no redirect followed: the admin key goes to the address that was named, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ridgeline.cli.errors import RemoteError
+from ridgeline.cli.parsing import path_argument
+from ridgeline.gateway.admin.credentials import read_admin_keys
+from ridgeline.gateway.tenants.errors import StoreError
+
+DEFAULT_URL = "http://127.0.0.1:8081"
+DEFAULT_KEY_FILE = "~/.local/state/ridgeline/gateway/admin-key"
+TIMEOUT_S = 30.0
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def add_admin_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the gateway")
+    group.add_argument(
+        "--admin-url",
+        metavar="URL",
+        default=os.environ.get("RIDGELINE_ADMIN_URL") or DEFAULT_URL,
+        help=f"its admin API (default: $RIDGELINE_ADMIN_URL, or {DEFAULT_URL})",
+    )
+    group.add_argument(
+        "--admin-key-file",
+        metavar="FILE",
+        type=path_argument,
+        default=path_argument(os.environ.get("RIDGELINE_ADMIN_KEY_FILE") or DEFAULT_KEY_FILE),
+        help=f"file with the admin key (default: $RIDGELINE_ADMIN_KEY_FILE, or {DEFAULT_KEY_FILE})",
+    )
+    parser.add_argument("--json", action="store_true", help="print what the gateway answers, as JSON")
+
+
+class AdminClient:
+    def __init__(self, url: str, key_file: Path) -> None:
+        self._url = url.rstrip("/")
+        if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
+            raise RemoteError(f"--admin-url must begin with http:// or https://, not {url!r}")
+        self._key = _first_key(key_file)
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> AdminClient:
+        return cls(args.admin_url, args.admin_key_file)
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self._ask("GET", path, query, None)
+
+    def every(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
+        """All of a list, page by page."""
+        after: str | None = None
+        while True:
+            page = self.get(path, **query, after=after, limit=1000)
+            yield from page["data"]
+            after = page["next"]
+            if after is None:
+                return
+
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._ask(method, path, {}, body or {})
+
+    def _ask(self, method: str, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None) -> Any:
+        given = {name: value for name, value in query.items() if value is not None}
+        url = self._url + path + ("?" + urllib.parse.urlencode(given) if given else "")
+        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(url, data=data, headers=headers, method=method)
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise RemoteError(self._refused(error)) from error
+        except json.JSONDecodeError as error:
+            raise RemoteError(f"{self._url} answers, but not as the admin API of a gateway") from error
+        except (OSError, ValueError) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise RemoteError(
+                f"no gateway listens at {self._url} ({reason}): start one with `ridgeline gateway`, "
+                "or name its admin address with --admin-url"
+            ) from error
+
+    def _refused(self, error: urllib.error.HTTPError) -> str:
+        try:
+            message = str(json.loads(error.read(65536))["error"]["message"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{self._url} answered {error.code}, but not as the admin API of a gateway"
+        if error.code == 401:
+            return f"{self._url} does not accept this admin key: name its file with --admin-key-file"
+        return message
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def duration_s(text: str) -> float | None:
+    """30d, 12h, 90m, 45s, 2w; None for what is no duration."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    return float(found[1]) * _SECONDS[found[2]] if found else None
+
+
+def segment(text: str) -> str:
+    """One part of a path, whatever is in it."""
+    return urllib.parse.quote(text, safe="")
+
+
+def _first_key(path: Path) -> str:
+    try:
+        return read_admin_keys(path)[0][1]
+    except StoreError as error:
+        raise RemoteError(
+            f"no admin key: {error}; `ridgeline gateway` makes it at its first start, as admin-key in its "
+            "state directory: start one, or name that file with --admin-key-file"
+        ) from error
