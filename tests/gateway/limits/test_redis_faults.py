@@ -1,0 +1,245 @@
+"""Redis gone, hanging or empty: the key's policy holds at once, and when it is back all goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from ridgeline.gateway.errors import Limited, Unavailable
+from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.limiter import PICODOLLARS, Reservation, Subject
+from ridgeline.gateway.limits.redis import RedisLimiter
+from ridgeline.gateway.limits.resp import RedisUnavailable
+from ridgeline.gateway.tenants.keys import Limits
+from tests.gateway.services import OwnRedis
+
+KEY = Subject("key", "k", Limits(requests_per_minute=1000))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OwnRedis]:
+    own = OwnRedis()
+    yield own
+    own.stop()
+
+
+@pytest.fixture
+def redis(server: OwnRedis) -> OwnRedis:
+    """Running, and empty."""
+    server.stop()
+    server.start()
+    return server
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+@contextlib.asynccontextmanager
+async def limiter(redis: OwnRedis, *arguments: Any, **values: Any) -> AsyncIterator[RedisLimiter]:
+    made = RedisLimiter(RedisConfig(url=redis.url, **values), *arguments)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def at_once(work: Coroutine[Any, Any, Reservation]) -> Reservation:
+    """Fails if it waits for anything, be it a moment."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits")
+
+
+def test_without_redis_a_closed_key_is_refused_and_an_open_one_is_served_without_any_wait(
+    redis: OwnRedis,
+) -> None:
+    async def scenario() -> None:
+        async with limiter(redis) as made:
+            await made.reserve((KEY,), 0, 0)
+            redis.stop()
+            await until(lambda: not made.available)
+            with pytest.raises(Unavailable) as refused:
+                at_once(made.reserve((KEY,), 0, 0, "closed"))
+            assert (refused.value.status, refused.value.code) == (503, "limits_unknown")
+            served = at_once(made.reserve((KEY,), 0, 0, "open"))
+            assert not served.known
+            made.settle(served, 10, 10)
+            unlimited = Subject("key", "free", Limits())
+            at_once(made.reserve((unlimited,), 0, 0, "closed"))  # has nothing that could be unknown
+            redis.start()
+            await until(lambda: made.available)
+            assert (await made.reserve((KEY,), 0, 0)).known
+
+    run(scenario())
+
+
+def test_a_redis_that_hangs_costs_one_deadline_and_then_nothing(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        async with limiter(redis, timeout_ms=400) as made:
+            await made.reserve((KEY,), 0, 0)
+            redis.pause()
+            results = await asyncio.gather(
+                *(made.reserve((KEY,), 0, 0, "closed") for _ in range(20)), return_exceptions=True
+            )
+            assert {type(result) for result in results} == {Unavailable}
+            with pytest.raises(Unavailable):
+                at_once(made.reserve((KEY,), 0, 0, "closed"))
+            assert not at_once(made.reserve((KEY,), 0, 0, "open")).known
+            redis.resume()
+            await until(lambda: made.available)
+            assert (await made.reserve((KEY,), 0, 0)).known
+
+    run(scenario())
+
+
+def test_an_idle_gateway_notices_that_redis_hangs_before_a_request_does(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        async with limiter(redis, timeout_ms=400) as made:
+            redis.pause()
+            await until(lambda: not made.available)
+            redis.resume()
+            await until(lambda: made.available)
+
+    run(scenario())
+
+
+def test_what_a_hanging_redis_took_after_all_is_given_back(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        places = Subject("key", "k", Limits(concurrent=3))
+        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+            await made.reserve((places,), 0, 0)
+            redis.pause()
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    await made.reserve((places,), 0, 0)
+            redis.resume()  # it runs what was written to it meanwhile
+            await until(lambda: made.available)
+            await until(lambda: not made._unsettled)
+            await made.reserve((places,), 0, 0)
+            await made.reserve((places,), 0, 0)
+
+    run(scenario())
+
+
+def test_what_ended_while_redis_was_away_is_settled_when_it_is_back(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(concurrent=1, tokens_per_minute=1000, daily_usd=1.0))
+        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+            reservation = await made.reserve((subject,), 500, PICODOLLARS // 2)
+            redis.pause()
+            await until(lambda: not made.available)
+            made.settle(reservation, 900, PICODOLLARS * 7 // 10)
+            redis.resume()
+            await until(lambda: made.available and not made._unsettled)
+            with pytest.raises(Limited) as refused:
+                await made.reserve((subject,), 0, PICODOLLARS // 2)
+            assert refused.value.code == "budget_exceeded"
+            after = await made.reserve((subject,), 0, 0)
+            assert after.headers["x-ratelimit-remaining-tokens"] == "100"
+
+    run(scenario())
+
+
+def test_a_redis_that_comes_back_empty_is_told_what_is_under_way_and_what_was_spent(redis: OwnRedis) -> None:
+    ledger = [0]
+
+    async def spent(subject: Subject, since_ms: int) -> int:
+        return ledger[0]
+
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(concurrent=2, daily_usd=1.0))
+        async with limiter(redis, spent, lease_s=3600.0) as made:
+            ended = await made.reserve((subject,), 0, 1)
+            await made.reserve((subject,), 0, 1)
+            redis.stop()
+            await until(lambda: not made.available)
+            made.settle(ended, 0, PICODOLLARS // 2)
+            ledger[0] = PICODOLLARS // 2  # the same request's row: it must not count twice
+            redis.start()
+            await until(lambda: made.available and not made._unsettled)
+            await made.reserve((subject,), 0, PICODOLLARS * 4 // 10)
+            with pytest.raises(Limited) as refused:
+                await made.reserve((subject,), 0, 0)
+            assert refused.value.code == "concurrency_limit_exceeded"
+
+    run(scenario())
+
+
+def test_a_request_served_uncounted_counts_as_soon_as_redis_is_back(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(concurrent=1, tokens_per_minute=1000))
+        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+            redis.pause()
+            await until(lambda: not made.available)
+            served = await made.reserve((subject,), 100, 0, "open")
+            redis.resume()
+            await until(lambda: made.available)
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, 0)
+            made.settle(served, 600, 0)
+            after = await made.reserve((subject,), 0, 0)
+            assert after.headers["x-ratelimit-remaining-tokens"] == "400"
+
+    run(scenario())
+
+
+def test_a_gateway_may_start_before_its_redis(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        redis.stop()
+        async with limiter(redis) as made:
+            with pytest.raises(Unavailable):
+                at_once(made.reserve((KEY,), 0, 0))
+            redis.start()
+            await until(lambda: made.available)
+            await made.reserve((KEY,), 0, 0)
+
+    run(scenario())
+
+
+def test_a_full_redis_is_no_redis(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        async with limiter(redis) as made:
+            await made._client.call("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(Unavailable):
+                await made.reserve((KEY,), 0, 0)
+            assert not (await made.reserve((KEY,), 0, 0, "open")).known
+            await made._client.call("CONFIG", "SET", "maxmemory", "0")
+            assert (await made.reserve((KEY,), 0, 0)).known
+
+    run(scenario())
+
+
+def test_what_waits_for_redis_is_bounded(redis: OwnRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ridgeline.gateway.limits import redis as module
+    from ridgeline.gateway.limits import resp
+
+    monkeypatch.setattr(resp, "MAX_PENDING", 8)
+    monkeypatch.setattr(module, "MAX_UNSETTLED", 8)
+
+    async def scenario() -> None:
+        async with limiter(redis, timeout_ms=5000) as made:
+            asked = [made._client.call("PING") for _ in range(8)]
+            with pytest.raises(RedisUnavailable):
+                made._client.call("PING")
+            await asyncio.gather(*asked)
+            redis.stop()
+            await until(lambda: not made.available)
+            for _ in range(20):
+                made.settle(await made.reserve((KEY,), 0, 0, "open"), 1, 1)
+            assert len(made._unsettled) == 8
+            assert made.settlements_dropped == 12
+
+    run(scenario())
