@@ -1,4 +1,4 @@
-"""GuardConfig: one [[guards]] policy of gateway.toml: what is looked for, and what is done when it is there."""
+"""GuardConfig: one [[guards]] policy of gateway.toml: what is looked for, and what is done then."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ridgeline.options import OptionError, option
 # What the built-in detectors find. Patterns of the config and NER's entities add kinds of their own.
 KINDS = ("email", "phone", "card", "iban", "ip", "ssn", "secret")
 DEFAULT_REGIONS = (
-    "US", "CA", "GB", "IE", "DE", "AT", "CH", "FR", "BE", "NL", "ES", "PT", "IT", "PL", "CZ", "SE", "FI", "GR",
-    "TR", "IL", "IN", "CN", "JP", "KR", "AU", "NZ", "ZA", "BR", "MX", "AR",
+    "US", "CA", "GB", "IE", "DE", "AT", "CH", "FR", "BE", "NL", "ES", "PT", "IT", "PL", "CZ", "SE", "FI",
+    "GR", "TR", "IL", "IN", "CN", "JP", "KR", "AU", "NZ", "ZA", "BR", "MX", "AR",
 )  # fmt: skip
 
 

@@ -1,0 +1,63 @@
+"""Detectors of e-mail and IP addresses in one zone of folded text."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+Span = tuple[int, int]
+
+# Letters of alphabets that set words apart. Those written without spaces are left out: an address that
+# follows on such a text would take the sentence before it along.
+_LETTERS = "A-Za-z0-9\u00aa-\u1fff"
+# Rarer characters that RFC 5321 allows (/ = ? ` { | } & ^) more often end an address than belong to it.
+_EMAIL = re.compile(
+    rf"[{_LETTERS}_](?:[{_LETTERS}_.+%~!#$*-]|(?<=[{_LETTERS}])'(?=[{_LETTERS}])){{0,63}}(?:@|%40)"
+    rf"(?:[{_LETTERS}](?:[{_LETTERS}_-]{{0,61}}[{_LETTERS}])?\.){{1,8}}"
+    rf"(?:xn--[a-z0-9-]{{2,59}}|[A-Za-z\u00aa-\u1fff]{{2,24}})(?![{_LETTERS}])"
+)
+
+_IPV4 = re.compile(r"(?<![0-9A-Za-z_.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?(?![0-9A-Za-z_]|\.[0-9])")
+_IPV6 = re.compile(r"(?<![0-9A-Za-z_:.])(?=[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:)[0-9A-Fa-f:.]{2,46}")
+_IPV6_AFTER = re.compile(r"(?:%[0-9A-Za-z]{1,16})?(?:/[0-9]{1,3})?(?![0-9A-Za-z_:])")
+_HEX = re.compile(r"[0-9A-Fa-f]")
+
+
+def emails(zone: str) -> Iterator[Span]:
+    if "@" in zone or "%40" in zone:
+        for match in _EMAIL.finditer(zone):
+            yield match.span()
+
+
+def ips(zone: str) -> Iterator[Span]:
+    """IPv4 with an optional /prefix; IPv6 in every written form, with zone and prefix."""
+    if zone.count(".") >= 3:
+        for match in _IPV4.finditer(zone):
+            address = match.group().partition("/")[0]
+            if all(int(part) <= 255 for part in address.split(".")):
+                yield match.span()
+    if zone.count(":") >= 2:
+        yield from _version6(zone)
+
+
+def _version6(zone: str) -> Iterator[Span]:
+    for match in _IPV6.finditer(zone):
+        text = match.group().rstrip(".")
+        # A sentence's colon behind an address is not its own.
+        for candidate in (text, text[:-1]) if text.endswith(":") and not text.endswith("::") else (text,):
+            after = _IPV6_AFTER.match(zone, match.start() + len(candidate))
+            if _is_version6(candidate) and (after is not None or candidate != text):
+                end = after.end() if after is not None else match.start() + len(candidate)
+                yield match.start(), end
+                break
+
+
+def _is_version6(text: str) -> bool:
+    if not _HEX.search(text):
+        return False  # `::` alone stands in code
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

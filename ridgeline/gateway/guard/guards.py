@@ -1,0 +1,279 @@
+"""Guards: the policies of gateway.toml. The one place every request and every answer goes through.
+
+The pipeline asks `guards.policy(key.guard)` and awaits `guard.request(kind, fields)` before anything is
+forwarded; what comes back knows what to do with the answer. Whatever goes wrong here fails the request with
+500 guard_failed: nothing unchecked is let through, and no text of it appears in an error or a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ridgeline.gateway.body import Fields
+from ridgeline.gateway.errors import BadRequest, GatewayError
+from ridgeline.gateway.guard.answers import Restorer
+from ridgeline.gateway.guard.config import KINDS, GuardConfig
+from ridgeline.gateway.guard.errors import Blocked, GuardFailed, Unreadable
+from ridgeline.gateway.guard.json_text import JsonText
+from ridgeline.gateway.guard.ner import NameFinder
+from ridgeline.gateway.guard.patterns import compiled
+from ridgeline.gateway.guard.phones import PhoneDetector
+from ridgeline.gateway.guard.placeholders import Vault
+from ridgeline.gateway.guard.scanner import (
+    Budget,
+    Finding,
+    OutOfTime,
+    ScannedText,
+    Scanner,
+    built_in,
+    context_of,
+)
+from ridgeline.gateway.guard.walk import Walk
+from ridgeline.options import OptionError
+
+Action = Literal["pass", "redacted", "blocked"]
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class GuardedRequest:
+    fields: Fields  # to be forwarded in place of the client's
+    findings: dict[str, int]  # kinds and how often
+    action: Action
+    restorer: Restorer | None  # None: the answer goes through as it is
+
+
+class Guards:
+    """All policies by name. `close` ends the processes of NER."""
+
+    def __init__(self, configs: Iterable[GuardConfig]) -> None:
+        self._guards: dict[str, Guard] = {}
+        for config in configs:
+            if config.name in self._guards:
+                raise OptionError(f"[[guards]] there are two named {config.name!r}")
+            self._guards[config.name] = Guard(config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._guards)
+
+    def policy(self, name: str) -> Guard | None:
+        """The named one; for an empty name the one named default, if there is one."""
+        guard = self._guards.get(name or "default")
+        if guard is None and name:
+            # A key that names a policy nobody wrote must not go unguarded.
+            raise GuardFailed("the key's guard policy is not configured")
+        return guard
+
+    async def close(self) -> None:
+        for guard in self._guards.values():
+            await guard.close()
+
+
+class Guard:
+    def __init__(self, config: GuardConfig) -> None:
+        self.config = config
+        patterns = compiled(config.patterns, known=KINDS)
+        phone = PhoneDetector(config.phone_regions, config.phone_bare)
+        allow = _allowed(config.allow)
+
+        def scanner(kinds: Iterable[str]) -> Scanner:
+            wanted = set(kinds)
+            lines = {kind: pattern for kind, pattern in patterns.items() if kind in wanted}
+            return Scanner(built_in(wanted, phone), lines, allow)
+
+        self._scanner = scanner((*config.redact, *config.block, *config.log))
+        answers = (*config.answers_redact, *config.answers_block, *config.answers_log)
+        self._answer_scanner = scanner(answers) if answers else None
+        self._names = NameFinder(config) if config.ner else None
+
+    async def request(self, kind: str, fields: Fields) -> GuardedRequest:
+        """What is to be forwarded in place of these fields. Raises Blocked, Unreadable or GuardFailed."""
+        try:
+            return await self._request(kind, fields)
+        except GatewayError:
+            raise
+        except OutOfTime:
+            raise GuardFailed("the guard took longer than it may; nothing was forwarded") from None
+        except RecursionError:
+            raise BadRequest("the body is nested too deeply", code="invalid_json") from None
+        except Exception as error:
+            # Its message may hold text of the request: the name of its class must do.
+            raise GuardFailed(f"the guard failed ({type(error).__name__}); nothing was forwarded") from None
+
+    def refuse_unreadable(self, kind: str) -> None:
+        """For bodies that are not JSON: raises where the policy does not let them through."""
+        if self.config.unreadable == "refuse":
+            raise Unreadable(f"{kind}: this key's policy lets through only what can be read as JSON text")
+
+    async def close(self) -> None:
+        if self._names is not None:
+            await self._names.close()
+
+    async def _request(self, kind: str, fields: Fields) -> GuardedRequest:
+        values = _values(fields)
+        names = await self._found_names(values)
+        check = _Check(self, Budget(self.config.timeout_ms / 1000), names)
+        if self.config.restore and any(b"<" in raw or b"&lt;" in raw for raw in map(bytes, fields.values())):
+            check.avoid(values)
+        changed = {}
+        for name, value in values.items():
+            check.param = name
+            changed[check.walk.name(name)] = check.walk.value(value, name)
+        if check.blocked:
+            raise Blocked("the request", check.blocked, param=check.blocked_param)
+        # Written anew although nothing may have changed: a name that stands twice in an object is then read
+        # by the upstream as it was read here.
+        forwarded = {
+            name: fields[name] if _is_same(value, values.get(name)) else msgspec.Raw(_encode(value))
+            for name, value in changed.items()
+        }
+        vault = check.vault if self.config.restore and check.vault else None
+        restorer = None
+        if vault is not None or self._answer_scanner is not None:
+            restorer = Restorer(self.config, kind, vault, self._answer_scanner)
+        return GuardedRequest(forwarded, check.found, "redacted" if check.vault else "pass", restorer)
+
+    async def _found_names(self, values: dict[str, Any]) -> dict[str, list[Finding]]:
+        """Findings of NER by text, for every text that is looked at."""
+        if self._names is None:
+            return {}
+        texts: dict[str, None] = {}
+
+        def note(text: str, name: str = "") -> str:
+            texts[text] = None
+            return text
+
+        def json_text(text: str) -> str:
+            channel = JsonText(lambda key: _Noted(note), None)
+            return channel.feed(text) + channel.finish()
+
+        walk = Walk(note, json_text, note)
+        for name, value in values.items():
+            walk.value(value, name)
+        return await self._names.find(list(texts))
+
+
+class _Check:
+    """One request's check: what is done with each text, and what was found so far."""
+
+    def __init__(self, guard: Guard, budget: Budget, names: dict[str, list[Finding]]) -> None:
+        config = guard.config
+        self.found: dict[str, int] = {}
+        self.blocked: dict[str, int] = {}
+        self.blocked_param: str | None = None
+        self.param = ""
+        self.vault = Vault()
+        self._block, self._redact = frozenset(config.block), frozenset(config.redact)
+        self._scanner = guard._scanner
+        self._budget = budget
+        self._names = names
+        self._refuse = guard.config.unreadable == "refuse"
+        self.walk = Walk(self._text, self._json_text, self._text, self._tokens)
+
+    def avoid(self, values: dict[str, Any]) -> None:
+        """Placeholders that the client wrote itself are given to no value; those in thinking are ours."""
+
+        def look(text: str, name: str = "") -> str:
+            self.vault.avoid(text)
+            return text
+
+        walk = Walk(look, look, lambda text: text)
+        for name, value in values.items():
+            walk.value(value, name)
+
+    def _text(self, text: str, name: str = "") -> str:
+        self._budget.check()
+        if self._names.get(text):
+            text = self._without_names(text)
+        context = context_of(name)
+        return self._scanner.replaced(text, self._replace, context, self._budget)
+
+    def _without_names(self, text: str) -> str:
+        out, at = [], 0
+        for start, end, kind in self._names[text]:
+            out += [text[at:start], self._replace(kind, text[start:end])]
+            at = end
+        return "".join([*out, text[at:]])
+
+    def _json_text(self, text: str) -> str:
+        channel = JsonText(self._inside, self._outside)
+        return channel.feed(text) + channel.finish()
+
+    def _inside(self, key: str) -> Any:
+        if self._names:
+            return _Noted(lambda text: self._text(text, key))
+        return ScannedText(self._scanner, self._replace, context_of(key), self._budget)
+
+    def _outside(self, key: str) -> ScannedText:
+        replace = self._replace
+        return ScannedText(self._scanner, _quoted(replace), context_of(key), self._budget)
+
+    def _tokens(self, name: str) -> None:
+        if self._refuse:
+            raise Unreadable(f"{name}: this key's policy needs text, not token ids", param=self.param)
+
+    def _replace(self, kind: str, value: str) -> str:
+        self.found[kind] = self.found.get(kind, 0) + 1
+        if kind in self._block:
+            self.blocked[kind] = self.blocked.get(kind, 0) + 1
+            self.blocked_param = self.blocked_param or self.param
+            return value
+        return self.vault.placeholder(kind, value) if kind in self._redact else value
+
+
+class _Noted:
+    """A channel that gives a whole text to a function."""
+
+    holds = False
+
+    def __init__(self, whole: Callable[[str], str]) -> None:
+        self._whole = whole
+        self._text = ""
+
+    def feed(self, piece: str) -> str:
+        self._text += piece
+        return ""
+
+    def finish(self) -> str:
+        return self._whole(self._text)
+
+
+def _quoted(replace: Callable[[str, str], str]) -> Callable[[str, str], str]:
+    """For values that stand bare in JSON: a placeholder must be a string there."""
+
+    def quoted(kind: str, value: str) -> str:
+        replaced = replace(kind, value)
+        return value if replaced == value else f'"{replaced}"'
+
+    return quoted
+
+
+def _is_same(value: Any, original: Any) -> bool:
+    return not isinstance(value, (dict, list)) and value is original
+
+
+def _values(fields: Fields) -> dict[str, Any]:
+    try:
+        return {name: _decode(raw) for name, raw in fields.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadRequest("the body is not valid JSON", code="invalid_json") from None
+
+
+def _allowed(values: tuple[str, ...]) -> Callable[[str], bool]:
+    if not values:
+        return lambda value: False
+    whole = {value.casefold() for value in values if not value.startswith("*")}
+    endings = tuple(value[1:].casefold() for value in values if value.startswith("*"))
+
+    def allowed(value: str) -> bool:
+        plain = value.casefold()
+        return plain in whole or (bool(endings) and plain.endswith(endings))
+
+    return allowed

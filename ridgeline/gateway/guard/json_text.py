@@ -1,0 +1,123 @@
+"""JSON that stands in a text, as the arguments of a tool call do: strings are read unescaped and written back
+escaped, in pieces of any size.
+
+`inside` makes the channel for a string's text, given the name of its field; `outside` that for what stands
+between strings (numbers), or None where that is of no interest. Text that is no JSON goes through as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+
+class TextChannel(Protocol):
+    """A text in pieces, changed on its way."""
+
+    @property
+    def holds(self) -> bool: ...
+    def feed(self, piece: str) -> str: ...
+    def finish(self) -> str: ...
+
+
+_PLAIN = re.compile(r'[^"\\]+')
+_ESCAPE = re.compile(
+    r"\\(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|u(?P<hex>[0-9a-fA-F]{4})|(?P<letter>[^u])|u)",
+    re.DOTALL,
+)
+_UNFINISHED = re.compile(
+    r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?\Z"
+)
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
+_TO_ESCAPE = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+_NAMES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+_LONGEST_KEY = 64
+
+
+class JsonText:
+    def __init__(
+        self, inside: Callable[[str], TextChannel], outside: Callable[[str], TextChannel] | None
+    ) -> None:
+        self._inside = inside
+        self._outside = outside
+        self._channel = outside("") if outside is not None else None  # of the string, or of what lies between
+        self._in_string = False
+        self._pending = ""  # an escape that is not whole yet
+        self._last = ""  # the last string, as far as the name of a field goes
+        self._key = ""
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._pending) or (self._channel is not None and self._channel.holds)
+
+    def feed(self, piece: str) -> str:
+        text, self._pending = self._pending + piece, ""
+        out: list[str] = []
+        at = 0
+        while at < len(text):
+            at = self._string(text, at, out) if self._in_string else self._between(text, at, out)
+        return "".join(out)
+
+    def finish(self) -> str:
+        out = self._text(self._pending) if self._pending else ""
+        self._pending = ""
+        rest = self._channel.finish() if self._channel is not None else ""
+        return out + (escaped(rest) if self._in_string else rest)
+
+    def _between(self, text: str, at: int, out: list[str]) -> int:
+        quote = text.find('"', at)
+        end = quote if quote >= 0 else len(text)
+        part = text[at:end]
+        if ":" in part:
+            self._key = self._last
+        elif "," in part or "{" in part:
+            self._key = ""
+        out.append(part if self._channel is None else self._channel.feed(part))
+        if quote < 0:
+            return end
+        if self._channel is not None:
+            out.append(self._channel.finish())
+        out.append('"')
+        self._in_string, self._last = True, ""
+        self._channel = self._inside(self._key)
+        return quote + 1
+
+    def _string(self, text: str, at: int, out: list[str]) -> int:
+        if text[at] == '"':
+            assert self._channel is not None
+            out += [escaped(self._channel.finish()), '"']
+            self._in_string, self._key = False, ""
+            self._channel = self._outside(self._last) if self._outside is not None else None
+            return at + 1
+        plain = _PLAIN.match(text, at)
+        if plain is not None:
+            out.append(self._text(plain.group()))
+            return plain.end()
+        if _UNFINISHED.match(text, at):
+            self._pending = text[at:]
+            return len(text)
+        escape = _ESCAPE.match(text, at)
+        assert escape is not None
+        out.append(self._text(_decoded(escape)))
+        return escape.end()
+
+    def _text(self, text: str) -> str:
+        assert self._channel is not None
+        self._last = (self._last + text)[:_LONGEST_KEY]
+        return escaped(self._channel.feed(text))
+
+
+def escaped(text: str) -> str:
+    """As it stands between the quotes of a JSON string."""
+    return _TO_ESCAPE.sub(lambda match: _NAMES.get(match[0]) or f"\\u{ord(match[0]):04x}", text)
+
+
+def _decoded(escape: re.Match[str]) -> str:
+    if escape["high"]:
+        return chr(0x10000 + ((int(escape["high"], 16) - 0xD800) << 10) + int(escape["low"], 16) - 0xDC00)
+    if escape["hex"]:
+        return chr(int(escape["hex"], 16))
+    letter = escape["letter"]
+    return _LETTERS.get(letter, escape[0]) if letter else escape[0]
