@@ -10,11 +10,9 @@ import msgspec
 from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.accounting.reports import (
     MAX_LINES,
-    Question,
     Reports,
     UsageLine,
-    groups_of,
-    moment_ms,
+    question_of,
     total,
 )
 from ridgeline.gateway.accounting.routes import csv_of, report_of
@@ -39,12 +37,7 @@ def read_usage(
     store_url: str, state_dir: Path, by: str, since: str | None, until: str | None, only: Mapping[str, str]
 ) -> Report:
     """Straight from the store; nothing is changed there."""
-    question = Question(
-        groups_of(by),
-        moment_ms(since or "1970-01-01"),
-        moment_ms(until or "9999-12-31", is_end=True),
-        tuple(only.items()),
-    )
+    question = question_of(by, since, until, only)
     root = state_dir / JOURNALS
     if store_url:
         reports = Reports(store_at(store_url, state_dir, _TIMEOUT_S), root)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -141,8 +141,17 @@ def usd(pusd: int) -> str:
     return f"{sign}{whole}.{part:012d}".rstrip("0").removesuffix(".")
 
 
-def groups_of(text: str) -> tuple[str, ...]:
-    """`key,day` as names of GROUPS; LedgerError that says which there are."""
+def question_of(by: str, since: str | None, until: str | None, only: Mapping[str, str]) -> Question:
+    """From the words of a person; LedgerError, which begins with the name of what is wrong."""
+    return Question(
+        _groups(by),
+        0 if not since else _moment_ms("since", since),
+        _END_OF_TIME_MS if not until else _moment_ms("until", until),
+        tuple(only.items()),
+    )
+
+
+def _groups(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in GROUPS:
@@ -152,7 +161,7 @@ def groups_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def moment_ms(text: str, is_end: bool = False) -> int:
+def _moment_ms(name: str, text: str) -> int:
     """2026-11-15 (UTC; as an end, that whole day), 2026-11-15T08:00+01:00, or an age: 36h, 7d."""
     age = re.fullmatch(r"(\d{1,5})([hd])", text)
     if age:
@@ -161,11 +170,12 @@ def moment_ms(text: str, is_end: bool = False) -> int:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        if is_end and re.fullmatch(r"\d{4}-?\d{2}-?\d{2}", text):
+        if name == "until" and re.fullmatch(r"\d{4}-?\d{2}-?\d{2}", text):
             moment += timedelta(days=1)
         return int(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise LedgerError(f"{text!r} is no time: write 2026-11-15, 2026-11-15T08:00Z, 36h or 7d") from None
+        message = f"{name}: {text!r} is no time: write 2026-11-15, 2026-11-15T08:00Z, 36h or 7d"
+        raise LedgerError(message) from None
 
 
 def _line(by: tuple[str, ...], row: tuple[Any, ...]) -> UsageLine:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -22,15 +22,12 @@ from ridgeline.gateway.accounting.reports import (
     MAX_LINES,
     Question,
     UsageLine,
-    groups_of,
-    moment_ms,
+    question_of,
     total,
 )
 from ridgeline.gateway.errors import BadRequest, NotFound
 
 __all__ = ["csv_of", "report_of", "usage_reader", "usage_routes"]
-
-T = TypeVar("T")
 
 _PARAMETERS = ("by", "since", "until", "format", *FILTERS)
 
@@ -90,20 +87,11 @@ def _question(request: Request) -> Question:
             raise BadRequest(f"{name}: unknown; known are {', '.join(_PARAMETERS)}", param=name)
     if given.get("format", "json") not in ("json", "csv"):
         raise BadRequest("format: must be json or csv", param="format")
-    only = tuple((name, given[name]) for name in FILTERS if name in given)
-    return Question(
-        _parsed(given, "by", groups_of, "key"),
-        _parsed(given, "since", moment_ms, "1970-01-01"),
-        _parsed(given, "until", lambda text: moment_ms(text, is_end=True), "9999-12-31"),
-        only,
-    )
-
-
-def _parsed(given: Any, name: str, parse: Callable[[str], T], default: str) -> T:
+    only = {name: given[name] for name in FILTERS if name in given}
     try:
-        return parse(given.get(name, default))
+        return question_of(given.get("by", "key"), given.get("since"), given.get("until"), only)
     except LedgerError as error:
-        raise BadRequest(f"{name}: {error}", param=name) from None
+        raise BadRequest(str(error), param=str(error).partition(":")[0]) from None
 
 
 def _json(body: object) -> Response:

@@ -1,0 +1,80 @@
+"""`ridgeline usage`: table, CSV and JSON of a ledger, read from its SQLite file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.gateway.accounting.records import line_of
+from ridgeline.gateway.accounting.sqlite import SqliteLedger
+from tests.gateway.accounting.books import row
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    store = SqliteLedger(tmp_path / "ledger.sqlite")
+    store.insert(
+        [row(number, key_id=f"key_{number % 2}", cost_pusd=10**11 + number) for number in range(1, 6)]
+    )
+    store.close()
+    return tmp_path
+
+
+def test_the_table_has_exact_dollars_and_a_total(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["usage", "--state-dir", str(state_dir)]) == 0
+    head, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head[:2] == ["KEY", "REQUESTS"]
+    assert lines == [
+        ["key_0", "2", "2", "26", "0", "6", "0.200000000006"],
+        ["key_1", "3", "3", "39", "0", "9", "0.300000000009"],
+        ["total", "5", "5", "65", "0", "15", "0.500000000015"],
+    ]
+
+
+def test_csv_and_json_say_the_same(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["usage", "--state-dir", str(state_dir), "--by", "model,key", "--key", "key_1"]
+    assert main([*words, "--csv"]) == 0
+    (line,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (line["model"], line["key"], line["tokens_in"]) == ("small", "key_1", "39")
+    assert answer["data"][0]["group"] == {"model": "small", "key": "key_1"}
+    assert answer["total"]["cost_usd"] == line["cost_usd"] == "0.300000000009"
+
+
+def test_rows_that_still_wait_are_said(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = state_dir / "ledger" / "dead"
+    folder.mkdir(parents=True)
+    (folder / "0000000001.wal").write_bytes(line_of(row(3)) + line_of(row(77)))
+    assert main(["usage", "--state-dir", str(state_dir)]) == 0
+    assert capsys.readouterr().err == "1 more rows wait in write-ahead files to be moved\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--by", "nobody"], "by: 'nobody' is not one of key, team"),
+        (["--since", "soon"], "since: 'soon' is no time"),
+        (["--store", "postgresql://x@127.0.0.1:1/x"], "PostgreSQL cannot be used"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    state_dir: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["usage", "--state-dir", str(state_dir), *words]) == 1
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_folder_without_a_ledger_says_what_to_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["usage", "--state-dir", str(tmp_path)]) == 1
+    assert "give --state-dir, --store or --admin-url" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
