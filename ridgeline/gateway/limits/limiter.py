@@ -41,6 +41,10 @@ Spent = Callable[[Subject, int], Awaitable[int]]
 
 
 class Limiter(Protocol):
+    @property
+    def degraded(self) -> bool:
+        """Limits cannot be asked: every key's own policy decides."""
+
     async def reserve(
         self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
     ) -> Reservation:

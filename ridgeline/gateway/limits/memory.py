@@ -74,7 +74,10 @@ class MemoryLimiter:
         if refusals:
             standings = [count.standing(one, now_ms) for one, count in zip(taken, counts, strict=True)]
             refuse(refusals, standings, tokens, cost_pusd)
-        reservation.holds = [(count, count.take(bucket, tokens, cost_pusd)) for count in counts]
+        reservation.holds = [
+            (count, count.take(bucket, tokens, cost_pusd), one.limits.tokens_per_minute is not None)
+            for one, count in zip(taken, counts, strict=True)
+        ]
         reservation.standings = [
             count.standing(one, now_ms) for one, count in zip(taken, counts, strict=True)
         ]
@@ -85,14 +88,16 @@ class MemoryLimiter:
             return
         reservation.settled = True
         bucket = int(self._clock() * 1000) // BUCKET_MS
-        at_ms = reservation.at_ms
-        for count, cell in reservation.holds:
+        for count, cell, counts_tokens in reservation.holds:
             count.advance(bucket, None)
-            count.settle(bucket, cell, tokens - reservation.tokens, reservation.cost_pusd, cost_pusd, at_ms)
+            more_tokens = tokens - reservation.tokens if counts_tokens else 0
+            count.settle(bucket, cell, more_tokens, reservation.cost_pusd, cost_pusd, reservation.at_ms)
 
     async def close(self) -> None:
         for task in list(self._seeding.values()):
             task.cancel()
+
+    degraded = False  # what is in the process is always known
 
     @property
     def subjects(self) -> int:

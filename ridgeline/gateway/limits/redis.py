@@ -87,6 +87,10 @@ class RedisLimiter:
     def available(self) -> bool:
         return self._client.available
 
+    @property
+    def degraded(self) -> bool:
+        return not self._client.available
+
     async def start(self) -> None:
         await self._client.start()
         self._renewing = asyncio.ensure_future(self._renew())
