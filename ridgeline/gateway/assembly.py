@@ -19,6 +19,7 @@ from ridgeline.gateway.endpoints import NAMES
 from ridgeline.gateway.guard.guards import Guards
 from ridgeline.gateway.limits.limiter import Limiter, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
+from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
 from ridgeline.gateway.parts import Parts
@@ -65,7 +66,7 @@ class Assembly:
                 ledger_backlog_rows=max(ledger.written - ledger.moved, 0),
                 ledger_backlog_bytes=ledger.waiting_bytes,
                 policy_age_s=parts.policy.snapshot()["policy_age_s"],
-                limits_degraded=parts.limiter.degraded,
+                limits_degraded=isinstance(parts.limiter, RedisLimiter) and not parts.limiter.available,
                 spans_dropped=parts.tracer.dropped if parts.tracer is not None else 0,
                 access_lines_dropped=parts.access_log.dropped,
             )
@@ -111,7 +112,6 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     embedder = _embedder(settings, upstreams)
     router = ModelRouter(settings.routes, settings.rules, embedder) if settings.routes else None
     guards = Guards(settings.guards)
-    await guards.start()
     stack.push_async_callback(guards.close)
     access_log = AccessLog(settings.observe)
     stack.callback(access_log.close)
@@ -161,8 +161,6 @@ async def _limiter(settings: GatewaySettings, ledger: Ledger) -> Limiter:
 
     if not settings.redis.url:
         return MemoryLimiter(spent)
-    from ridgeline.gateway.limits.redis import RedisLimiter
-
     limiter = RedisLimiter(settings.redis, spent)
     await limiter.start()
     return limiter
@@ -203,5 +201,6 @@ async def _cache_redis(settings: GatewaySettings, stack: AsyncExitStack) -> Redi
     from ridgeline.gateway.limits.resp import RedisClient
 
     client = RedisClient(settings.redis)
+    await client.start()
     stack.push_async_callback(client.close)
     return client

@@ -15,6 +15,7 @@ from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.endpoints import Place, find
 from ridgeline.gateway.errors import BadRequest, Forbidden
 from ridgeline.gateway.exchange import Exchange
+from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.parts import Parts
 
 MAX_LINES = 100_000
@@ -39,7 +40,7 @@ _encoder = msgspec.json.Encoder()
 
 
 async def read_batch_file(
-    content: bytes, exchange: Exchange, parts: Parts, upstream: str, guard: Any
+    content: bytes, exchange: Exchange, parts: Parts, upstream: str, guard: Guard | None
 ) -> BatchFile:
     """The file as the upstream is to see it: its own model names, and what the guard left of the texts."""
     lines: list[bytes] = []

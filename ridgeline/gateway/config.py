@@ -60,7 +60,6 @@ class GatewayConfig:
         512, "tokens that are reserved for an answer whose request names no limit of its own"
     )
     drain_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish")
-    guard: str | None = option(None, "the [[guards]] policy of keys that name none")
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe line that is logged"
     )
@@ -237,9 +236,7 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
         raise OptionError(f"[gateway] objects_upstream: no upstream is named {settings.objects_upstream!r}")
     if settings.embeddings.upstream and settings.embeddings.upstream not in upstreams:
         raise OptionError(f"[embeddings] upstream: no upstream is named {settings.embeddings.upstream!r}")
-    guards = _unique("guards", [one.name for one in settings.guards])
-    if gateway.guard and gateway.guard not in guards:
-        raise OptionError(f"[gateway] guard: no [[guards]] is named {gateway.guard!r}")
+    _unique("guards", [one.name for one in settings.guards])
     for route in settings.routes:
         for name in route.models:
             if name not in public and not any(_matches(one.name, name) for one in settings.models):

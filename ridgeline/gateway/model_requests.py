@@ -145,10 +145,9 @@ class ModelRequests:
     async def _guard(self, exchange: Exchange, job: Job) -> None:
         """Fails closed: whatever is raised here, nothing has been sent anywhere."""
         assert exchange.key is not None
-        name = exchange.key.guard or self._config.guard or ""
-        if not name:
+        guard = self._parts.guards.policy(exchange.key.guard)
+        if guard is None:
             return
-        guard = self._parts.guards.policy(name)
         kind = exchange.place.endpoint.kind
         if job.form is not None:
             guard.refuse_unreadable(kind)
@@ -156,10 +155,11 @@ class ModelRequests:
         guarded = await guard.request(kind, exchange.fields)
         if guarded.findings:
             exchange.row.guard = msgspec.json.encode(
-                {"policy": name, "action": guarded.action, "found": guarded.findings}
+                {"policy": guard.config.name, "action": guarded.action, "found": guarded.findings}
             ).decode()
         if guarded.fields is not exchange.fields:
             exchange.fields, job.changed = guarded.fields, True
+        self._parts.metrics.guard_found(guarded.findings, guarded.action)
         job.restorer = guarded.restorer
 
     async def _route(self, exchange: Exchange, job: Job) -> None:

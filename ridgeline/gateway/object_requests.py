@@ -18,6 +18,7 @@ from ridgeline.gateway.errors import BadRequest, NotFound, Unavailable, Upstream
 from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
 from ridgeline.gateway.forms import Form
 from ridgeline.gateway.forwarding import PASSED_BACK, PASSED_ON
+from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.limits.limiter import Subject
 from ridgeline.gateway.own_requests import answer_json
 from ridgeline.gateway.parts import Parts
@@ -32,10 +33,12 @@ KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
 
 class _Made(msgspec.Struct):
     id: str = ""
+    output_file_id: str | None = None  # of a batch that has ended
+    error_file_id: str | None = None
 
 
 class _Page(msgspec.Struct):
-    data: list[dict[str, Any]] = []
+    data: list[msgspec.Raw] = []
     has_more: bool = False
 
 
@@ -79,7 +82,13 @@ class ObjectRequests:
         answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
         if exchange.method == "DELETE" and answer.status < 300:
             await self._parts.owned.forget(place.object_id)
-        await self._relay(exchange, answer, send)
+        if kind == "batch":
+            body = await self._read(exchange, answer)
+            if answer.status < 300:
+                await self._own_files(exchange, owned.upstream, msgspec.json.decode(body, type=_Made))
+            await self._send(exchange, answer, body, send)
+        else:
+            await self._relay(exchange, answer, send)
 
     async def _list(self, exchange: Exchange, send: Send) -> None:
         """The upstream's list, newest first, with what is this tenant's."""
@@ -87,7 +96,7 @@ class ObjectRequests:
         limit = _limit(asked.get("limit", "20"))
         upstream, kind = self._upstream(), KINDS[exchange.place.endpoint.kind]
         base = "/v1/files" if exchange.place.endpoint is FILES else "/v1/batches"
-        mine: list[dict[str, Any]] = []
+        mine: list[tuple[str, msgspec.Raw]] = []
         after = asked.get("after", "")
         if len(after) > MAX_ID or (not after.replace("-", "").replace("_", "").isalnum() and after):
             raise BadRequest("after: not an id", param="after")
@@ -96,23 +105,31 @@ class ObjectRequests:
             body = await self._read(exchange, await self._ask(exchange, upstream, "GET", path, b"", []))
             page = msgspec.json.decode(body, type=_Page)
             for one in page.data:
-                owned = await self._parts.owned.owner(str(one.get("id", "")))
+                made = msgspec.json.decode(one, type=_Made)
+                owned = await self._parts.owned.owner(made.id)
                 if owned is not None and owned.tenant == exchange.tenant and owned.kind == kind:
-                    mine.append(one)
+                    mine.append((made.id, one))
+                    await self._own_files(exchange, upstream, made)
             if len(mine) > limit or not page.has_more or not page.data:
                 break
-            after = str(page.data[-1].get("id", ""))
+            after = msgspec.json.decode(page.data[-1], type=_Made).id
         shown = mine[:limit]
         listed = {
             "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
+            "data": [one for _, one in shown],
+            "first_id": shown[0][0] if shown else None,
+            "last_id": shown[-1][0] if shown else None,
             "has_more": len(mine) > limit,
         }
         exchange.end_as("ok", 200)
         exchange.started = True
         await answer_json(send, 200, listed, [(b"x-request-id", exchange.id.encode())])
+
+    async def _own_files(self, exchange: Exchange, upstream: str, batch: _Made) -> None:
+        """What a batch has written belongs to whom the batch belongs to."""
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            if file_id and await self._parts.owned.owner(file_id) is None:
+                await self._parts.owned.remember(file_id, exchange.tenant, upstream, "file", {})
 
     # ---- what is made ----
 
@@ -162,10 +179,9 @@ class ObjectRequests:
             raise Unavailable("no upstream keeps files and batches here", status=501, code="not_supported")
         return upstream
 
-    def _guard(self, exchange: Exchange) -> Any:
+    def _guard(self, exchange: Exchange) -> Guard | None:
         assert exchange.key is not None
-        name = exchange.key.guard or self._config.guard or ""
-        return self._parts.guards.policy(name) if name else None
+        return self._parts.guards.policy(exchange.key.guard)
 
     async def _ask(
         self, exchange: Exchange, upstream: str, method: str, path: str, body: bytes, headers: Headers

@@ -53,12 +53,14 @@ class Staged:
 
     async def rows(self, count: int) -> list[dict[str, Any]]:
         """The ledger's rows, oldest first, when there are so many of them."""
-        path = self.parts.settings.state_dir / "ledger.sqlite"
         async with asyncio.timeout(10):
-            while len(found := _rows(path)) < count:
+            while len(found := self.written_rows()) < count:
                 await asyncio.sleep(0.02)
         assert len(found) == count, found
         return found
+
+    def written_rows(self) -> list[dict[str, Any]]:
+        return _rows(self.parts.settings.state_dir / "ledger.sqlite")
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ class CacheUse:
         mode = wanted(parts.settings.cache, key.cache, header, kind, fields)
         if mode == "off":
             return None
-        variants = [key.guard or parts.settings.gateway.guard or ""]
+        variants = [key.guard]
         variants += [given.get(name, b"").decode("latin-1") for name in _TELLING]
         variants.append(exchange.query.decode("latin-1"))
         place = partition(exchange.tenant, model.name, kind, fields, variants)

@@ -1,0 +1,140 @@
+"""Files, batches and stored responses, before our real server: only their owner sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.gateway.batch_booking import BatchBooking
+from ridgeline.server.state import open_state
+from tests.gateway.stage import CHAT, Staged, staged
+from tests.server.batch_stage import Server
+from tests.server.scripted_client import say
+
+ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+@contextlib.asynccontextmanager
+async def before_our_server(tmp_path: Path, **key: Any) -> AsyncIterator[Staged]:
+    state = open_state(tmp_path / "server", 0)
+    try:
+        async with Server(state, say("hi there!")) as server, server.stage.served() as upstream:
+            url = str(upstream.base_url).rstrip("/")
+            values = {
+                "upstreams": [{"name": "ours", "kind": "ridgeline", "url": url}],
+                "models": [{"name": "public", "targets": ("ours/m",), "price_in": 1.0, "price_out": 2.0}],
+            }
+            async with staged(tmp_path, values, key) as stage:
+                yield stage
+    finally:
+        state.close()
+
+
+def batch_line(number: int, **change: Any) -> str:
+    body = {"model": "public", "messages": [{"role": "user", "content": f"q{number}"}]}
+    line: dict[str, Any] = {"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": body}
+    body.update(change.pop("body", {}))
+    return json.dumps(line | change)
+
+
+async def upload(http: httpx.AsyncClient, content: str, purpose: str = "batch") -> httpx.Response:
+    return await http.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": purpose})
+
+
+async def ended(http: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
+    async with asyncio.timeout(10):
+        while True:
+            batch = (await http.get(f"/v1/batches/{batch_id}")).json()
+            if batch["status"] in ENDED:
+                return batch
+            await asyncio.sleep(0.01)
+
+
+async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(tmp_path: Path) -> None:
+    async with before_our_server(tmp_path) as stage:
+        content = "\n".join(batch_line(n) for n in range(3))
+        file = (await upload(stage.http, content)).json()
+        body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+        made = await stage.http.post("/v1/batches", json=body)
+        assert made.status_code == 200, made.text
+        batch = await ended(stage.http, made.json()["id"])
+        assert batch["status"] == "completed"
+        answers = (await stage.http.get(f"/v1/files/{batch['output_file_id']}/content")).text
+        used = [json.loads(line)["response"]["body"]["usage"] for line in answers.splitlines()]
+        booking = BatchBooking(stage.parts)
+        await booking.book_ended()
+        await booking.book_ended()
+        async with asyncio.timeout(10):
+            while not (rows := [r for r in stage.written_rows() if r["request_id"] == batch["id"]]):
+                await asyncio.sleep(0.02)
+        (row,) = rows
+        assert row["tokens_in"] == sum(one["prompt_tokens"] for one in used)
+        assert row["tokens_out"] == sum(one["completion_tokens"] for one in used)
+        assert row["cost_pusd"] == row["tokens_in"] * 1_000_000 + row["tokens_out"] * 2_000_000
+        assert row["key_id"].startswith("key_")
+        assert row["model"] == "public"
+
+
+async def test_somebody_elses_objects_do_not_exist(tmp_path: Path) -> None:
+    async with before_our_server(tmp_path) as stage:
+        file = (await upload(stage.http, batch_line(1))).json()
+        _, other = await stage.new_key(name="other")
+        async with stage.client(other) as stranger:
+            assert (await stranger.get(f"/v1/files/{file['id']}")).status_code == 404
+            assert (await stranger.get(f"/v1/files/{file['id']}/content")).status_code == 404
+            assert (await stranger.delete(f"/v1/files/{file['id']}")).status_code == 404
+            assert (await stranger.get("/v1/files")).json()["data"] == []
+            body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+            refused = await stranger.post("/v1/batches", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (404, "input_file_id")
+        assert [one["id"] for one in (await stage.http.get("/v1/files")).json()["data"]] == [file["id"]]
+        assert (await stage.http.delete(f"/v1/files/{file['id']}")).status_code == 200
+        assert (await stage.http.get(f"/v1/files/{file['id']}")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "says"),
+    [
+        (batch_line(1) + "\n{", 400, "line 2"),
+        (batch_line(1, body={"model": "secret"}), 403, "model"),
+        (batch_line(1) + "\n" + batch_line(2, body={"model": "other"}), 400, "one model"),
+        (batch_line(1, url="/v1/files"), 400, "url"),
+        (batch_line(1, method="DELETE"), 400, "url"),
+        ("\n\n", 400, "no requests"),
+    ],
+)
+async def test_a_batch_may_hold_only_what_its_key_may_ask(
+    tmp_path: Path, content: str, status: int, says: str
+) -> None:
+    async with before_our_server(tmp_path, models=("public",)) as stage:
+        refused = await upload(stage.http, content)
+        assert (refused.status_code, refused.json()["error"]["message"].count(says) > 0) == (status, True)
+
+
+async def test_a_stored_response_is_continued_by_its_owner_alone(tmp_path: Path) -> None:
+    async with before_our_server(tmp_path) as stage:
+        first = (await stage.http.post("/v1/responses", json={"model": "public", "input": "hello"})).json()
+        again = {"model": "public", "input": "more", "previous_response_id": first["id"]}
+        assert (await stage.http.post("/v1/responses", json=again)).status_code == 200
+        assert (await stage.http.get(f"/v1/responses/{first['id']}")).json()["id"] == first["id"]
+        _, other = await stage.new_key(name="other")
+        async with stage.client(other) as stranger:
+            refused = await stranger.post("/v1/responses", json=again)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
+            assert (await stranger.get(f"/v1/responses/{first['id']}")).status_code == 404
+
+
+async def test_a_streamed_response_is_its_owners_too(tmp_path: Path) -> None:
+    async with before_our_server(tmp_path) as stage:
+        text = (
+            await stage.http.post("/v1/responses", json={"model": "public", "input": "hi", "stream": True})
+        ).text
+        made = next(json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: "))
+        assert (await stage.http.get(f"/v1/responses/{made['response']['id']}")).status_code == 200
