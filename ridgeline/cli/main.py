@@ -26,6 +26,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 # Each a module beside this one.
 VERBS = (
     "serve",
+    "gateway",
     "chat",
     "run",
     "batch",
