@@ -26,7 +26,8 @@ class CacheConfig:
         0.97, "Cosine similarity from which a question counts as asked before; a model's own goes first"
     )
     semantic_strict: bool = option(
-        True, "Numbers, negations, names and quoted words must be the same too, however similar the rest"
+        True,
+        "Numbers, negations, names and other telling words must be the same too, however similar the rest",
     )
     semantic_text_bytes: int = option(
         512, "Longer questions are not looked up by meaning: an embedding model reads only a text's beginning"

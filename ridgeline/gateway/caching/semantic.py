@@ -22,12 +22,14 @@ from ridgeline.gateway.caching.answer import Hit, StoredAnswer
 from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.caching.exact import keepable
 from ridgeline.gateway.caching.partition import partition
-from ridgeline.gateway.caching.wording import literals
+from ridgeline.gateway.caching.wording import Wording
 from ridgeline.gateway.observe.metrics import CacheReading
 
 Vectors = npt.NDArray[np.float32]
 
+MOST_COMPARED = 16  # similar questions whose words are looked at
 _SHELF_BYTES = 1024  # of objects around a shelf, roughly
+_WORDING_BYTES = 4096  # of a question's words, at most about that
 _messages = msgspec.json.Decoder(list[msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
@@ -84,10 +86,10 @@ class SemanticCache:
         if shelf is not None:
             self._shelves.move_to_end(question.partition)
             self._bytes -= shelf.expire(now - self._config.ttl_s)
-            mark = literals(question.text) if self._config.semantic_strict else b""
-            found = shelf.nearest(question.vector, mark)
             least = self._config.semantic_threshold if threshold is None else threshold
-            if found is not None and found[1] >= least:
+            wording = Wording.of(question.text) if self._config.semantic_strict else None
+            found = shelf.nearest(question.vector, least, wording)
+            if found is not None:
                 self.hits += 1
                 return Hit(found[0], now - found[0].stored_at, found[1])
         self.misses += 1
@@ -104,9 +106,9 @@ class SemanticCache:
         if shelf is None:
             shelf = self._shelves[question.partition] = _Shelf(len(question.vector))
             self._bytes += shelf.bytes
-        mark = literals(question.text) if self._config.semantic_strict else b""
         before = shelf.bytes
-        self.evictions += shelf.add(question.vector, mark, answer, self._config.semantic_entries)
+        entry = (Wording.of(question.text), answer)
+        self.evictions += shelf.add(question.vector, entry, self._config.semantic_entries)
         self._bytes += shelf.bytes - before
         self._shelves.move_to_end(question.partition)
         while self._bytes > self._config.semantic_max_bytes and self._shelves:
@@ -126,22 +128,26 @@ class _Shelf:
         self.dimensions = dimensions
         self.bytes = _SHELF_BYTES
         self._vectors: Vectors = np.empty((0, dimensions), np.float32)
-        self._answers: list[tuple[bytes, StoredAnswer]] = []  # with the words that must agree
+        self._answers: list[tuple[Wording, StoredAnswer]] = []
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def nearest(self, vector: Vectors, mark: bytes) -> tuple[StoredAnswer, float] | None:
+    def nearest(
+        self, vector: Vectors, least: float, wording: Wording | None
+    ) -> tuple[StoredAnswer, float] | None:
+        """The most similar of those that are similar enough and whose words do not speak against it."""
         if len(vector) != self.dimensions or not self._answers:
             return None
         similarities = self._vectors[: len(self._answers)] @ vector
-        for index in np.argsort(-similarities)[:16]:
+        (near,) = np.nonzero(similarities >= least)
+        for index in near[np.argsort(-similarities[near])][:MOST_COMPARED]:
             kept, answer = self._answers[index]
-            if kept == mark:
+            if wording is None or wording.agrees(kept):
                 return answer, min(float(similarities[index]), 1.0)
         return None
 
-    def add(self, vector: Vectors, mark: bytes, answer: StoredAnswer, most: int) -> int:
+    def add(self, vector: Vectors, entry: tuple[Wording, StoredAnswer], most: int) -> int:
         """How many old ones went for it."""
         gone = max(len(self._answers) + 1 - most, 0)
         self._drop(gone)
@@ -152,8 +158,8 @@ class _Shelf:
             self.bytes += grown.nbytes - self._vectors.nbytes
             self._vectors = grown
         self._vectors[count] = vector
-        self._answers.append((mark, answer))
-        self.bytes += answer.size
+        self._answers.append(entry)
+        self.bytes += entry[1].size + _WORDING_BYTES
         return gone
 
     def expire(self, before: float) -> int:
@@ -169,7 +175,7 @@ class _Shelf:
         if count == 0:
             return
         left = len(self._answers) - count
-        self.bytes -= sum(answer.size for _, answer in self._answers[:count])
+        self.bytes -= sum(answer.size + _WORDING_BYTES for _, answer in self._answers[:count])
         self._vectors[:left] = self._vectors[count : count + left].copy()
         del self._answers[:count]
 

@@ -1,13 +1,16 @@
-"""What two questions must share beside their meaning: numbers, negations, names, quoted words.
+"""Wording: what two questions must share beside their meaning before one's answer is given to the other.
 
-Vectors hardly see them: "in 2019" and "in 2020" lie closer together than most paraphrases do. The semantic
-cache keeps this digest with each answer and lets no similarity outweigh it. It errs towards a miss.
+Vectors hardly see the words that change an answer: "before 1770" and "after 1770", "safe" and "not safe" lie
+closer together than most paraphrases do. So numbers, symbols, negations, names and quoted words must be the
+same; and questions that differ in a single word of weight, or only in its place, are taken for two. It errs
+towards a miss.
 """
 
 from __future__ import annotations
 
 import re
-from hashlib import sha256
+from collections import Counter
+from dataclasses import dataclass
 
 _WORDS = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|[+\-*/<>=%$€£^&|~#@\\]+")
 _QUOTED = re.compile(r"\"([^\"]{1,200})\"|“([^”]{1,200})”|`([^`]{1,200})`|(?<!\w)'([^']{1,200})'(?!\w)")
@@ -20,36 +23,60 @@ _NEGATIONS = """
 not no never none nothing nobody neither nor without cannot except unless hardly isn't aren't wasn't weren't
 don't doesn't didn't won't can't couldn't shouldn't wouldn't haven't hasn't
 """
-# Opposites that vectors put side by side, because they stand in the same sentences.
-_OPPOSITES = """
-before after above below over under more less fewer most least max min maximum minimum increase decrease
-ascending descending enable disable allow deny start stop begin end open close add remove insert delete
-up down left right north south east west highest lowest largest smallest longest shortest best worst last
-earliest latest oldest newest positive negative even odd encode decode encrypt decrypt upload download
-import export buy sell morning evening day night today tomorrow yesterday daily weekly monthly yearly
-advantages disadvantages
+# Words by whose choice and order paraphrases differ. Everything else has weight.
+_LIGHT = """
+a an the i i'm i've me is are was were be been am do does did can could should would will may might must have
+has had what what's who who's whom whose when where which how please tell give show explain list name describe
+let my our your his her its their this that these those there it he she we they you in on at of and or as by
+to so just also any some way mean means meaning
 """
-# What begins sentences with a capital letter and is no name.
-_BEGINNINGS = """
-a an the i i'm i've is are was were do does did can could should would will what what's who who's whose when
-where why which how please tell give show explain list write name describe translate find summarize compare
-compute calculate define provide help let my our your his her its their this that these those there it he
-she we they you in on at for from to of and or but if as by with about be have has had make create convert
-any some all
-"""
-_marked = frozenset(_NUMBERS.split() + _NEGATIONS.split() + _OPPOSITES.split())
-_beginnings = frozenset(_BEGINNINGS.split())
+_marked = frozenset(_NUMBERS.split() + _NEGATIONS.split())
+_light = frozenset(_LIGHT.split())
 
 
-def literals(text: str) -> bytes:
-    """A digest of the words in which two questions must agree, in whatever order they stand."""
-    kept = ["q:" + next(filter(None, quoted.groups())) for quoted in _QUOTED.finditer(text)]
-    kept += [word.lower().replace("’", "'") for word in _WORDS.findall(text) if _must_agree(word)]
-    return sha256("\n".join(sorted(kept)).encode("utf-8", "surrogatepass")).digest()
+@dataclass(frozen=True, slots=True)
+class Wording:
+    fixed: tuple[str, ...]  # what must be the same, sorted
+    words: tuple[str, ...]  # all, in their order
+    weighty: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Wording:
+        found = [(word, word.lower().replace("’", "'")) for word in _WORDS.findall(text)]
+        fixed = [next(filter(None, quoted.groups())) for quoted in _QUOTED.finditer(text)]
+        fixed += [lower for word, lower in found if _is_fixed(word, lower)]
+        words = tuple(lower for _, lower in found)
+        return cls(tuple(sorted(fixed)), words, tuple(word for word in words if word not in _light))
+
+    def agrees(self, other: Wording) -> bool:
+        """Whether nothing stands against the two meaning the same."""
+        if self.words == other.words:
+            return True
+        if self.fixed != other.fixed or sorted(self.words) == sorted(other.words):
+            return False
+        only_here, only_there = _unlike(self.weighty, other.weighty)
+        return (only_here, only_there) == (0, 0) or max(only_here, only_there) > 1
 
 
-def _must_agree(word: str) -> bool:
-    lower = word.lower().replace("’", "'")
-    if word != lower:
-        return lower not in _beginnings
-    return lower in _marked or not word[0].isalnum() or any(letter.isdigit() for letter in word)
+def _is_fixed(word: str, lower: str) -> bool:
+    if word != lower and lower not in _light and lower not in _marked:
+        return True  # a name, or a sentence's first word: which of the two is not known
+    is_symbol = not word[0].isalnum() or (len(word) == 1 and lower not in _light)
+    return is_symbol or lower in _marked or any(letter.isdigit() for letter in word)
+
+
+def _unlike(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[int, int]:
+    """How many words of weight each has alone. Forms of one word (store, stored) count as the same."""
+    left, right = Counter(first), Counter(second)
+    only_left, only_right = list((left - right).elements()), list((right - left).elements())
+    for word in list(only_left):
+        same = next((other for other in only_right if _one_word(word, other)), None)
+        if same is not None:
+            only_left.remove(word)
+            only_right.remove(same)
+    return len(only_left), len(only_right)
+
+
+def _one_word(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return len(short) >= 4 and len(long) - len(short) <= 3 and long.startswith(short)
