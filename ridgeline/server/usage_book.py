@@ -7,6 +7,7 @@ client has left, learns here what the engine computed of it. Kept in memory: the
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -21,7 +22,8 @@ from ridgeline.server.front import Front
 KEPT = 100_000  # some 20 MB when full
 Status = Literal["running", "finished", "aborted", "failed"]
 _STATUSES: tuple[Status, ...] = ("running", "finished", "aborted", "failed")
-_COUNTS = struct.Struct("<BQQQQ")  # a fifth of what the objects would take
+SINCE = "x-ridgeline-usage-since"  # of a 404: unix seconds; whatever arrived later is known here
+_COUNTS = struct.Struct("<BdQQQQ")  # a fifth of what the objects would take
 
 
 class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class UsageBook:
         self._running: dict[str, Running] = {}
         self._ended: dict[str, bytes] = {}  # oldest first
         self._kept = kept
+        self.known_since = time.time()  # no request that arrived later has been forgotten
 
     def begin(self, request_id: str, usage: Callable[[], Usage]) -> Running:
         running = self._running[request_id] = Running(request_id, usage)
@@ -66,13 +69,15 @@ class UsageBook:
         self._ended.pop(running.request_id, None)  # it becomes the youngest
         self._ended[running.request_id] = _COUNTS.pack(
             _STATUSES.index(ending),
+            time.time(),
             usage.prompt_tokens,
             usage.prompt_tokens_details.cached_tokens,
             usage.completion_tokens,
             usage.completion_tokens_details.reasoning_tokens,
         )
         if len(self._ended) > self._kept:
-            del self._ended[next(iter(self._ended))]
+            oldest = self._ended.pop(next(iter(self._ended)))
+            self.known_since = _COUNTS.unpack(oldest)[1]
 
     def find(self, request_id: str) -> RequestUsage | None:
         running = self._running.get(request_id)
@@ -81,7 +86,7 @@ class UsageBook:
         counts = self._ended.get(request_id)
         if counts is None:
             return None
-        status, prompt, cached, completion, reasoning = _COUNTS.unpack(counts)
+        status, _, prompt, cached, completion, reasoning = _COUNTS.unpack(counts)
         usage = counted(prompt, completion, cached, reasoning)
         return RequestUsage(request_id=request_id, status=_STATUSES[status], usage=usage)
 
@@ -94,8 +99,9 @@ def counted(prompt: int, completion: int = 0, cached: int = 0, reasoning: int = 
 async def show_usage(request: Request) -> Response:
     """GET /v1/usage/{request_id}."""
     request_id = request.path_params["request_id"]
-    found = Front.of(request).part(UsageBook).find(request_id)
+    book = Front.of(request).part(UsageBook)
+    found = book.find(request_id)
     if found is None:
         message = f"no request with this id is known: the last {KEPT} that an engine took are kept"
-        raise ApiError(404, message, code="not_found")
+        raise ApiError(404, message, code="not_found", headers={SINCE: f"{book.known_since:.3f}"})
     return Response(encode(found), media_type="application/json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
@@ -83,6 +84,21 @@ async def test_a_request_that_was_refused_is_not_known() -> None:
     assert (await stage.post(CHAT, HELLO, headers=ID)).status_code == 400
     status, told = await asked(stage)
     assert (status, told["error"]["code"]) == (404, "not_found")
+
+
+async def test_an_unknown_request_is_told_from_when_on_all_are_known() -> None:
+    before = time.time()
+    stage = Stage()
+    async with stage.http() as http:
+        answer = await http.get("/v1/usage/nobody")
+    assert answer.status_code == 404
+    assert before - 0.01 <= float(answer.headers["x-ridgeline-usage-since"]) <= time.time()
+    book = UsageBook(kept=1)
+    book.end(book.begin("a", lambda: counted(1)), 200)
+    ended = time.time()
+    book.end(book.begin("b", lambda: counted(1)), 200)  # `a` is forgotten
+    assert book.known_since <= ended
+    assert book.known_since > before
 
 
 async def test_a_key_is_needed_as_for_other_paths() -> None:
