@@ -10,9 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.gateway.dialects.reading import Asked
-
-NULL = msgspec.Raw(b"null")
+from ridgeline.gateway.dialects.reading import NULL, Asked
 
 
 class TextPart(Asked, tag_field="type", tag="text", kw_only=True, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.gateway.dialects.reading import Asked
+from ridgeline.gateway.dialects.reading import NULL, Asked
 
 
 class _Block(Asked, kw_only=True, frozen=True):
@@ -84,7 +84,7 @@ class Message(Asked, kw_only=True, frozen=True):
 
 class Tool(Asked, kw_only=True, frozen=True):
     name: str
-    input_schema: msgspec.Raw | None = None
+    input_schema: msgspec.Raw = NULL
     type: str | None = None
     description: str | None = None
     strict: bool | None = None

@@ -195,6 +195,8 @@ class _Calls:
             known = self._calls.get(self._last)
             is_new = known is None or (delta.id and delta.id != known.id)
             index = len(self._calls) if is_new else self._last
+        elif delta.id and index in self._calls and self._calls[index].id not in ("", delta.id):
+            index = 1 + max(self._calls)  # others number every call 0
         self._last = index
         call = self._calls.setdefault(index, _OpenCall())
         call.id = call.id or delta.id or ""

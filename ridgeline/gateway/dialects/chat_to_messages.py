@@ -34,7 +34,7 @@ from ridgeline.gateway.dialects.asked_chat import (
     UserMessage,
 )
 from ridgeline.gateway.dialects.config import DialectConfig
-from ridgeline.gateway.dialects.reading import read, refuse
+from ridgeline.gateway.dialects.reading import is_null, read, refuse
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.web.tool_input import ToolInput
 
@@ -278,7 +278,7 @@ def _tool(tool: Tool, path: str) -> dict[str, Any]:
     shaped = {
         "name": function.name,
         "description": function.description,
-        "input_schema": _NO_PARAMETERS if bytes(schema) == b"null" else schema,
+        "input_schema": _NO_PARAMETERS if is_null(schema) else schema,
         "strict": function.strict,
         "cache_control": tool.cache_control if tool.cache_control is not None else function.cache_control,
     }
@@ -302,7 +302,7 @@ def _add_format(asked: ChatAsked, body: dict[str, Any]) -> None:
         return
     if wanted.type != "json_schema" or wanted.json_schema is None:
         raise refuse("response_format.type", "this model follows a json_schema, or none")
-    if bytes(wanted.json_schema.schema) == b"null":
+    if is_null(wanted.json_schema.schema):
         raise BadRequest(
             "response_format.json_schema.schema: this field is required",
             param="response_format.json_schema.schema",

@@ -27,7 +27,7 @@ from ridgeline.gateway.dialects.asked_messages import (
     ToolUseBlock,
 )
 from ridgeline.gateway.dialects.config import DialectConfig
-from ridgeline.gateway.dialects.reading import read, refuse
+from ridgeline.gateway.dialects.reading import is_null, read, refuse
 from ridgeline.gateway.errors import BadRequest
 
 Part = dict[str, Any]
@@ -239,7 +239,7 @@ def _tools(asked: MessagesAsked) -> dict[str, Any]:
 
 
 def _tool(tool: Tool, path: str) -> dict[str, Any]:
-    if tool.type not in (None, "custom") or tool.input_schema is None:
+    if tool.type not in (None, "custom") or is_null(tool.input_schema):
         raise refuse(f"{path}.type", "tools that run at Anthropic are unknown to this model")
     if tool.allowed_callers not in (None, [], ["direct"]):
         raise refuse(f"{path}.allowed_callers", "only the model itself can call tools")

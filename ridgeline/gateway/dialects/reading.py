@@ -12,6 +12,8 @@ from ridgeline.gateway.errors import BadRequest
 
 T = TypeVar("T")
 
+NULL = msgspec.Raw(b"null")  # absent: a type that may be Raw or None does not decode
+
 _PLACE = re.compile(r" - at `(.*)`\Z", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*?)`", re.DOTALL)
@@ -19,6 +21,10 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`", re.DOTALL)
 
 class Asked(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A part of a request: every field that can be translated or does not matter, and no other."""
+
+
+def is_null(value: msgspec.Raw) -> bool:
+    return bytes(value) == b"null"
 
 
 def read(fields: Fields, body: type[T]) -> T:
