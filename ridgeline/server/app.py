@@ -41,7 +41,7 @@ from ridgeline.server.protocol import (
 from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.state import StateStore
 from ridgeline.server.tokenize import apply_template, detokenize, tokenize
-from ridgeline.server.usage_book import RequestUsage, show_usage
+from ridgeline.server.usage_book import RequestUsage, UsageBook, show_usage
 from ridgeline.server.vectors import endpoints as vectors
 from ridgeline.server.websocket import WebSockets
 
@@ -141,6 +141,7 @@ def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore |
 
 def app_over(front: Front) -> ASGIApp:
     config = front.config
+    front.part(UsageBook)  # from now on it knows every request
     gate = Gate(Router(ROUTES, redirect_slashes=False), front)
     app: ASGIApp = WebSockets(gate, front, [e.path for e in ENDPOINTS if e.events is not None])
     if config.cors_origins:
