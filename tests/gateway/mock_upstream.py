@@ -24,6 +24,7 @@ import json
 import re
 import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -128,6 +129,7 @@ class MockUpstream:
 
     def __init__(self, port: int = 0) -> None:
         self.port = port
+        self.began = time.time()
         self.books: dict[str, Book] = {}
         self.running = 0  # answers under way
         self.scripts: dict[str, Script] = {}
@@ -232,7 +234,11 @@ class Connection(asyncio.Protocol):
     def _usage(self, request_id: str) -> None:
         book = self.upstream.books.get(request_id)
         if book is None:
-            self._whole(404, {"error": {"message": "unknown request", "type": "invalid_request_error"}})
+            body = msgspec.json.encode({"error": {"message": "unknown", "type": "invalid_request_error"}})
+            head = b"HTTP/1.1 404 X\r\ncontent-type: application/json\r\nx-ridgeline-usage-since: %.3f\r\n"
+            self.transport.write(
+                head % self.upstream.began + b"content-length: %d\r\n\r\n" % len(body) + body
+            )
         else:
             self._whole(
                 200,
