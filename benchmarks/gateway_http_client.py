@@ -21,8 +21,11 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
+from ridgeline.gateway.upstreams.config import UpstreamConfig
 from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
 from ridgeline.gateway.upstreams.origin import read_url
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+from ridgeline.gateway.upstreams.upstreams import Upstreams
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}).encode()
 REPLY = json.dumps({"id": "c", "choices": [{"message": {"content": "y" * 600}}], "usage": {"n": 1}}).encode()
@@ -106,6 +109,16 @@ async def rounds(options: argparse.Namespace, port: int) -> dict[str, float]:
         async with theirs.post(f"{url}/whole", headers=HEADERS, data=BODY) as answer:
             assert await answer.read() == REPLY
 
+    upstreams = Upstreams([UpstreamConfig(name="u", url=url)], client=ours)
+    targets, outgoing = [Target("u", "m")], Outgoing("POST", "/whole", coded, BODY, False)
+
+    async def our_open() -> None:
+        opened = await upstreams.open(
+            targets, lambda target: outgoing, tenant="t", deadline=time.monotonic() + 60
+        )
+        assert await opened.answer.read(1 << 20) == REPLY
+        opened.close(True)
+
     async def our_next() -> None:
         answer = await ours.ask(origin, "POST", "/stream", coded, BODY, deadlines=DEADLINES)
         size = 0
@@ -148,6 +161,7 @@ async def rounds(options: argparse.Namespace, port: int) -> dict[str, float]:
     streams = max(options.requests // EVENTS, 4)
     cases: dict[str, tuple[Callable[[], Awaitable[None]], int, int]] = {
         "request, ours": (our_whole, options.requests, 1),
+        "request, Upstreams": (our_open, options.requests, 1),
         "request, aiohttp": (their_whole, options.requests, 1),
         "read, bare protocol": (bare_stream, streams, EVENTS),
         "read, ours (relay)": (our_relay, streams, EVENTS),

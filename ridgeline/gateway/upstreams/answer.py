@@ -1,4 +1,4 @@
-"""Answer: one upstream's answer as it arrives. Filled by `http_client`, read by the pipeline.
+"""Answer: one upstream's answer as it arrives. Filled by its `Connection`, read by the pipeline.
 
 Its body comes whole (`read`), piece by piece (`next`), or handed to a function as it arrives (`relay`), which
 wakes no task and is what a stream costs least with. A reader that falls behind stops the socket's reading.
@@ -16,7 +16,7 @@ from ridgeline.gateway.errors import UpstreamFailed
 from ridgeline.gateway.upstreams.outgoing import Headers
 
 if TYPE_CHECKING:
-    from ridgeline.gateway.upstreams.http_client import Connection
+    from ridgeline.gateway.upstreams.connection import Connection
 
 HIGH_WATER = 256 * 1024  # unread bytes of one answer at which its socket is no longer read
 

@@ -11,6 +11,7 @@ Retries are paid from the budget all requests share. Called by `Upstreams`; neve
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ REFUSED_KEY = frozenset((401, 402, 403))
 NO_FAULT = frozenset(("busy", "aborted", "total_timeout"))  # of the upstream's
 # Where the same target would only fail again, or take as long again.
 NOT_REPEATED = NO_FAULT | {"first_byte_timeout", "body_too_large", "head_too_large", "tls"}
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class Attempts:
         self._kind: AttemptKind = kind
         self._is_last = is_last
         self._retries = self._rotations = 0
-        self._waited_s = 0.0  # before the attempt under way
+        self._waited_s = 0.0  # before the next attempt, or the one under way
         self._credential: Credential | None = None  # to be used again
 
     async def run(self) -> Opened | None:
@@ -101,7 +105,7 @@ class Attempts:
                 return opened
             if opened:
                 await asyncio.sleep(opened)
-            self._waited_s = opened
+            self._waited_s += opened
 
     async def _ask(self) -> Opened | float | None:
         """Once, in a place of the upstream. A number: to be asked again, after so many seconds."""
@@ -160,8 +164,7 @@ class Attempts:
         if cause in NO_FAULT:
             upstream.breaker.abandon(given)
         else:
-            upstream.failures += 1
-            upstream.breaker.failure(given)
+            upstream.fail(given)
         if cause == "total_timeout":
             raise late()
         self._credential = credential
@@ -171,10 +174,10 @@ class Attempts:
         self, answer: Answer, outgoing: Outgoing, credential: Credential, given: Pass
     ) -> Opened | float | None:
         upstream, status, kind = self._upstream, answer.status, self._kind
+        upstream.heard_at = answer.last_at
         is_failure = status >= 500
         if is_failure:
-            upstream.failures += 1
-            upstream.breaker.failure(given)
+            upstream.fail(given)
         else:
             upstream.breaker.success(given)
         asked_s = retry_after_s(answer) if status == 429 or status >= 500 else None
@@ -189,7 +192,7 @@ class Attempts:
         elif status == 429:
             wait_s = self._rotate(credential, asked_s)
         elif status in REFUSED_KEY:
-            wait_s = self._bury(credential, self._target.model if status == 403 else None)
+            wait_s = self._bury(credential, status)
         else:
             wait_s = self._give_up(refused(status))  # a redirect: upstreams are where the configuration says
         self._note(kind, credential, status, f"http_{status}", answer.asked_at)
@@ -213,9 +216,12 @@ class Attempts:
 
     # ── whether to ask again ──
 
-    def _bury(self, credential: Credential, model: str | None) -> float | None:
+    def _bury(self, credential: Credential, status: int) -> float | None:
         """A key was refused: another, at once."""
+        # 403 may be about the model asked for: one tenant's wish must not take the key from all others.
+        model = self._target.model if status == 403 else None
         credential.kill(self._means.clock() + self._means.config.credential_dead_s, model)
+        log.warning("upstream %s: key %s was refused (%d)", self._upstream.name, credential.name, status)
         self._rotations += 1
         if self._rotations > len(self._upstream.credentials.keys):  # they come back faster than they die
             return self._give_up(exhausted())
@@ -272,3 +278,4 @@ class Attempts:
         self._call.note(
             kind, self._upstream, self._target, credential.name, status, cause, self._waited_s, took_s
         )
+        self._waited_s = 0.0

@@ -45,6 +45,11 @@ class Breaker:
     def is_closed(self) -> bool:
         return self._open_until is None
 
+    @property
+    def has_trial(self) -> bool:
+        """A request is trying whether the upstream is back."""
+        return self._has_trial
+
     def may_admit(self) -> bool:
         """What `admit` would say, without a trial being given away."""
         until = self._open_until

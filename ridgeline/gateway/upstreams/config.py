@@ -31,7 +31,7 @@ class UpstreamConfig:
     queue_timeout_s: float = option(30.0, "longest wait for a turn; then the next target, or 429")
     connect_timeout_s: float = option(5.0, "longest time for a connection, with TLS")
     first_byte_timeout_s: float = option(300.0, "longest time from a request to the first byte of its answer")
-    idle_timeout_s: float = option(60.0, "longest silence within an answer")
+    idle_timeout_s: float = option(120.0, "longest silence within an answer")
     stall_s: float = option(
         60.0, "streams under way and no byte on any of them for so long: taken for down; 0: never"
     )

@@ -49,27 +49,31 @@ class Health:
     def _look(self) -> None:
         now = self._clock()
         for upstream in self._upstreams:
-            if upstream.config.stall_s and self.has_stalled(upstream):
-                if upstream.breaker.is_closed:
-                    log.warning("upstream %s: its streams have stopped", upstream.name)
-                upstream.breaker.trip()
+            if upstream.config.stall_s:
+                self.check_progress(upstream)
             if upstream.probe_s and now >= upstream.probe_due:
                 upstream.probe_due = now + max(upstream.probe_s, upstream.config.probe_timeout_s)
                 task = asyncio.get_running_loop().create_task(self.probe(upstream))
                 self._probes.add(task)
                 task.add_done_callback(self._probes.discard)
 
-    def has_stalled(self, upstream: Upstream) -> bool:
-        """Streams are under way, and none has had a byte for `stall_s`. A slow reader's do not count."""
-        latest = 0.0
+    def check_progress(self, upstream: Upstream) -> None:
+        """Streams are under way, and for `stall_s` nothing was heard of the upstream: its breaker opens."""
+        waiting = False
         for connection in self._client.live:
             answer = connection.answer
             if connection.origin is upstream.origin and answer is not None:
+                if answer.status:
+                    upstream.heard_at = max(upstream.heard_at, answer.last_at)
+                # A reader that is slow, or an answer that comes whole, is no sign of anything.
                 if answer.is_stream and not answer.is_paused:
-                    latest = max(latest, answer.last_at)
-                elif answer.first_at:
-                    latest = max(latest, answer.last_at)  # whatever it is, something came from there
-        return latest > 0.0 and self._clock() - latest > upstream.config.stall_s
+                    waiting = waiting or self._clock() - answer.last_at > upstream.config.stall_s
+        silent_s = self._clock() - max(upstream.heard_at, upstream.stalled_at)
+        if waiting and silent_s > upstream.config.stall_s:
+            upstream.stalled_at = self._clock()  # a request that tries again has as long
+            if upstream.breaker.is_closed or upstream.breaker.has_trial:
+                log.warning("upstream %s: its streams have stopped, not asked for now", upstream.name)
+                upstream.breaker.trip()
 
     async def probe(self, upstream: Upstream) -> bool:
         """Ask, and tell the breaker. Whatever the upstream answers but a 5xx, it is up."""

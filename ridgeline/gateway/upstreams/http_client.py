@@ -13,19 +13,17 @@ import socket
 import ssl
 from dataclasses import dataclass
 from time import monotonic
-from typing import cast
-
-import httptools
 
 from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.connection import Connection
 from ridgeline.gateway.upstreams.origin import Origin
 from ridgeline.gateway.upstreams.outgoing import Headers
-from ridgeline.gateway.upstreams.request_head import HOP_BY_HOP, request_head
+from ridgeline.gateway.upstreams.request_head import request_head
 
 __all__ = ["Answer", "ClientLimits", "Deadlines", "HttpClient", "UpstreamBroken"]
 
 SWEEP_S = 0.05
-SMALL_BODY = 32 * 1024  # copied behind its head and sent in one write
+MAX_ADDRESSES = 4  # of one name, tried in turn
 NEVER = float("inf")
 
 
@@ -89,7 +87,7 @@ class HttpClient:
         connection = kept.pop() if kept else None
         while True:
             if connection is None:
-                connection = await self._connect(origin, min(deadlines.connect_s, until - monotonic()))
+                connection = await self._connect(origin, deadlines.connect_s, until)
             connection.send(answer, head, body)
             await answer.begin()
             if not answer.is_lost:
@@ -132,15 +130,17 @@ class HttpClient:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check_deadlines)
 
-    async def _connect(self, origin: Origin, timeout_s: float) -> Connection:
+    async def _connect(self, origin: Origin, connect_s: float, until: float) -> Connection:
         if len(self.live) + self._connecting >= self.limits.connections:
             raise UpstreamBroken("busy")
+        left_s = until - monotonic()
+        timeout_s = max(min(connect_s, left_s), 0.0)
         self._connecting += 1
         try:
-            async with asyncio.timeout(max(timeout_s, 0.0)):
+            async with asyncio.timeout(timeout_s):
                 connection = await self._open(origin, timeout_s)
         except TimeoutError:
-            raise UpstreamBroken("connect_timeout") from None
+            raise UpstreamBroken("connect_timeout" if left_s > connect_s else "total_timeout") from None
         except OSError as error:
             raise UpstreamBroken(connect_cause(error)) from None
         finally:
@@ -153,14 +153,17 @@ class HttpClient:
         if origin.unix:
             _, made = await loop.create_unix_connection(lambda: Connection(self, origin), origin.unix)
             return made
-        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))[:4]
-        last: OSError = OSError(errno.EHOSTUNREACH, "no address")
+        addresses = [origin.host]
+        if not origin.is_address:
+            found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(info[4][0]) for info in found))[:MAX_ADDRESSES]
+        failure: OSError = OSError(errno.EHOSTUNREACH, "no address")
+        until = monotonic() + timeout_s
         for number, address in enumerate(addresses):
-            # An address that never answers leaves time for the others.
-            share_s = timeout_s / (len(addresses) - number) if len(addresses) > 1 else NEVER
+            # One that never answers leaves time for the others.
+            share_s = (until - monotonic()) / (len(addresses) - number)
             try:
-                async with asyncio.timeout(None if share_s == NEVER else share_s):
+                async with asyncio.timeout(share_s if number + 1 < len(addresses) else None):
                     _, made = await loop.create_connection(
                         lambda: Connection(self, origin),
                         address,
@@ -170,10 +173,10 @@ class HttpClient:
                     )
                     return made
             except TimeoutError:
-                last = OSError(errno.ETIMEDOUT, "timed out")
+                failure = OSError(errno.ETIMEDOUT, "timed out")
             except OSError as error:
-                last = error
-        raise last
+                failure = error
+        raise failure
 
     def _check_deadlines(self) -> None:
         self._sweep = None
@@ -190,197 +193,6 @@ class HttpClient:
             # A thousand requests take some tenths of a millisecond to look at: the more there are, the rarer.
             pause = SWEEP_S * (1 + len(self.live) / 1000)
             self._sweep = asyncio.get_running_loop().call_later(pause, self._check_deadlines)
-
-
-class Connection(asyncio.Protocol):
-    """A connection with at most one request on it."""
-
-    __slots__ = (
-        "_client",
-        "_has_framing",
-        "_headers",
-        "_is_complete",
-        "_is_interim",
-        "_is_kept",
-        "_parser",
-        "_pieces",
-        "_requests",
-        "_silent",
-        "_transport",
-        "answer",
-        "kept_at",
-        "origin",
-    )
-
-    def __init__(self, client: HttpClient, origin: Origin) -> None:
-        self.origin = origin
-        self.answer: Answer | None = None
-        self.kept_at = 0.0
-        self._client = client
-        self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
-        self._requests = 0
-        self._silent = 0  # bytes since the last of a body
-        self._headers: Headers = []
-        self._pieces: list[bytes] = []
-        self._has_framing = self._is_complete = self._is_interim = self._is_kept = False
-
-    def send(self, answer: Answer, head: bytes, body: bytes) -> None:
-        transport = self._transport
-        assert transport is not None
-        self._requests += 1
-        self._silent = 0
-        self.answer = answer
-        answer.attach(self, monotonic())
-        if transport.is_closing():
-            self._lost(None)
-            return
-        self._client.live.add(self)
-        self._client.watch()
-        self._is_complete = self._has_framing = False
-        self._headers = []
-        if len(body) <= SMALL_BODY:
-            transport.write(head + body)
-        else:
-            transport.writelines((head, body))
-
-    def pause(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def drop(self) -> None:
-        """Close the socket now, whatever is still to be read or written."""
-        self.answer = None
-        self._client.forget(self)
-        if self._transport is not None:
-            self._transport.abort()
-
-    def fail(self, cause: str) -> None:
-        answer, self.answer = self.answer, None
-        if answer is not None:
-            answer.fail(cause)
-        self.drop()
-
-    # ── the loop's calls ──
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own has no such base
-
-    def data_received(self, data: bytes) -> None:
-        answer = self.answer
-        if answer is None:
-            self.drop()  # bytes that nobody asked for
-            return
-        answer.last_at = monotonic()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            # What a callback raised comes wrapped. Bytes behind a whole answer spoil the connection alone.
-            if not self._is_complete:
-                found = error.__context__
-                self.fail(found.cause if isinstance(found, UpstreamBroken) else "garbage")
-                return
-            self._is_kept = False
-        pieces = self._pieces
-        if pieces:
-            self._silent = 0
-            piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            answer.feed(piece)
-            if answer.received > self._client.limits.body_bytes:
-                self.fail("body_too_large")
-                return
-        else:
-            self._silent += len(data)
-            if self._silent > self._client.limits.head_bytes:
-                self.fail("garbage" if answer.received else "head_too_large")
-                return
-        if self._is_complete and self.answer is not None:  # the sink may have given it up
-            self._end(answer)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._client.forget(self)
-        if self.answer is not None:
-            self._lost(error)
-
-    # ── the parser's calls ──
-
-    def on_message_begin(self) -> None:
-        if self._is_complete:
-            raise UpstreamBroken("garbage")  # a second answer to one request
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"transfer-encoding":
-            self._has_framing = b"chunked" in value.lower()
-        elif name not in HOP_BY_HOP:
-            headers = self._headers
-            headers.append((name, value))
-            if len(headers) > self._client.limits.head_lines:
-                raise UpstreamBroken("head_too_large")
-            if name == b"content-length":
-                self._has_framing = True
-                if int(value) > self._client.limits.body_bytes:
-                    raise UpstreamBroken("body_too_large")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200:
-            if status == 101:
-                raise UpstreamBroken("garbage")  # never asked for
-            self._is_interim, self._has_framing = True, False
-            self._headers = []
-            return
-        answer = self.answer
-        if answer is not None:
-            if status in (204, 304):
-                self._has_framing = True
-            answer.feed_head(status, self._headers)
-            self._headers = []  # trailers, which nobody reads, are not to change it
-
-    def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-
-    def on_message_complete(self) -> None:
-        if self._is_interim:
-            self._is_interim = False
-            return
-        self._is_complete = True
-        self._is_kept = self._parser.should_keep_alive()  # the parser forgets it with the message
-
-    # ── the end of an answer ──
-
-    def _end(self, answer: Answer) -> None:
-        transport = self._transport
-        assert transport is not None
-        self.answer = None
-        self._client.live.discard(self)
-        # Unsent bytes: answered before it was all sent, and the rest would be taken for the next request.
-        usable = self._is_kept and not transport.is_closing() and not transport.get_write_buffer_size()
-        if usable and self._client.keep(self):
-            self.kept_at = answer.last_at
-            if answer.is_paused:
-                transport.resume_reading()
-        else:
-            transport.abort()
-        answer.complete()
-
-    def _lost(self, error: Exception | None) -> None:
-        answer, self.answer = self.answer, None
-        assert answer is not None
-        self._client.live.discard(self)
-        if not self._silent and not answer.status and self._requests > 1:
-            answer.lose()
-        elif not answer.status:
-            answer.fail("reset")
-        elif self._has_framing or error is not None:
-            answer.fail("truncated")
-        else:
-            answer.complete()  # a body that ends with its connection
 
 
 def connect_cause(error: OSError) -> str:

@@ -66,8 +66,7 @@ class Opened:
         """The answer is done with. ok: false if the upstream broke it off."""
         upstream = self._give_back()
         if upstream is not None and not ok:
-            upstream.failures += 1
-            upstream.breaker.failure(Pass.YES)
+            upstream.fail(Pass.YES)
 
     def abort(self) -> None:
         """Give it up: the socket is closed at once if the answer has not all arrived."""
@@ -76,6 +75,7 @@ class Opened:
     def _give_back(self) -> Upstream | None:
         upstream, self._place = self._place, None
         if upstream is not None:
+            upstream.heard_at = max(upstream.heard_at, self.answer.last_at)
             self.answer.abort()
             upstream.queue.leave(self._tenant)
         return upstream

@@ -6,6 +6,7 @@ header says come from the same parts. A URL with a user, a query or a fragment i
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import ssl
 import stat
@@ -26,6 +27,15 @@ class Origin:
     base: str = ""  # path before every request's own, without the last slash
     tls: ssl.SSLContext | None = None
     unix: str = ""  # path of a socket; host and port are then not connected to
+
+    @property
+    def is_address(self) -> bool:
+        """The host needs no looking up."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
 
     @property
     def authority(self) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 
 import msgspec
 
 from ridgeline.gateway.limits.fairness import FairQueue
-from ridgeline.gateway.upstreams.breaker import Breaker
+from ridgeline.gateway.upstreams.breaker import Breaker, Pass
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.gateway.upstreams.http_client import Deadlines
 from ridgeline.gateway.upstreams.origin import read_url
+
+log = logging.getLogger(__name__)
 
 
 class UpstreamState(msgspec.Struct, frozen=True):
@@ -43,6 +46,8 @@ class Upstream:
             config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s
         )
         self.requests = self.failures = 0
+        self.heard_at = clock()  # when an answer of it last began, or had bytes when somebody looked
+        self.stalled_at = 0.0  # when its streams were last seen to stand still
         self.probe = "none"
         self.probe_failures = 0  # in a row
         self.probe_due = clock() + random.uniform(0, self.probe_s)  # workers do not all ask at once
@@ -64,6 +69,14 @@ class Upstream:
         """A request could be sent now, or as soon as a limit has room again."""
         now = self._clock()
         return self.breaker.may_admit() and any(not key.is_dead(now) for key in self.credentials.keys)
+
+    def fail(self, given: Pass) -> None:
+        """A request failed here, and it was not the request's fault."""
+        self.failures += 1
+        was_closed = self.breaker.is_closed
+        self.breaker.failure(given)
+        if was_closed and not self.breaker.is_closed:
+            log.warning("upstream %s: fails too often, not asked for now", self.name)
 
     def reset(self, credential: str | None = None) -> None:
         """Forget what was held against it, or against one of its keys."""

@@ -60,10 +60,11 @@ class Upstreams:
         hedge_after_s: float | None = None,
         attempts: list[Attempt] | None = None,
     ) -> Opened:
-        """An answer whose body has begun, or a GatewayError. `attempts` is filled also when it raises.
+        """An answer whose body has begun, or a GatewayError.
 
-        deadline: for the whole answer, by the monotonic clock. hedge_after_s: when nothing has come for so
-        long, a second target is asked too; the first byte wins, and the other request is aborted.
+        attempts: filled also when it raises; a hedge that lost is noted a moment later. deadline: for the
+        whole answer, by the monotonic clock. hedge_after_s: when nothing has come for so long, a second
+        target is asked too; the first byte wins, and the other request is aborted.
         """
         self._budget.request()
         call = Call(prepare, tenant, weight, priority, deadline, [] if attempts is None else attempts)
@@ -122,8 +123,8 @@ class Upstreams:
         return await Attempts(self._means, upstream, target, call, kind, is_last).run()
 
     async def _ask_each(self, order: Sequence[Target], call: Call, kind: AttemptKind) -> Opened | None:
-        for target in order:
-            opened = await self._ask(target, call, kind, is_last=target is order[-1])
+        for number, target in enumerate(order, start=1):
+            opened = await self._ask(target, call, kind, is_last=number == len(order))
             if opened is not None:
                 return opened
             kind = "fallback"

@@ -1,0 +1,212 @@
+"""Connection: one socket to an upstream, with at most one request on it. Made and kept by `HttpClient`.
+
+httptools takes the bytes apart; what it finds goes to the request's `Answer`. Whatever an upstream sends, the
+connection holds no more of it than a head's worth, and nothing that came behind an answer is ever read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+import httptools
+
+from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.origin import Origin
+from ridgeline.gateway.upstreams.outgoing import Headers
+from ridgeline.gateway.upstreams.request_head import HOP_BY_HOP
+
+if TYPE_CHECKING:
+    from ridgeline.gateway.upstreams.http_client import HttpClient
+
+SMALL_BODY = 32 * 1024  # copied behind its head and sent in one write
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_client",
+        "_has_framing",
+        "_headers",
+        "_is_complete",
+        "_is_interim",
+        "_is_kept",
+        "_parser",
+        "_pieces",
+        "_requests",
+        "_silent",
+        "_transport",
+        "answer",
+        "kept_at",
+        "origin",
+    )
+
+    def __init__(self, client: HttpClient, origin: Origin) -> None:
+        self.origin = origin
+        self.answer: Answer | None = None
+        self.kept_at = 0.0
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._requests = 0
+        self._silent = 0  # bytes since the last of a body
+        self._headers: Headers = []
+        self._pieces: list[bytes] = []
+        self._has_framing = self._is_complete = self._is_interim = self._is_kept = False
+
+    def send(self, answer: Answer, head: bytes, body: bytes) -> None:
+        transport = self._transport
+        assert transport is not None
+        self._requests += 1
+        self._silent = 0
+        self.answer = answer
+        answer.attach(self, monotonic())
+        if transport.is_closing():
+            self._lost(None)
+            return
+        self._client.live.add(self)
+        self._client.watch()
+        self._is_complete = self._has_framing = False
+        self._headers = []
+        if len(body) <= SMALL_BODY:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def drop(self) -> None:
+        """Close the socket now, whatever is still to be read or written."""
+        self.answer = None
+        self._client.forget(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fail(self, cause: str) -> None:
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            answer.fail(cause)
+        self.drop()
+
+    # ── the loop's calls ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own has no such base
+
+    def data_received(self, data: bytes) -> None:
+        answer = self.answer
+        if answer is None:
+            self.drop()  # bytes that nobody asked for
+            return
+        answer.last_at = monotonic()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            # What a callback raised comes wrapped. Bytes behind a whole answer spoil the connection alone.
+            if not self._is_complete:
+                found = error.__context__
+                self.fail(found.cause if isinstance(found, UpstreamBroken) else "garbage")
+                return
+            self._is_kept = False
+        pieces = self._pieces
+        if pieces:
+            self._silent = 0
+            piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            answer.feed(piece)
+            if answer.received > self._client.limits.body_bytes:
+                self.fail("body_too_large")
+                return
+        else:
+            self._silent += len(data)
+            if self._silent > self._client.limits.head_bytes:
+                self.fail("garbage" if answer.received else "head_too_large")
+                return
+        if self._is_complete and self.answer is not None:  # the sink may have given it up
+            self._end(answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client.forget(self)
+        if self.answer is not None:
+            self._lost(error)
+
+    # ── the parser's calls ──
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise UpstreamBroken("garbage")  # a second answer to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"transfer-encoding":
+            self._has_framing = b"chunked" in value.lower()
+        elif name not in HOP_BY_HOP:
+            headers = self._headers
+            headers.append((name, value))
+            if len(headers) > self._client.limits.head_lines:
+                raise UpstreamBroken("head_too_large")
+            if name == b"content-length":
+                self._has_framing = True
+                if int(value) > self._client.limits.body_bytes:
+                    raise UpstreamBroken("body_too_large")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                raise UpstreamBroken("garbage")  # never asked for
+            self._is_interim, self._has_framing = True, False
+            self._headers = []
+            return
+        answer = self.answer
+        if answer is not None:
+            if status in (204, 304):
+                self._has_framing = True
+            answer.feed_head(status, self._headers)
+            self._headers = []  # trailers, which nobody reads, are not to change it
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_interim:
+            self._is_interim = False
+            return
+        self._is_complete = True
+        self._is_kept = self._parser.should_keep_alive()  # the parser forgets it with the message
+
+    # ── the end of an answer ──
+
+    def _end(self, answer: Answer) -> None:
+        transport = self._transport
+        assert transport is not None
+        self.answer = None
+        self._client.live.discard(self)
+        # Unsent bytes: answered before it was all sent, and the rest would be taken for the next request.
+        usable = self._is_kept and not transport.is_closing() and not transport.get_write_buffer_size()
+        if usable and self._client.keep(self):
+            self.kept_at = answer.last_at
+            if answer.is_paused:
+                transport.resume_reading()
+        else:
+            transport.abort()
+        answer.complete()
+
+    def _lost(self, error: Exception | None) -> None:
+        answer, self.answer = self.answer, None
+        assert answer is not None
+        self._client.live.discard(self)
+        if not self._silent and not answer.status and self._requests > 1:
+            answer.lose()
+        elif not answer.status:
+            answer.fail("reset")
+        elif self._has_framing or error is not None:
+            answer.fail("truncated")
+        else:
+            answer.complete()  # a body that ends with its connection
