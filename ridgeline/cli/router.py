@@ -1,0 +1,272 @@
+"""`ridgeline router`: fit a route's artefact on examples, and show what routing saves on held-back ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ridgeline.cli.errors import RemoteError
+from ridgeline.cli.parsing import Verbs, add_verb, path_argument
+from ridgeline.options import OptionError
+
+if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
+    from ridgeline.gateway.routing.examples import Costing
+    from ridgeline.gateway.routing.features import Recipe
+    from ridgeline.gateway.routing.fitting import Prepared
+
+MODEL, MAX_TOKENS, QUALITY = "all-minilm-l6-v2", 64, 95.0
+
+DESCRIPTION = """\
+Learn from examples which requests the cheap model of a route answers as well as the strong one. `fit` writes
+the artefact that a [[routes]] table of gateway.toml names; `evaluate` shows what that would save, on examples
+held back from it, beside random choice, kNN and the oracle."""
+
+EXAMPLES = """\
+  ridgeline router evaluate examples.csv --models small,large
+  ridgeline router fit examples.csv --models small,large --quality 95 --out route.npz
+"""
+
+FORMAT = """\
+Examples are CSV files (columns: prompt, and one per model with true, false or a grade from 0 to 1; if there
+are columns MODEL_cost, MODEL_response and group they are used) or JSON lines ({"prompt": …, "outcomes":
+{MODEL: …}, "costs": {MODEL: …}, "group": …}; `messages` instead of `prompt` for conversations).
+Vectors come from an embedding server, one started for this where no --embeddings-url is given, and are kept
+in the cache folder."""
+
+FIT = f"""\
+Fit neighbours and classifier, choose between them by cross-validation, calibrate, find the threshold, and
+write all of it to one file.
+{FORMAT}"""
+
+FIT_EXAMPLES = """\
+  ridgeline router fit examples.csv --models small,large --out route.npz
+  ridgeline router fit a.jsonl b.jsonl --models mixtral,gpt-4 --names small,large --quality 90 \\
+      --price mixtral=0.6/0.6 --price gpt-4=10/30 --out route.npz
+"""
+
+EVALUATE = f"""\
+Fit on a part of the examples and judge on the rest: what is saved at a quality, with intervals.
+{FORMAT}"""
+
+EVALUATE_EXAMPLES = """\
+  ridgeline router evaluate examples.csv --models small,large
+  ridgeline router evaluate *.csv --models small,large --split groups --out router-results
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "router", "fit and evaluate the model router", DESCRIPTION, EXAMPLES)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    fitter = add_verb(actions, "fit", "write a route's artefact", FIT, FIT_EXAMPLES)
+    _add_shared(fitter)
+    fitter.add_argument("--names", metavar="A,B", help="the models' names in the gateway (default: --models)")
+    fitter.add_argument(
+        "--out", type=path_argument, default=Path("route.npz"), metavar="FILE", help="default: route.npz"
+    )
+    fitter.set_defaults(run=run_fit)
+
+    judge = add_verb(actions, "evaluate", "what routing would save", EVALUATE, EVALUATE_EXAMPLES)
+    _add_shared(judge)
+    judge.add_argument(
+        "--split",
+        choices=("part", "folds", "groups"),
+        default="part",
+        help="hold back a random part, every row once (5 folds), or whole groups, each once (default: part)",
+    )
+    judge.add_argument(
+        "--held-back",
+        type=float,
+        default=40.0,
+        metavar="PERCENT",
+        help="of the rows, with part (default: 40)",
+    )
+    judge.add_argument(
+        "--draws", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)"
+    )
+    judge.add_argument("--out", type=path_argument, metavar="DIR", help="write JSON, CSV and a page there")
+    judge.set_defaults(run=run_evaluate)
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("examples", nargs="+", type=path_argument, metavar="FILE", help="examples")
+    parser.add_argument("--models", required=True, metavar="A,B", help="from the cheapest to the strongest")
+    parser.add_argument(
+        "--quality",
+        type=float,
+        default=QUALITY,
+        metavar="PERCENT",
+        help="of the gap between the cheapest and the strongest model that is to be kept (default: 95)",
+    )
+    parser.add_argument(
+        "--cost", action="append", default=[], metavar="MODEL=USD", help="of a request; may be repeated"
+    )
+    parser.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="MODEL=IN/OUT",
+        help="US dollars of a million tokens; may be repeated (default: calls are counted)",
+    )
+    parser.add_argument("--newest", type=int, metavar="N", help="use the last N examples alone")
+    parser.add_argument("--embeddings-url", metavar="URL", help="an embedding server (default: start one)")
+    parser.add_argument("--embedding-model", default=MODEL, metavar="NAME", help=f"default: {MODEL}")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=MAX_TOKENS,
+        metavar="N",
+        help=f"of a text that are embedded; a decision takes time in proportion (default: {MAX_TOKENS})",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of folds and draws (default: 0)")
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    from ridgeline.gateway.routing.artefact import save
+    from ridgeline.gateway.routing.fitting import fit_artefact
+
+    names = args.names.split(",") if args.names else args.models.split(",")
+    if not args.out.parent.is_dir():
+        raise OptionError(f"--out: there is no folder {args.out.parent}")
+    with _progress() as report:
+        recipe = _recipe(args.max_tokens)
+        prepared = _prepared(args, recipe, report)
+        artefact = fit_artefact(
+            prepared,
+            names=names,
+            gap=_share(args.quality, "--quality"),
+            recipe=recipe,
+            embedding_model=args.embedding_model,
+            seed=args.seed,
+            report=report,
+        )
+        save(artefact, args.out)
+    found = artefact.report
+    print(f"{found['examples']} examples; right: " + ", ".join(_rates(names, found["quality"])))
+    print(
+        f"classifier {found['classifier_share']:.0%}, {found['neighbours']} neighbours the rest; "
+        f"calibration error {', '.join(f'{error:.3f}' for error in found['calibration_error'])}"
+    )
+    print(
+        f"threshold {artefact.threshold:.4f}: keeps {found['gap_kept']:.1%} of the gap and saves "
+        f"{found['cost_saved']:.1%} of the cost, on examples left out of each fit in turn"
+    )
+    print(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    from ridgeline.gateway.routing.evaluation import evaluate
+    from ridgeline.gateway.routing.report import lines_of, write
+
+    held_back = _share(args.held_back, "--held-back")
+    if args.draws < 1:
+        raise OptionError(f"--draws must be 1 or more, got {args.draws}")
+    with _progress() as report:
+        prepared = _prepared(args, _recipe(args.max_tokens), report)
+        found = evaluate(
+            prepared,
+            split=args.split,
+            held_back=held_back,
+            gap=_share(args.quality, "--quality"),
+            seed=args.seed,
+            draws=args.draws,
+            report=report,
+        )
+    print("\n".join(lines_of(found)))
+    if args.out is not None:
+        print("wrote " + ", ".join(map(str, write(found, args.out))))
+    return 0
+
+
+def _prepared(args: argparse.Namespace, recipe: Recipe, report: Callable[[str], None]) -> Prepared:
+    from ridgeline.gateway.routing.embedder import EmbeddingFailed
+    from ridgeline.gateway.routing.examples import read_examples
+    from ridgeline.gateway.routing.fitting import Prepared
+    from ridgeline.gateway.routing.own_server import OwnServer
+    from ridgeline.gateway.routing.vectors import Fetch, VectorServer, store_path, vectors_of
+    from ridgeline.models.registry import cache_dir
+
+    examples = read_examples(args.examples, args.models.split(","), _costing(args), args.newest)
+    texts = [recipe.text(turns) for turns in examples.turns]
+    with OwnServer(args.embedding_model) as own:
+
+        def fetch() -> Fetch:
+            if not args.embeddings_url:
+                report("starting an embedding server")
+            url = args.embeddings_url or own.start()
+            return VectorServer(url, args.embedding_model, recipe.max_tokens).fetch
+
+        store = store_path(cache_dir(), args.embedding_model, recipe.max_tokens)
+        try:
+            vectors = vectors_of(
+                texts, store, fetch, lambda done, total: report(f"{done} of {total} vectors")
+            )
+        except EmbeddingFailed as error:
+            raise RemoteError(str(error)) from None
+    return Prepared.of(examples, vectors)
+
+
+def _recipe(max_tokens: int) -> Recipe:
+    from ridgeline.gateway.routing.features import Recipe
+
+    if not 8 <= max_tokens <= 8192:
+        raise OptionError(f"--max-tokens must be 8 to 8192, got {max_tokens}")
+    return Recipe(head_chars=5 * max_tokens, max_tokens=max_tokens)
+
+
+def _costing(args: argparse.Namespace) -> Costing:
+    from ridgeline.gateway.routing.examples import Costing, Price
+
+    requests = {name: _number(text, "--cost") for name, text in _pairs(args.cost, "--cost")}
+    prices = {}
+    for name, text in _pairs(args.price, "--price"):
+        given, slash, made = text.partition("/")
+        if not slash:
+            raise OptionError(f"--price {name}={text}: must be MODEL=IN/OUT, dollars of a million tokens")
+        prices[name] = Price(_number(given, "--price"), _number(made, "--price"))
+    return Costing(requests, prices)
+
+
+def _pairs(given: Sequence[str], flag: str) -> Iterator[tuple[str, str]]:
+    for text in given:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name:
+            raise OptionError(f"{flag} {text!r}: must be MODEL=…")
+        yield name, value
+
+
+def _number(text: str, flag: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise OptionError(f"{flag}: {text!r} is not a number of US dollars")
+    return value
+
+
+def _share(percent: float, flag: str) -> float:
+    if not 0 < percent < 100:
+        raise OptionError(f"{flag} must be between 0 and 100 percent, got {percent:g}")
+    return percent / 100
+
+
+def _rates(names: Sequence[str], rates: Sequence[float]) -> list[str]:
+    return [f"{name} {rate:.1%}" for name, rate in zip(names, rates, strict=True)]
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A line that changes on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading") as status:
+        yield status.update

@@ -1,0 +1,256 @@
+"""What routing saves on examples that it was not fitted on, beside what needs no router, with intervals.
+
+Every figure is of held-back rows. The same rows, redrawn alike, judge all ways (a paired bootstrap), so that
+the interval of a difference is not that of two unrelated figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.gateway.routing.classifier import Floats
+from ridgeline.gateway.routing.curve import Curve, area, choices, curve
+from ridgeline.gateway.routing.examples import Examples
+from ridgeline.gateway.routing.fitting import Prepared, calibration_error, fit_examples, threshold_for
+from ridgeline.gateway.routing.neighbours import Scores, Weighing, nearest
+from ridgeline.gateway.routing.predictor import FOLDS, Report, group_folds, quiet, random_folds
+
+Split = Literal["part", "folds", "groups"]
+
+KS = (5, 10, 20, 40, 80, 160, 320)  # of the baseline, the best by cross-validation
+GRID = tuple(step / 20 for step in range(21))  # costs at which curves are shown
+INTERVAL = (2.5, 97.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """With the middle 95 % of the bootstrap."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, unit: float = 100.0, digits: int = 1) -> str:
+        value, low, high = (f"{number * unit:.{digits}f}" for number in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to choose models, judged."""
+
+    name: str
+    saved: Estimate  # of the cost, at the quality that is asked for
+    area: Estimate
+    gap: list[Estimate]  # quality at the costs of GRID
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    models: tuple[str, ...]
+    split: str
+    rows_fitted: int
+    rows_held: int
+    gap: float
+    seed: int
+    quality: dict[str, float]  # of each model alone, and of the oracle
+    ways: list[Way]  # router, kNN, random, oracle
+    ahead: dict[str, Estimate]  # savings of the router less those of kNN, and of random
+    at_threshold: dict[str, Estimate]  # with the threshold of the fitted rows: gap kept, cost saved
+    calibration_error: list[float]
+    baseline_k: list[int]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What was said of rows by fits that had not seen them."""
+
+    examples: Examples
+    router: Scores
+    neighbours: Scores
+    chosen: npt.NDArray[np.intp]  # models, with each fit's own threshold
+    rows_fitted: int
+    ks: list[int]
+
+
+def evaluate(
+    prepared: Prepared,
+    *,
+    split: Split = "folds",
+    held_back: float = 0.4,
+    gap: float = 0.95,
+    seed: int = 0,
+    draws: int = 1000,
+    report: Report = quiet,
+) -> Evaluation:
+    """split: `part` holds back a random share, `folds` each row once, `groups` whole groups, each once."""
+    held = _held(prepared, split, held_back, gap, seed, report)
+    report("drawing intervals")
+    return _judged(held, _split_words(split, held_back, prepared.examples), gap, seed, draws)
+
+
+def _held(prepared: Prepared, split: Split, held_back: float, gap: float, seed: int, report: Report) -> Held:
+    parts: list[tuple[npt.NDArray[Any], Scores, Scores, npt.NDArray[np.intp]]] = []
+    ks, fitted_rows = [], []
+    for number, (kept, rest) in enumerate(_splits(prepared.examples, split, held_back, seed), start=1):
+        known, asked = prepared.part(kept), prepared.part(rest)
+        # Kin that is held apart from the fit is held apart inside it too, or what it promises is too much.
+        by_group = split == "groups" and len(set(known.examples.groups)) >= FOLDS
+        folds = (
+            group_folds(known.examples.groups, FOLDS, seed)
+            if by_group
+            else random_folds(len(known.examples), FOLDS, seed)
+        )
+        fitted = fit_examples(known, seed, folds, lambda text, n=number: report(f"part {n}: {text}"))  # type: ignore[misc]
+        costs = known.examples.scaled_costs
+        threshold = threshold_for(fitted.out_of_fold, known.examples.outcomes, costs, gap, seed)
+        router, _ = fitted.predictor.many(asked.vectors, asked.features)
+        k = _best_k(known, folds)
+        baseline = _plain(known, asked, (k,))[k]
+        chosen = choices(router, asked.examples.costs / known.examples.cost_span, threshold)
+        parts.append((rest, router, baseline, chosen))
+        ks.append(k)
+        fitted_rows.append(len(known.examples))
+    rows = np.concatenate([part[0] for part in parts])
+    return Held(
+        prepared.examples.part(rows),
+        np.concatenate([part[1] for part in parts]),
+        np.concatenate([part[2] for part in parts]),
+        np.concatenate([part[3] for part in parts]),
+        round(sum(fitted_rows) / len(fitted_rows)),
+        ks,
+    )
+
+
+def _splits(
+    examples: Examples, split: Split, held_back: float, seed: int
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    rows = np.arange(len(examples))
+    if split == "part":
+        order = np.random.default_rng(seed).permutation(len(examples))
+        border = round(len(examples) * held_back)
+        yield np.sort(order[border:]), np.sort(order[:border])
+        return
+    # Another seed than the folds inside of a fit, which must not be these.
+    folds = (
+        group_folds(examples.groups, FOLDS, seed + 1)
+        if split == "groups"
+        else random_folds(len(examples), FOLDS, seed + 1)
+    )
+    for fold in np.unique(folds):
+        yield rows[folds != fold], rows[folds == fold]
+
+
+def _split_words(split: Split, held_back: float, examples: Examples) -> str:
+    if split == "part":
+        return f"{held_back:.0%} of the rows held back, drawn at random"
+    if split == "folds":
+        return f"each row held back once, {FOLDS} folds drawn at random"
+    return f"whole groups held back, each once ({len(set(examples.groups))} groups, {FOLDS} folds)"
+
+
+def _plain(known: Prepared, asked: Prepared, ks: tuple[int, ...]) -> dict[int, Scores]:
+    """The baseline that everybody has: each model's mean outcome over the k nearest examples."""
+    near, similarities = nearest(known.vectors, asked.vectors, max(ks))
+    outcomes = known.examples.outcomes[near]
+    none = np.zeros(outcomes.shape[2])
+    return {k: Weighing(k, prior_weight=0.0).estimate(similarities, outcomes, none) for k in ks}
+
+
+def _best_k(known: Prepared, folds: npt.NDArray[np.int64]) -> int:
+    """By the same measure, on the same folds, as the router's own parts are chosen."""
+    scores: dict[int, Scores] = {k: np.zeros(known.examples.outcomes.shape) for k in KS}
+    for fold in np.unique(folds):
+        found = _plain(known.part(folds != fold), known.part(folds == fold), KS)
+        for k, values in found.items():
+            scores[k][folds == fold] = values
+    costs = known.examples.scaled_costs
+    return max(KS, key=lambda k: area(scores[k], known.examples.outcomes, costs))
+
+
+# ---- judging ----
+
+
+def _judged(held: Held, words: str, gap: float, seed: int, draws: int) -> Evaluation:
+    examples = held.examples
+    outcomes, costs = examples.outcomes, examples.scaled_costs
+    scores = {"router": held.router, "kNN": held.neighbours, "oracle": outcomes.astype(np.float64)}
+    rng = np.random.default_rng(seed)
+    even = np.full(len(examples), 1 / len(examples))
+    weights = [rng.multinomial(len(examples), even).astype(np.float64) for _ in range(draws)]
+    whole = {name: curve(values, outcomes, costs) for name, values in scores.items()}
+    drawn = {
+        name: [curve(values, outcomes, costs, draw) for draw in weights] for name, values in scores.items()
+    }
+    ways = [_way(name, whole[name], drawn[name], gap) for name in scores]
+    # Chance needs no draw: on average it buys quality in proportion to what it spends.
+    level = Curve(np.array(GRID), np.array(GRID), np.zeros(len(GRID)))
+    ways.insert(2, _way("random", level, [level], gap))
+    saved = {name: np.array([1 - found.cost_at(gap) for found in drawn[name]]) for name in scores}
+    ahead = {
+        "kNN": _estimate(ways[0].saved.value - ways[1].saved.value, saved["router"] - saved["kNN"]),
+        "random": _estimate(ways[0].saved.value - (1 - gap), saved["router"] - (1 - gap)),
+    }
+    best = np.max(outcomes, axis=1).mean()
+    return Evaluation(
+        models=examples.models,
+        split=words,
+        rows_fitted=held.rows_fitted,
+        rows_held=len(examples),
+        gap=gap,
+        seed=seed,
+        quality={
+            **{model: float(outcomes[:, m].mean()) for m, model in enumerate(examples.models)},
+            "oracle": float(best),
+        },
+        ways=ways,
+        ahead=ahead,
+        at_threshold=_with_threshold(held, costs, weights),
+        calibration_error=[
+            calibration_error(held.router[:, m], outcomes[:, m]) for m in range(len(examples.models))
+        ],
+        baseline_k=held.ks,
+    )
+
+
+def _way(name: str, whole: Curve, drawn: list[Curve], gap: float) -> Way:
+    def over(measure: Any) -> Estimate:
+        return _estimate(measure(whole), np.array([measure(found) for found in drawn]))
+
+    return Way(
+        name,
+        saved=over(lambda found: 1 - found.cost_at(gap)),
+        area=over(lambda found: found.area),
+        gap=[over(lambda found, cost=cost: found.gap_at(cost)) for cost in GRID],
+    )
+
+
+def _with_threshold(held: Held, costs: Floats, weights: list[Floats]) -> dict[str, Estimate]:
+    """What a gateway would have done: each row with the threshold of the fit that had not seen it."""
+    outcomes = held.examples.outcomes.astype(np.float64)
+    rows = np.arange(len(outcomes))
+    quality, cost = outcomes[rows, held.chosen], costs[rows, held.chosen]
+
+    def kept(draw: Floats) -> float:
+        weak, strong = draw @ outcomes[:, 0], draw @ outcomes[:, -1]
+        return float((draw @ quality - weak) / (strong - weak))
+
+    def saved(draw: Floats) -> float:
+        cheap, dear = draw @ costs[:, 0], draw @ costs[:, -1]
+        return float((dear - draw @ cost) / (dear - cheap))
+
+    once = np.ones(len(outcomes))
+    return {
+        "gap_kept": _estimate(kept(once), np.array([kept(draw) for draw in weights])),
+        "cost_saved": _estimate(saved(once), np.array([saved(draw) for draw in weights])),
+    }
+
+
+def _estimate(value: float, drawn: Floats) -> Estimate:
+    low, high = np.percentile(drawn, INTERVAL)
+    return Estimate(float(value), float(low), float(high))

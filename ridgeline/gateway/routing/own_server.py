@@ -1,0 +1,87 @@
+"""An embedding server for one command: `ridgeline serve MODEL` as a process of its own, on a free port.
+
+For `ridgeline router` where no URL is given. It is reached over HTTP alone and ends with the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from ridgeline.gateway.routing.embedder import EmbeddingFailed
+
+READY_S = 300.0  # a model that is not here yet is fetched first
+STOP_S = 10.0
+POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+class OwnServer:
+    """Use as a context; `start` is called when the first vector is needed."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-router-")
+
+    def __enter__(self) -> OwnServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._folder.cleanup()
+
+    def start(self) -> str:
+        """Its URL, once it answers."""
+        folder = Path(self._folder.name)
+        port = _free_port()
+        command = [sys.executable, "-P", "-m", "ridgeline.cli.main", "serve", self._model]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--state-dir", str(folder / "state")]
+        log_path = folder / "server.log"
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the command, which then stops it
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                last = log_path.read_text("utf-8", "replace").strip().splitlines()[-1:]
+                raise EmbeddingFailed(f"`ridgeline serve {self._model}` ended: {' '.join(last)}")
+            try:
+                with urllib.request.urlopen(url + "/ready", timeout=5.0):
+                    return url
+            except (urllib.error.URLError, OSError):
+                time.sleep(POLL_S)
+        raise EmbeddingFailed(f"`ridgeline serve {self._model}` was not ready within {READY_S:.0f} s")
+
+
+def _end_with_parent() -> None:
+    """In the child: a command that is killed leaves no server behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

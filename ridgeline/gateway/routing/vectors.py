@@ -1,0 +1,116 @@
+"""Vectors of many texts, for fit and evaluate: asked of an embedding server and kept in the cache folder.
+
+Kept by the hash of what was embedded, so that a second fit asks for new texts alone. No event loop, no LRU:
+requests at run time go through `embedder`.
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from ridgeline.gateway.routing.embedder import EmbeddingFailed, Vectors, decode
+from ridgeline.options import OptionError
+
+BATCH = 64
+KEY_BYTES = 16
+FILE_BYTES = 1 << 30  # then the file is begun anew
+
+Fetch = Callable[[Sequence[str]], Vectors]
+Report = Callable[[int, int], None]  # texts done, texts in all
+
+
+class VectorServer:
+    """`/v1/embeddings` at a URL, one request after the other on one connection."""
+
+    def __init__(self, url: str, model: str, max_tokens: int, timeout_s: float = 120.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise OptionError(f"--embeddings-url {url!r}: must begin with http:// or https://")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
+        self._model, self._max_tokens = model, max_tokens
+
+    def fetch(self, texts: Sequence[str]) -> Vectors:
+        body = msgspec.json.encode(
+            {
+                "model": self._model,
+                "input": list(texts),
+                "encoding_format": "base64",
+                "truncate_prompt_tokens": self._max_tokens,
+            }
+        )
+        try:
+            self._connection.request("POST", self._path, body, {"content-type": "application/json"})
+            answer = self._connection.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise EmbeddingFailed(f"the embedding server cannot be reached: {error}") from None
+        if answer.status != 200:
+            said = data[:200].decode("utf-8", "replace")
+            raise EmbeddingFailed(f"the embedding server answered {answer.status}: {said}")
+        return decode(data, len(texts))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def vectors_of(texts: Sequence[str], store: Path, fetch: Callable[[], Fetch], report: Report) -> Vectors:
+    """A vector for each text, from the store where it has one. `fetch` is called only if it has not all."""
+    keys = [blake2b(text.encode("utf-8", "replace"), digest_size=KEY_BYTES).digest() for text in texts]
+    known = _read(store)
+    missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in known}.items())
+    if missing:
+        ask = fetch()
+        for start in range(0, len(missing), BATCH):
+            report(start, len(missing))
+            batch = missing[start : start + BATCH]
+            fresh = dict(zip([key for key, _ in batch], ask([text for _, text in batch]), strict=True))
+            _append(store, fresh)
+            known.update(fresh)
+        report(len(missing), len(missing))
+    return np.stack([known[key] for key in keys])
+
+
+def store_path(cache: Path, model: str, max_tokens: int) -> Path:
+    name = "".join(character if character.isalnum() or character in "-._" else "-" for character in model)
+    return cache / "router-vectors" / f"{name}-{max_tokens}.bin"
+
+
+def _read(store: Path) -> dict[bytes, Vectors]:
+    """Records of a key and a vector behind a first word with the vectors' length; a torn last one is left."""
+    try:
+        data = store.read_bytes()
+    except FileNotFoundError:
+        return {}
+    if len(data) < 4 or len(data) > FILE_BYTES:
+        store.unlink()
+        return {}
+    dimensions = int.from_bytes(data[:4], "little")
+    size = KEY_BYTES + 4 * dimensions
+    whole = 4 + (len(data) - 4) // size * size
+    if whole < len(data):  # what is appended next must begin where a record does
+        with store.open("r+b") as file:
+            file.truncate(whole)
+    known = {}
+    for start in range(4, whole, size):
+        vector = np.frombuffer(data, "<f4", dimensions, start + KEY_BYTES)
+        known[data[start : start + KEY_BYTES]] = vector
+    return known
+
+
+def _append(store: Path, fresh: dict[bytes, Vectors]) -> None:
+    store.parent.mkdir(parents=True, exist_ok=True)
+    records = b"".join(key + vector.astype("<f4").tobytes() for key, vector in fresh.items())
+    with store.open("ab") as file:
+        if file.tell() == 0:
+            records = len(next(iter(fresh.values()))).to_bytes(4, "little") + records
+        file.write(records)
