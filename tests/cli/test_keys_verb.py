@@ -44,7 +44,7 @@ class Gateway:
 
     def policy(self) -> Policy:
         changes = asyncio.run_coroutine_threadsafe(self.store.changes(0), self.loop).result(10)
-        return Policy(self.store.server_secret).advanced(changes)
+        return Policy(self.store.server_secret).apply(changes)
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
-"""Key and Team: who asks, and what they may. Immutable; a worker holds all of them in one snapshot."""
+"""Key and Team: who asks, and what they may. Immutable; a worker holds all of them in one snapshot.
+
+They hold no cycles and there may be many: the garbage collector need not look at them (`gc=False`).
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Limits(msgspec.Struct, frozen=True, gc=False):
     """Of a key, a team or a model. None: no limit of its own. Money in US dollars."""
 
     requests_per_minute: int | None = None
@@ -15,14 +18,14 @@ class Limits(msgspec.Struct, frozen=True):
     monthly_usd: float | None = None
 
 
-class Team(msgspec.Struct, frozen=True):
+class Team(msgspec.Struct, frozen=True, gc=False):
     id: str
     name: str
     limits: Limits = Limits()
     weight: float = 1.0  # its share of a busy upstream, beside other teams
 
 
-class Key(msgspec.Struct, frozen=True):
+class Key(msgspec.Struct, frozen=True, gc=False):
     """A virtual key without its secret. Empty scopes mean everything."""
 
     id: str  # key_…; may stand in logs, rows and headers

@@ -1,6 +1,7 @@
-"""Policy: every key and team at one version of the store, as a worker asks for them on each request.
+"""Policy: every key and team, as a worker asks for them on each request. Never waits, never asks the store.
 
-Never changed once made: `advanced` returns the next one. Nothing here waits or touches the store.
+Belongs to one event loop: `apply` takes changes in between two requests, and costs what they are, however
+many keys there are.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from ridgeline.gateway.tenants.digest import digester
 from ridgeline.gateway.tenants.keys import Key, Team
 
 
-class Secret(msgspec.Struct, frozen=True):
+class Secret(msgspec.Struct, frozen=True, gc=False):
     """One of a key's secrets by its digest; a rotated one is valid until its grace ends."""
 
     digest: str  # hexadecimal
     until: float | None = None  # unix seconds
 
 
-class KeyEntry(msgspec.Struct, frozen=True):
+class KeyEntry(msgspec.Struct, frozen=True, gc=False):
     key: Key
     secrets: tuple[Secret, ...]
 
@@ -32,13 +33,13 @@ class Changes(msgspec.Struct, frozen=True):
     """What the store holds that is newer than a version; all of it when `whole`."""
 
     version: int
-    epoch: int
     whole: bool
     keys: tuple[KeyEntry, ...] = ()
     teams: tuple[Team, ...] = ()
+    gone: tuple[str, ...] = ()  # ids of keys and teams
 
 
-class _Access(msgspec.Struct, frozen=True):
+class _Access(msgspec.Struct, frozen=True, gc=False):
     key: Key
     until: float  # unix seconds; the end of the key or of this secret, whichever comes first
 
@@ -48,7 +49,6 @@ class Policy:
 
     def __init__(self, server_secret: str) -> None:
         self.version = 0
-        self.epoch = 0
         self._digest: Callable[[str], bytes | None] = digester(server_secret)
         self._accesses: dict[bytes, _Access] = {}
         self._keys: dict[str, KeyEntry] = {}
@@ -89,35 +89,37 @@ class Policy:
     def teams(self) -> Iterable[Team]:
         return self._teams.values()
 
-    def advanced(self, changes: Changes) -> Policy:
-        """The policy with these changes; costs a copy of the tables, and a rebuild when all is given."""
-        new = Policy.__new__(Policy)
-        new.version, new.epoch, new._digest = changes.version, changes.epoch, self._digest
-        whole = changes.whole
-        new._accesses = {} if whole else self._accesses.copy()
-        new._keys = {} if whole else self._keys.copy()
-        new._teams = {} if whole else self._teams.copy()
+    def apply(self, changes: Changes) -> Policy:
+        """Take the changes in; returns itself."""
+        if changes.whole:
+            self._accesses, self._keys, self._teams = {}, {}, {}
+        for id in changes.gone:
+            self._remove_key(id)
+            self._teams.pop(id, None)
         for entry in changes.keys:
-            new._replace(entry)
+            self._remove_key(entry.key.id)
+            self._add_key(entry)
         for team in changes.teams:
-            new._teams[team.id] = team
-        return new
+            self._teams[team.id] = team
+        self.version = changes.version
+        return self
 
     def contents(self) -> Changes:
-        """All of it, as `advanced` takes it in."""
-        keys, teams = tuple(self._keys.values()), tuple(self._teams.values())
-        return Changes(self.version, self.epoch, True, keys, teams)
+        """All of it, as `apply` takes it in."""
+        return Changes(self.version, True, tuple(self._keys.values()), tuple(self._teams.values()))
 
-    def _replace(self, entry: KeyEntry) -> None:
-        before = self._keys.get(entry.key.id)
-        if before is not None:
-            for secret in before.secrets:
-                self._accesses.pop(bytes.fromhex(secret.digest), None)
+    def _add_key(self, entry: KeyEntry) -> None:
         self._keys[entry.key.id] = entry
         end = _end(entry.key)
         for secret in entry.secrets:
             until = end if secret.until is None else min(end, secret.until)
             self._accesses[bytes.fromhex(secret.digest)] = _Access(entry.key, until)
+
+    def _remove_key(self, id: str) -> None:
+        entry = self._keys.pop(id, None)
+        if entry is not None:
+            for secret in entry.secrets:
+                self._accesses.pop(bytes.fromhex(secret.digest), None)
 
 
 def _end(key: Key) -> float:

@@ -23,6 +23,7 @@ from ridgeline.gateway.tenants.store import Store
 
 MAX_LIVE_SECRETS = 4  # of one key: the current one and those in their grace
 MAX_TEAMS = 10_000
+GONE_VERSIONS = 10_000  # changes for which deletions are remembered one by one
 
 _key_of = msgspec.json.Decoder(Key).decode
 _team_of = msgspec.json.Decoder(Team).decode
@@ -121,11 +122,18 @@ class Registry:
 # ---- transactions; each that changes something begins with the policy's row ----
 
 
-def _next_version(deleted: bool = False) -> Work[int]:
-    epoch = ", epoch = version + 1" if deleted else ""
-    sql = f"UPDATE ridgeline_policy SET version = version + 1{epoch} WHERE id = 1 RETURNING version"
+def _next_version() -> Work[int]:
+    sql = "UPDATE ridgeline_policy SET version = version + 1 WHERE id = 1 RETURNING version"
     ((version,),) = yield from statement(sql)
     return int(version)
+
+
+def _gone(id: str, version: int) -> Work[None]:
+    """For workers to forget it. One that is further behind than this remembers reads everything anew."""
+    yield "INSERT INTO ridgeline_gone (id, version) VALUES (?, ?)", (id, version)
+    forgotten = version - GONE_VERSIONS
+    yield "UPDATE ridgeline_policy SET epoch = ? WHERE id = 1 AND epoch < ?", (forgotten, forgotten)
+    yield "DELETE FROM ridgeline_gone WHERE version <= ?", (forgotten,)
 
 
 def _create_key(key: Key, digest: str, max_keys: int, by: Actor) -> Work[KeyRecord]:
@@ -185,12 +193,13 @@ def _revoke_key(id: str, by: Actor) -> Work[KeyRecord]:
 
 
 def _delete_key(id: str, by: Actor) -> Work[None]:
-    yield from _next_version(deleted=True)
+    version = yield from _next_version()
     before = yield from _key(id)
     if before.key.revoked_at is None:
         raise Conflict("only a revoked key can be deleted: revoke it first")
     yield "DELETE FROM ridgeline_secrets WHERE key_id = ?", (id,)
     yield "DELETE FROM ridgeline_keys WHERE id = ?", (id,)
+    yield from _gone(id, version)
     yield from audit.record(by, "key.delete", id, before=before.key)
 
 
@@ -223,12 +232,13 @@ def _update_team(id: str, change: Callable[[Team], Team], by: Actor) -> Work[Tea
 
 
 def _delete_team(id: str, by: Actor) -> Work[None]:
-    yield from _next_version(deleted=True)
+    version = yield from _next_version()
     before = yield from _team(id)
     ((count,),) = yield "SELECT count(*) FROM ridgeline_keys WHERE team = ? AND revoked = 0", (id,)
     if count:
         raise Conflict(f"{count} keys belong to this team: revoke them or move them first")
     yield "DELETE FROM ridgeline_teams WHERE id = ?", (id,)
+    yield from _gone(id, version)
     yield from audit.record(by, "team.delete", id, before=before.team)
 
 

@@ -10,11 +10,13 @@ COMPONENT = "tenants"
 
 _TABLES = (
     # One row that every change of keys and teams updates first: it gives the change its version, and makes
-    # changes wait for one another, so that versions become visible in their order. `epoch` is the version
-    # of the last deletion: a snapshot older than that is read anew as a whole.
+    # changes wait for one another, so that versions become visible in their order.
     "CREATE TABLE ridgeline_policy (id BIGINT PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL,"
     " epoch BIGINT NOT NULL)",
     "INSERT INTO ridgeline_policy (id, version, epoch) VALUES (1, 1, 1)",
+    # Keys and teams that were deleted after the version `epoch`; what is older has to be read as a whole.
+    "CREATE TABLE ridgeline_gone (id TEXT PRIMARY KEY, version BIGINT NOT NULL)",
+    "CREATE INDEX ridgeline_gone_version ON ridgeline_gone (version)",
     "CREATE TABLE ridgeline_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE ridgeline_teams (id TEXT PRIMARY KEY, version BIGINT NOT NULL, name TEXT NOT NULL UNIQUE,"
     " created_ms BIGINT NOT NULL, document TEXT NOT NULL)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ridgeline.gateway.tenants.errors import StoreError
@@ -42,12 +42,12 @@ def made_once(path: Path, make: Callable[[], str]) -> bool:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def replaced(path: Path, content: bytes) -> None:
+def replaced(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a private file as a whole, or leave the one that is there. OSError when it cannot be."""
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines(pieces)
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):

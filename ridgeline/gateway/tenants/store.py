@@ -151,8 +151,15 @@ def _changes(since: int) -> Work[Changes]:
         since,
     )
     teams = yield from statement("SELECT document FROM ridgeline_teams WHERE version > ?", since)
+    gone = [] if whole else (yield "SELECT id FROM ridgeline_gone WHERE version > ?", (since,))
     by_key: dict[str, list[Secret]] = {id: [] for id, _ in keys}
     for key_id, digest, until_ms in secrets:
         by_key[key_id].append(Secret(digest, None if until_ms is None else until_ms / 1000))
     entries = tuple(KeyEntry(_key_of(document), tuple(by_key[id])) for id, document in keys)
-    return Changes(version, epoch, whole, entries, tuple(_team_of(document) for (document,) in teams))
+    return Changes(
+        version,
+        whole,
+        keys=entries,
+        teams=tuple(_team_of(document) for (document,) in teams),
+        gone=tuple(id for (id,) in gone),
+    )

@@ -1,7 +1,7 @@
 """PolicyWatch: keeps one worker's policy as new as the store, by asking for its version four times a second.
 
 While the store is away the last policy stays in use, and `snapshot` says how old it is. With PostgreSQL a
-copy lies in the state directory, digests only, so that a worker that starts meanwhile knows its keys too.
+copy is kept in the state directory, so that a worker that starts meanwhile knows its keys too.
 """
 
 from __future__ import annotations
@@ -12,32 +12,28 @@ import logging
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from ridgeline.gateway.tenants.errors import StoreError, StoreUnavailable
-from ridgeline.gateway.tenants.policy import Changes, Policy
-from ridgeline.gateway.tenants.secret_file import replaced
+from ridgeline.gateway.tenants.policy import Policy
+from ridgeline.gateway.tenants.policy_copy import FILE, read_copy, write_copy
 from ridgeline.gateway.tenants.store import Store
 
 log = logging.getLogger(__name__)
 
-COPY = "policy-copy.json"
+COPY_SHARE = 0.05  # of a thread's time at most goes into copies, while keys change all the time
 STALE_S = 1.0  # without an answer of the store for this long, a revocation elsewhere may not be known here
-
-
-class _Copy(msgspec.Struct):
-    server_secret: str
-    contents: Changes
 
 
 class PolicyWatch:
     def __init__(self, store: Store, *, changed: Callable[[Policy], None] | None = None) -> None:
-        """changed: called on the event loop with each policy that replaces another."""
+        """changed: called on the event loop after each change, with the policy as it is then."""
         self.policy = Policy("")  # knows nobody
         self._store = store
         self._changed = changed
-        self._copy = store.state_dir / COPY if store.is_shared else None
+        self._copy = store.state_dir / FILE if store.is_shared else None
+        self._is_copied = True
+        self._copy_after = -float("inf")  # monotonic
         self._is_copy = False  # not yet confirmed by the store itself
+        self._refreshing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._asked_at = -float("inf")  # monotonic; of the last answer
         self._failures = 0
@@ -47,13 +43,14 @@ class PolicyWatch:
         try:
             await self.refresh()
         except StoreUnavailable:
-            copy = await asyncio.to_thread(self._read_copy)
+            copy = await asyncio.to_thread(read_copy, self._copy) if self._copy is not None else None
             if copy is None:
                 raise
             self._failures += 1
             self._is_copy = True
-            self.policy = Policy(copy.server_secret).advanced(copy.contents)
+            self.policy = copy
             log.warning("the store is away: keys and teams are those of the copy in the state directory")
+        await self._keep_copy()
         self._task = asyncio.create_task(self._poll(), name="policy-watch")
 
     async def stop(self) -> None:
@@ -64,24 +61,21 @@ class PolicyWatch:
             self._task = None
 
     async def refresh(self) -> bool:
-        """Ask now; True if there is a new policy. StoreUnavailable: the one in place stays."""
-        await self._store.prepare()
-        if self.policy.version == 0 or self._is_copy:
-            before = Policy(self._store.server_secret)
-            changes = await self._store.changes(0)
-        else:
-            before = self.policy
-            if await self._store.version() == before.version:
+        """Ask now; True if something has changed. StoreUnavailable: the policy stays as it is."""
+        async with self._refreshing:  # older changes are never applied after newer ones
+            await self._store.prepare()
+            if self.policy.version == 0 or self._is_copy:
+                self.policy = Policy(self._store.server_secret).apply(await self._store.changes(0))
+                self._is_copy = False
+            elif await self._store.version() == self.policy.version:
                 self._asked_at = time.monotonic()
                 return False
-            changes = await self._store.changes(before.version)
-        self.policy = before.advanced(changes)
-        self._is_copy = False
-        self._asked_at = time.monotonic()
+            else:
+                self.policy.apply(await self._store.changes(self.policy.version))
+            self._asked_at = time.monotonic()
+        self._is_copied = False
         if self._changed is not None:
             self._changed(self.policy)
-        if self._copy is not None:
-            await asyncio.to_thread(self._write_copy, self.policy)
         return True
 
     @property
@@ -104,6 +98,7 @@ class PolicyWatch:
             await asyncio.sleep(self._store.config.poll_s)
             try:
                 await self.refresh()
+                await self._keep_copy()
             except (StoreUnavailable, StoreError) as error:
                 self._failures += 1
                 if not was_down:
@@ -120,19 +115,14 @@ class PolicyWatch:
                     log.warning("the store answers again; keys and teams are up to date")
                 was_down = False
 
-    def _read_copy(self) -> _Copy | None:
-        if self._copy is None:
-            return None
+    async def _keep_copy(self) -> None:
+        begun = time.monotonic()
+        if self._copy is None or self._is_copied or begun < self._copy_after:
+            return
+        self._is_copied = True
         try:
-            return msgspec.json.decode(self._copy.read_bytes(), type=_Copy)
-        except (OSError, msgspec.DecodeError):
-            return None
-
-    def _write_copy(self, policy: Policy) -> None:
-        assert self._copy is not None
-        try:
-            content = msgspec.json.encode(_Copy(self._store.server_secret, policy.contents()))
-            self._copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replaced(self._copy, content)
+            await asyncio.to_thread(write_copy, self._copy, self._store.server_secret, self.policy.contents())
         except OSError as error:
             log.warning("%s: cannot be written: %s", self._copy, error.strerror)
+        ended = time.monotonic()
+        self._copy_after = ended + (ended - begun) / COPY_SHARE

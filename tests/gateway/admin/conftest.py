@@ -46,7 +46,7 @@ class Admin:
         return made
 
     async def policy(self) -> Policy:
-        return Policy(self.store.server_secret).advanced(await self.store.changes(0))
+        return Policy(self.store.server_secret).apply(await self.store.changes(0))
 
     async def audit(self) -> list[Any]:
         return await Registry(self.store).audit(None, None, 1000)

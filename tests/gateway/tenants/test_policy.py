@@ -25,7 +25,7 @@ def policy(*entries: tuple[Key, dict[str, float | None]], teams: tuple[Team, ...
         KeyEntry(key, tuple(Secret(digest(secret), until) for secret, until in secrets.items()))
         for key, secrets in entries
     )
-    return Policy(SERVER_SECRET).advanced(Changes(1, 1, True, keys, teams))
+    return Policy(SERVER_SECRET).apply(Changes(1, True, keys, teams))
 
 
 @given(
@@ -85,25 +85,34 @@ def test_a_rotated_secret_is_valid_within_its_grace_but_not_past_the_keys_own_en
     assert known.lookup(other) is None
 
 
-def test_a_change_replaces_a_keys_secrets_and_leaves_the_policy_before_it_alone() -> None:
+def test_a_change_replaces_a_keys_secrets_and_leaves_other_keys_alone() -> None:
     first, second, untouched = new_secret(), new_secret(), new_secret()
-    before = policy((Key("key_1", "a"), {first: None}), (Key("key_2", "b"), {untouched: None}))
+    known = policy((Key("key_1", "a"), {first: None}), (Key("key_2", "b"), {untouched: None}))
     change = KeyEntry(Key("key_1", "renamed"), (Secret(digest(second)),))
-    after = before.advanced(Changes(2, 1, False, (change,), (Team("team_1", "t"),)))
-    assert after.lookup(first) is None
-    assert after.lookup(second) == Key("key_1", "renamed")
-    assert after.lookup(untouched) == Key("key_2", "b")
-    assert after.team("team_1") == Team("team_1", "t")
-    assert before.lookup(first) == Key("key_1", "a")
-    assert before.team("team_1") is None
-    whole = after.advanced(Changes(3, 3, True))
-    assert whole.lookup(untouched) is None
-    assert whole.team("team_1") is None
+    known.apply(Changes(2, False, (change,), (Team("team_1", "t"),)))
+    assert known.version == 2
+    assert known.lookup(first) is None
+    assert known.lookup(second) == known.key("key_1") == Key("key_1", "renamed")
+    assert known.lookup(untouched) == Key("key_2", "b")
+    assert known.team("team_1") == Team("team_1", "t")
+
+
+def test_what_is_gone_is_forgotten_and_a_whole_replaces_all() -> None:
+    first, second = new_secret(), new_secret()
+    known = policy(
+        (Key("key_1", "a"), {first: None}), (Key("key_2", "b"), {second: None}), teams=(Team("team_1", "t"),)
+    )
+    known.apply(Changes(2, False, gone=("key_1", "team_1", "key_unknown")))
+    assert known.lookup(first) is known.key("key_1") is known.team("team_1") is None
+    assert known.refusal(first).code == "invalid_api_key"
+    assert known.lookup(second) is not None
+    known.apply(Changes(3, True))
+    assert known.lookup(second) is None
 
 
 def test_a_policy_made_of_anothers_contents_knows_the_same() -> None:
     secret = new_secret()
     known = policy((Key("key_1", "a"), {secret: None}), teams=(Team("team_1", "t"),))
-    copy = Policy(SERVER_SECRET).advanced(known.contents())
+    copy = Policy(SERVER_SECRET).apply(known.contents())
     assert copy.lookup(secret) == known.lookup(secret)
     assert copy.team("team_1") == known.team("team_1")

@@ -24,7 +24,7 @@ from tests.gateway.tenants.conftest import BY
 
 
 async def policy_of(store: Store) -> Policy:
-    return Policy(store.server_secret).advanced(await store.changes(0))
+    return Policy(store.server_secret).apply(await store.changes(0))
 
 
 async def test_a_created_key_is_found_by_its_secret_with_all_it_was_given(store: Store) -> None:
@@ -117,8 +117,25 @@ async def test_a_revoked_key_stays_revoked_and_may_be_deleted(store: Store) -> N
     with pytest.raises(NotFound):
         await registry.key(id)
     changes = await store.changes(version + 1)
-    assert changes.whole
-    assert policy.advanced(changes).refusal(secret).code == "invalid_api_key"
+    assert (changes.whole, changes.keys, changes.gone) == (False, (), (id,))
+    assert policy.apply(changes).refusal(secret).code == "invalid_api_key"
+
+
+async def test_a_worker_that_is_far_behind_a_deletion_reads_everything_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.gateway.tenants.registry.GONE_VERSIONS", 2)
+    registry = Registry(store)
+    kept, _ = await registry.create_key(lambda id: Key(id, "kept"), BY)
+    versions = []
+    for name in ("a", "b"):
+        versions.append(await store.version())
+        team = (await registry.create_team(lambda id, name=name: Team(id, name), BY)).team
+        await registry.delete_team(team.id, BY)
+    last = await store.changes(versions[1])
+    assert (last.whole, len(last.gone)) == (False, 1)
+    far = await store.changes(versions[0])
+    assert (far.whole, [entry.key for entry in far.keys], far.gone) == (True, [kept.key], ())
 
 
 async def test_a_team_must_exist_have_a_name_of_its_own_and_no_keys_when_it_goes(store: Store) -> None:

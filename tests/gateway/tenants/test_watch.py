@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import stat
 import sys
 import time
@@ -15,12 +16,14 @@ import msgspec
 import pytest
 
 from ridgeline.gateway.tenants.config import StoreConfig
+from ridgeline.gateway.tenants.digest import new_secret
 from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.keys import Key, Limits, Team
-from ridgeline.gateway.tenants.policy import Policy
+from ridgeline.gateway.tenants.policy import Changes, KeyEntry, Policy, Secret
+from ridgeline.gateway.tenants.policy_copy import FILE, read_copy, write_copy
 from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
-from ridgeline.gateway.tenants.watch import COPY, PolicyWatch
+from ridgeline.gateway.tenants.watch import PolicyWatch
 from tests.gateway.services import OwnPostgres
 from tests.gateway.tenants.conftest import BY
 
@@ -87,11 +90,11 @@ async def test_every_process_on_a_store_sees_a_change_and_then_a_revocation(
 async def test_a_change_is_told_and_only_once(store: Store) -> None:
     told: list[int] = []
     async with watching(store, lambda policy: told.append(policy.version)) as watch:
-        first = watch.policy
+        first = watch.policy.version
         await Registry(store).create_team(lambda id: Team(id, "red"), BY)
-        await until(lambda: watch.policy is not first)
+        await until(lambda: watch.policy.version != first)
         assert await watch.refresh() is False
-        assert told == [first.version, first.version + 1]
+        assert told == [first, first + 1]
         assert not watch.is_stale
         assert watch.snapshot()["store_failures"] == 0
 
@@ -114,8 +117,8 @@ async def test_keys_stay_known_while_postgresql_is_away_also_to_workers_that_sta
     try:
         record, secret = await Registry(store).create_key(lambda id: Key(id, "app"), BY)
         async with watching(store) as watch:
-            assert stat.S_IMODE((tmp_path / COPY).stat().st_mode) == 0o600
-            assert secret not in (tmp_path / COPY).read_text()
+            assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+            assert secret not in (tmp_path / FILE).read_text()
             own.stop()
             await until(lambda: watch.is_stale and watch.snapshot()["store_failures"] > 0)
             assert watch.policy.lookup(secret) == record.key
@@ -134,6 +137,24 @@ async def test_keys_stay_known_while_postgresql_is_away_also_to_workers_that_sta
         for one in (store, second, later):
             await one.close()
         own.remove()
+
+
+async def test_a_copy_that_is_not_whole_is_none(tmp_path: Path) -> None:
+    secret, path = new_secret(), tmp_path / FILE
+    entries = tuple(KeyEntry(Key(f"key_{n}", "k"), (Secret(f"{n:064x}"),)) for n in range(450))
+    own = KeyEntry(
+        Key("key_own", "own"), (Secret(hmac.new(b"s" * 32, secret.encode(), "sha256").hexdigest()),)
+    )
+    write_copy(path, "s" * 32, Changes(7, True, (*entries, own), (Team("team_1", "t"),)))
+    copy = read_copy(path)
+    assert copy is not None
+    assert (copy.version, copy.lookup(secret), len(list(copy.keys()))) == (7, own.key, 451)
+    whole = path.read_bytes()
+    for broken in (whole[:-20], b"".join(whole.splitlines(keepends=True)[:-1]), b"", b"{}\n"):
+        path.write_bytes(broken)
+        assert read_copy(path) is None
+    path.unlink()
+    assert read_copy(path) is None
 
 
 async def test_a_sqlite_file_that_another_process_locks_is_waited_for_without_stopping_the_loop(
