@@ -94,6 +94,7 @@ class Book:
             "cache_read_input_tokens": self.tokens_cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": self.tokens_out,
+            "output_tokens_details": {"reasoning_tokens": self.tokens_reasoning},
         }
 
 
@@ -486,7 +487,7 @@ def _ending(kind: str, asked: Asked, book: Book, script: Script) -> bytes:
     if kind == "responses":
         whole = _response(model, "completed", TOKEN * book.tokens_out, None if script.silent else book)
         return _event({"type": "response.completed", "response": whole}, "response.completed")
-    usage_of = {} if script.silent else {"output_tokens": book.tokens_out}
+    usage_of = {} if script.silent else book.anthropic()
     ended = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage_of}
     return (
         _event({"type": "content_block_stop", "index": 0}, "content_block_stop")

@@ -1,0 +1,392 @@
+"""Is the ledger exact? Its rows beside the books of the upstream that computed, request by request.
+
+    python benchmarks/gateway_ledger.py [--requests 20000] [--clients 32] [--away 60] [--sqlite] [--json FILE]
+
+Requests of every kind go through `ridgeline gateway` to a mock upstream that counts its tokens: chat,
+completions, responses, messages, embeddings and rerank; whole and streamed; answered, left by their client,
+refused, failed, broken off by the upstream, retried, from the cache. Meanwhile a worker is killed (-9), then
+the whole gateway is killed and started again, and PostgreSQL is stopped for --away seconds. In the end every
+request that the upstream knows must have one row with the same tokens, every answer that a client saw must
+have its row, and rows that the upstream knows nothing of must have cost nothing. Prints a table, writes JSON;
+exit code 1 where one token differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ridgeline.gateway.accounting.reports import Reports, usd  # noqa: E402
+from ridgeline.gateway.accounting.table import JOURNALS, TABLE, store_at  # noqa: E402
+from tests.gateway.services import OwnPostgres, free_port  # noqa: E402
+
+START_S = 60.0
+SETTLE_S = 180.0
+PRICE_IN, PRICE_CACHED, PRICE_OUT = 1_000_000, 100_000, 2_000_000  # picodollars per token: see CONFIG
+
+CONFIG = """
+[gateway]
+port = {port}
+workers = 1
+state_dir = "{state}"
+log_level = "error"
+[admin]
+port = {admin}
+[store]
+url = "{store}"
+[ledger]
+takeover_s = 0.5
+[retries]
+breaker_failures = 1000000
+backoff_ms = 20
+budget_ratio = 1.0
+[[upstreams]]
+name = "mock"
+kind = "ridgeline"
+url = "{upstream}"
+max_concurrent = 1024
+[[models]]
+name = "*"
+targets = ["mock/*"]
+price_in = 1.0
+price_cached = 0.1
+price_out = 2.0
+"""
+
+TEXT = "Tell me about the rivers of the north and of the south, and where they end. "
+KINDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "chat": ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+    "completions": ("/v1/completions", lambda text: {"prompt": text}),
+    "responses": ("/v1/responses", lambda text: {"input": text, "store": False}),
+    "messages": (
+        "/v1/messages",
+        lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 100},
+    ),
+    "embeddings": ("/v1/embeddings", lambda text: {"input": text}),
+    "rerank": ("/v1/rerank", lambda text: {"query": text, "documents": [text, "another"]}),
+}
+# What becomes of a request, how often, and the upstream's part in it.
+FATES: dict[str, tuple[int, str]] = {
+    "answered": (40, "mock_out{n}_cached{c}"),
+    "slow": (10, "mock_out{n}_pace2_late5_reason3"),
+    "left": (20, "mock_out60_pace4_cached{c}"),  # the client leaves in the middle
+    "cached": (10, "mock_out12_fixed"),  # the same question again and again, with the cache on
+    "failed": (5, "mock_fail503"),
+    "refused": (5, "mock_fail400"),
+    "broken": (5, "mock_out30_cut{n}"),
+    "retried": (5, "mock_out9_flaky4"),
+}
+
+
+class Gateway:
+    """`ridgeline gateway` as a process that may be killed and started again."""
+
+    def __init__(self, folder: Path, config: Path, port: int, admin: int) -> None:
+        self._folder, self._config, self.port, self._admin = folder, config, port, admin
+        self._program = str(Path(sys.executable).parent / "ridgeline")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        log = (self._folder / "gateway.log").open("ab")
+        self._process = subprocess.Popen(
+            [self._program, "gateway", "--config", str(self._config)], stdout=log, stderr=log, cwd=ROOT
+        )
+        until = time.monotonic() + START_S
+        while not _answers(f"{self.url}/health"):
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise SystemExit((self._folder / "gateway.log").read_text()[-2000:])
+            time.sleep(0.05)
+
+    def make_key(self) -> str:
+        state = self._folder / "state"
+        command = [self._program, "keys", "create", "--name", "bench", "--json"]
+        command += ["--admin-url", f"http://127.0.0.1:{self._admin}"]
+        command += ["--admin-key-file", str(state / "admin-key")]
+        made = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        time.sleep(1.0)  # until every worker knows it
+        return str(json.loads(made.stdout)["secret"])
+
+    def workers(self) -> list[int]:
+        assert self._process is not None
+        found = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        return [int(pid) for pid in found.split()]
+
+    def kill_worker(self) -> None:
+        os.kill(self.workers()[0], signal.SIGKILL)
+
+    def kill(self) -> None:
+        """All of it, as when the machine's memory runs out."""
+        assert self._process is not None
+        for pid in [self._process.pid, *self.workers()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+
+
+class Clients:
+    """Many at once; each notes the id of every answer that it saw the head of."""
+
+    def __init__(self, gateway: Gateway, key: str, count: int, seed: int) -> None:
+        self._gateway, self._key = gateway, key
+        self._left = iter(range(count))
+        self._draw = random.Random(seed)
+        self.begun = 0
+        self.seen: dict[str, str] = {}  # request id → fate
+        self.ends: Counter[str] = Counter()
+
+    async def run(self, clients: int) -> None:
+        limit = aiohttp.TCPConnector(limit=0)
+        patience = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(connector=limit, timeout=patience) as session:
+            await asyncio.gather(*(self._client(session) for _ in range(clients)))
+
+    async def _client(self, session: aiohttp.ClientSession) -> None:
+        for _ in self._left:
+            self.begun += 1
+            fate = self._draw.choices(list(FATES), [share for share, _ in FATES.values()])[0]
+            try:
+                await self._ask(session, fate)
+            except (aiohttp.ClientError, ConnectionError, TimeoutError):
+                self.ends["cut off"] += 1
+                await asyncio.sleep(0.2)  # the gateway is dead or starts
+
+    async def _ask(self, session: aiohttp.ClientSession, fate: str) -> None:
+        draw = self._draw
+        kinds = list(KINDS) if fate not in ("left", "slow", "broken") else list(KINDS)[:4]
+        kind = draw.choice(kinds)
+        path, body_of = KINDS[kind]
+        model = FATES[fate][1].format(n=draw.randrange(1, 25), c=draw.randrange(10))
+        text = TEXT if fate == "cached" else TEXT * draw.randrange(1, 4) + str(draw.random())
+        body = body_of(text) | {"model": model}
+        if kind not in ("embeddings", "rerank") and draw.random() < 0.5:
+            body["stream"] = True
+            if kind in ("chat", "completions") and draw.random() < 0.3:
+                body["stream_options"] = {"include_usage": True}
+        headers = {"authorization": f"Bearer {self._key}"}
+        if fate == "cached":
+            headers["x-ridgeline-cache"] = "exact"
+        leave_s = draw.uniform(0.0, 0.25) if fate == "left" else None
+        asked = session.post(f"{self._gateway.url}{path}", json=body, headers=headers)
+        try:
+            async with asyncio.timeout(leave_s), asked as answer:
+                self.seen[answer.headers.get("x-request-id", "")] = fate
+                async for _ in answer.content.iter_any():
+                    pass
+                self.ends[f"{answer.status}"] += 1
+        except TimeoutError:
+            if leave_s is None:
+                raise
+            self.ends["left"] += 1
+
+
+async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    mock = subprocess.Popen(
+        [sys.executable, "-m", "tests.gateway.mock_upstream"], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert mock.stdout is not None
+    upstream = mock.stdout.readline().decode().strip()
+    postgres = None if args.sqlite else OwnPostgres()
+    port, admin = free_port(), free_port()
+    config = folder / "gateway.toml"
+    config.write_text(
+        CONFIG.format(
+            port=port,
+            admin=admin,
+            state=folder / "state",
+            store=postgres.url if postgres is not None else "",
+            upstream=upstream,
+        )
+    )
+    gateway = Gateway(folder, config, port, admin)
+    try:
+        gateway.start()
+        key = gateway.make_key()
+        clients = Clients(gateway, key, args.requests, args.seed)
+        began = time.monotonic()
+        await asyncio.gather(clients.run(args.clients), disturb(args, clients, gateway, postgres))
+        took_s = time.monotonic() - began
+        store_url = postgres.url if postgres is not None else ""
+        books = _json(f"{upstream}/mock/books")
+        rows = await asyncio.to_thread(settled, store_url, folder / "state", books["books"], clients.seen)
+        books = _json(f"{upstream}/mock/books")
+        result = compare(books["books"], rows, clients)
+        result |= {"seconds": took_s, "requests": clients.begun, "still_running": books["running"]}
+        gateway.stop()
+        return result
+    finally:
+        with contextlib.suppress(Exception):
+            gateway.kill()
+        mock.terminate()
+        mock.wait()
+        if postgres is not None:
+            postgres.remove()
+
+
+async def disturb(
+    args: argparse.Namespace, clients: Clients, gateway: Gateway, postgres: OwnPostgres | None
+) -> None:
+    async def at(share: float) -> None:
+        while clients.begun < share * args.requests:
+            await asyncio.sleep(0.02)
+
+    if args.calm:
+        return
+    await at(0.2)
+    say("a worker is killed (-9)")
+    gateway.kill_worker()
+    await at(0.4)
+    say("the gateway is killed (-9) and started again")
+    gateway.kill()
+    await asyncio.to_thread(gateway.start)
+    if postgres is not None:
+        await at(0.6)
+        say(f"PostgreSQL is stopped for {args.away:g} s")
+        await asyncio.to_thread(postgres.stop)
+        await asyncio.sleep(args.away)
+        await asyncio.to_thread(postgres.start)
+        say("PostgreSQL is back")
+
+
+def settled(
+    store_url: str, state_dir: Path, books: dict[str, Any], seen: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The table, once it has a row for everything, or after a while."""
+    store = store_at(store_url, state_dir, 30.0)
+    reports = Reports(store, state_dir / JOURNALS)
+    wanted = (set(books) | set(seen)) - {""}
+    until = time.monotonic() + SETTLE_S
+    while time.monotonic() < until:
+        have = {row[0] for row in store.query(f"SELECT request_id FROM {TABLE}")}
+        if wanted <= have and not reports.waiting():
+            break
+        time.sleep(0.5)
+    names = "request_id, outcome, endpoint, stream, status, usage_source, price_source, cost_pusd, "
+    names += "tokens_in, tokens_cached, tokens_out, tokens_reasoning"
+    keys = names.split(", ")
+    found = [dict(zip(keys, row, strict=True)) for row in store.query(f"SELECT {names} FROM {TABLE}")]
+    store.close()
+    assert len(found) == len({row["request_id"] for row in found})
+    return {row["request_id"]: row for row in found}
+
+
+def compare(
+    books: dict[str, dict[str, Any]], rows: dict[str, dict[str, Any]], clients: Clients
+) -> dict[str, Any]:
+    counts = ("tokens_in", "tokens_cached", "tokens_out", "tokens_reasoning")
+    different = []
+    for request_id, book in books.items():
+        row = rows.get(request_id)
+        if row is None or any(row[name] != book[name] for name in counts):
+            different.append({"request_id": request_id, "upstream": book, "ledger": row})
+    unasked = [row for request_id, row in rows.items() if request_id not in books]
+    charged = [row for row in unasked if any(row[name] for name in counts) or row["cost_pusd"]]
+    unbooked = sorted(set(clients.seen) - set(rows) - {""})
+    cost = sum(row["cost_pusd"] for row in rows.values())
+    expected = sum(
+        (book["tokens_in"] - book["tokens_cached"]) * PRICE_IN
+        + book["tokens_cached"] * PRICE_CACHED
+        + book["tokens_out"] * PRICE_OUT
+        for book in books.values()
+    )
+    return {
+        "rows": len(rows),
+        "upstream_requests": len(books),
+        "answers_seen": len(clients.seen),
+        "outcomes": dict(Counter(row["outcome"] for row in rows.values())),
+        "upstream_ends": dict(Counter(book["status"] for book in books.values())),
+        "clients": dict(clients.ends),
+        "tokens_ledger": {name: sum(row[name] for row in rows.values()) for name in counts},
+        "tokens_upstream": {name: sum(book[name] for book in books.values()) for name in counts},
+        "cost_usd": usd(cost),
+        "cost_expected_usd": usd(expected),
+        "estimated_rows": sum(row["usage_source"] == "counted" for row in rows.values()),
+        "different": different,
+        "charged_without_upstream": charged,
+        "seen_without_row": unbooked,
+        "is_exact": not (different or charged or unbooked) and cost == expected,
+    }
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+def say(text: str) -> None:
+    print(f"… {text}", file=sys.stderr, flush=True)
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{result['requests']} requests in {result['seconds']:.0f} s; clients: {result['clients']}")
+    print(f"rows by outcome: {result['outcomes']}; at the upstream: {result['upstream_ends']}")
+    print("| | upstream | ledger | difference |\n|---|---:|---:|---:|")
+    for name, told in result["tokens_upstream"].items():
+        booked = result["tokens_ledger"][name]
+        print(f"| {name} | {told:,} | {booked:,} | {booked - told:+,} |")
+    print(f"| US dollars | {result['cost_expected_usd']} | {result['cost_usd']} | |")
+    print(
+        f"requests that differ: {len(result['different'])}; answers without a row: "
+        f"{len(result['seen_without_row'])}; rows charged without the upstream: "
+        f"{len(result['charged_without_upstream'])}; estimated: {result['estimated_rows']}"
+    )
+    for one in [*result["different"], *result["charged_without_upstream"]][:8]:
+        print(f"  {one}")
+    print("exact" if result["is_exact"] else "NOT exact")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--away", type=float, default=60.0, help="seconds without PostgreSQL")
+    parser.add_argument("--sqlite", action="store_true", help="SQLite in place of PostgreSQL")
+    parser.add_argument("--calm", action="store_true", help="nothing is killed or stopped")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ridgeline-ledger-") as folder:
+        result = asyncio.run(measure(args, Path(folder)))
+    show(result)
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2))
+    sys.exit(0 if result["is_exact"] else 1)
+
+
+if __name__ == "__main__":
+    main()
