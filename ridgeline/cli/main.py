@@ -41,6 +41,7 @@ VERBS = (
     "keys",
     "teams",
     "usage",
+    "lint-prompts",
 )
 
 LAB_PACKAGES = ("scipy", "genai_prices")  # of the extra `lab`, imported where they are needed
@@ -61,6 +62,7 @@ examples:
   ridgeline router fit examples.csv …    learn which requests a cheap model answers well enough
   ridgeline keys create --name app       a key for an application at the gateway; teams: who shares limits
   ridgeline usage --by team,day          what was used through the gateway, and its cost
+  ridgeline lint-prompts requests.jsonl  what keeps prompts from sharing a prefix
 
 `ridgeline VERB --help` explains each verb.
 """
@@ -117,7 +119,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> Parser:
     parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
     parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in verbs:
-        import_module(f"ridgeline.cli.{verb}").add_parser(parsers)
+        import_module(f"ridgeline.cli.{verb.replace('-', '_')}").add_parser(parsers)
     return parser
 
 
