@@ -14,6 +14,7 @@ from ridgeline.gateway.errors import Limited
 from ridgeline.gateway.limits.order import FairOrder, Waiter
 
 LONGEST_RETRY_S = 60.0
+LEAST_WEIGHT = 0.01
 
 
 class FairQueue:
@@ -56,7 +57,7 @@ class FairQueue:
         self, tenant: str, weight: float = 1.0, priority: int = 1, timeout_s: float = 30.0
     ) -> float:
         """Waits for a place; how long, in seconds. Limited when the room is full or the time is up."""
-        now = self._clock()
+        now, weight = self._clock(), max(weight, LEAST_WEIGHT)
         if self.in_use < self._capacity and not self._order.waiting:
             self.in_use += 1
             self._order.started(tenant, weight, now)

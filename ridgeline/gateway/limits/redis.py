@@ -120,9 +120,11 @@ class RedisLimiter:
         try:
             answer = await self._answer(reservation)
             if answer[0] == 2:
-                await self._seed([taken[index - 1] for index in answer[2:]], answer[1], sent_at)
-                answer = await self._answer(reservation)
-        except (RedisError, RedisUnavailable) as error:
+                left_s = self._timeout_s - (self._clock() - sent_at)
+                async with asyncio.timeout(left_s):
+                    await self._seed([taken[index - 1] for index in answer[2:]], answer[1])
+                    answer = await self._answer(reservation)
+        except (RedisError, RedisUnavailable, TimeoutError) as error:
             return self._without_redis(reservation, when_unknown, error)
         if answer[0] == 2:
             return self._without_redis(reservation, when_unknown, RedisError("budgets are not known"))
@@ -356,10 +358,9 @@ class RedisLimiter:
 
     # ---- money by the ledger ----
 
-    async def _seed(self, subjects: list[Subject], now_ms: int, since: float) -> None:
-        tasks = [self._seed_in_background(subject, now_ms) for subject in subjects]
-        left_s = since + self._timeout_s - self._clock()
-        await asyncio.wait(tasks, timeout=max(left_s, 0.0))
+    async def _seed(self, subjects: list[Subject], now_ms: int) -> None:
+        """One question for all who wait for it; it goes on when they have given up."""
+        await asyncio.wait([self._seed_in_background(subject, now_ms) for subject in subjects])
 
     def _seed_in_background(self, subject: Subject, now_ms: int) -> asyncio.Task[None]:
         name = (subject.kind, subject.id)

@@ -178,10 +178,16 @@ class _Address:
         self.shown = f"{self.host}:{self.port}"
         self.tls: ssl.SSLContext | None = None
         if parts.scheme == "rediss":
-            self.tls = ssl.create_default_context(cafile=config.ca_file)
+            try:
+                self.tls = ssl.create_default_context(cafile=config.ca_file)
+            except OSError as error:
+                raise OptionError(f"[redis] ca_file: {error}") from None
         password = urllib.parse.unquote(parts.password or "")
         if config.password_file is not None:
-            password = config.password_file.read_text().strip()
+            try:
+                password = config.password_file.read_text().strip()
+            except OSError as error:
+                raise OptionError(f"[redis] password_file: {error}") from None
         user = urllib.parse.unquote(parts.username or "")
         self.greeting: list[bytes] = []
         if password:

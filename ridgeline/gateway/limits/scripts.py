@@ -78,6 +78,22 @@ local function calendar(ms)
   return day, (yoe + era * 400) * 12 + march + 2
 end
 
+-- What a subject has spent today and this month, or nothing where that is not known here.
+local function spending(key, now)
+  local m = call('HMGET', key .. ':m', 'd', 'ds', 'm', 'ms')
+  if not m[1] then return nil end
+  local day, month = calendar(now)
+  if tonumber(m[1]) < day then
+    call('HSET', key .. ':m', 'd', day, 'ds', 0)
+    m[1], m[2] = day, 0
+  end
+  if tonumber(m[3]) < month then
+    call('HSET', key .. ':m', 'm', month, 'ms', 0)
+    m[3], m[4] = month, 0
+  end
+  return tonumber(m[1]), tonumber(m[2]), tonumber(m[3]), tonumber(m[4])
+end
+
 -- When `need` of what is in the window will have left it.
 local function room_in(key, field, oldest, newest, need, now)
   local fields = {}
@@ -130,21 +146,11 @@ for s = 1, n do
     end
   end
   if daily >= 0 or monthly >= 0 then
-    local m = call('HMGET', key .. ':m', 'd', 'ds', 'm', 'ms')
-    if not m[1] then
+    local day, spent_day, _, spent_month = spending(key, now)
+    if not day then
       if status ~= 2 then status, tail = 2, {} end
       tail[#tail + 1] = {s}
     elseif cost > 0 then
-      local day, month = calendar(now)
-      local spent_day, spent_month = tonumber(m[2]), tonumber(m[4])
-      if tonumber(m[1]) < day then
-        call('HSET', key .. ':m', 'd', day, 'ds', 0)
-        spent_day = 0
-      end
-      if tonumber(m[3]) < month then
-        call('HSET', key .. ':m', 'm', month, 'ms', 0)
-        spent_month = 0
-      end
       local open = tonumber(call('HGET', key .. ':o', 'sum') or 0) + cost
       if daily >= 0 and spent_day + open > daily then tail[#tail + 1] = {s, 3, 0} end
       if monthly >= 0 and spent_month + open > monthly then tail[#tail + 1] = {s, 4, 0} end
@@ -225,12 +231,12 @@ for s = 2, #KEYS do
   end
   if string.find(has, 'l', 1, true) then release(key, id) end
   if cost ~= '0' and string.find(has, 'm', 1, true) then
-    local m = call('HMGET', key .. ':m', 'd', 'm', 's')
+    local current_day, _, current_month = spending(key, now)
     -- What had ended when the ledger was asked is in what the ledger said.
-    if m[1] and tonumber(m[3]) <= ended then
+    if current_day and tonumber(call('HGET', key .. ':m', 's')) <= ended then
       local day, month = calendar(at)
-      if tonumber(m[1]) == day then call('HINCRBY', key .. ':m', 'ds', cost) end
-      if tonumber(m[2]) == month then call('HINCRBY', key .. ':m', 'ms', cost) end
+      if day == current_day then call('HINCRBY', key .. ':m', 'ds', cost) end
+      if month == current_month then call('HINCRBY', key .. ':m', 'ms', cost) end
     end
   end
 end
@@ -258,15 +264,15 @@ SEED = (
     _PRELUDE
     + """
 local key, now = KEYS[1] .. ':m', clock(ARGV[1])
-local m = call('HMGET', key, 'd', 'ds', 'm', 'ms')
-if not m[1] then
+local day, spent_day, month, spent_month = spending(KEYS[1], now)
+if not day then
   call('HSET', key, 'd', ARGV[2], 'ds', ARGV[3], 'm', ARGV[4], 'ms', ARGV[5], 's', now)
 else
-  for i, fields in ipairs({{'d', 'ds'}, {'m', 'ms'}}) do
-    local period, spent = ARGV[2 * i], ARGV[2 * i + 1]
-    if m[2 * i - 1] == period and tonumber(spent) > tonumber(m[2 * i]) then
-      call('HSET', key, fields[2], spent, 's', now)
-    end
+  if day == tonumber(ARGV[2]) and tonumber(ARGV[3]) > spent_day then
+    call('HSET', key, 'ds', ARGV[3], 's', now)
+  end
+  if month == tonumber(ARGV[4]) and tonumber(ARGV[5]) > spent_month then
+    call('HSET', key, 'ms', ARGV[5], 's', now)
   end
 end
 call('HSET', key, 'c', now)

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import shutil
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.gateway.errors import GatewayError, Limited
+from ridgeline.gateway.errors import GatewayError, Limited, Unavailable
+from ridgeline.gateway.limits import scripts
 from ridgeline.gateway.limits.config import RedisConfig
-from ridgeline.gateway.limits.limiter import PICODOLLARS, Limiter, Reservation, Subject
+from ridgeline.gateway.limits.limiter import (
+    DAY_MS,
+    PICODOLLARS,
+    Limiter,
+    Reservation,
+    Subject,
+    month_of,
+)
 from ridgeline.gateway.limits.memory import MemoryLimiter
 from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.limits.resp import RedisClient, RedisError, RedisUnavailable
 from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.options import OptionError
+from tests.gateway.services import free_port
 
 MIDNIGHT_MS = 1_793_491_200_000  # 2026-11-01 00:00 UTC
 
@@ -325,6 +337,58 @@ def test_what_only_the_ledger_knows_is_added_when_they_are_compared(redis_url: s
     run(scenario())
 
 
+def test_the_first_request_of_a_day_is_booked_on_it_even_if_its_cost_was_not_foreseen(redis_url: str) -> None:
+    async def scenario() -> None:
+        now = [MIDNIGHT_MS - 1000]
+        subject = Subject("key", "k", Limits(daily_usd=1.0))
+        async with limiter(config(redis_url), redis_ms=lambda: now[0]) as made:
+            made.settle(await made.reserve((subject,), 0, 1), 0, 1)
+            now[0] += 2000
+            made.settle(await made.reserve((subject,), 0, 0), 0, PICODOLLARS)
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, 1)
+
+    run(scenario())
+
+
+def test_a_slow_ledger_costs_one_deadline_and_is_not_asked_twice(redis_url: str) -> None:
+    asked: list[Subject] = []
+    answer = asyncio.Event()
+
+    async def spent(subject: Subject, since_ms: int) -> int:
+        asked.append(subject)
+        await answer.wait()
+        return 0
+
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(daily_usd=1.0))
+        async with limiter(config(redis_url, timeout_ms=500), spent) as made:
+            with pytest.raises(Unavailable):
+                await made.reserve((subject,), 0, 1, "closed")
+            assert not (await made.reserve((subject,), 0, 1, "open")).known
+            assert len(asked) == 1
+            answer.set()
+            await asyncio.gather(*made._seeding.values())
+            await made.reserve((subject,), 0, 1, "closed")
+
+    run(scenario())
+
+
+def test_days_and_months_are_those_of_the_calendar(redis_url: str) -> None:
+    async def scenario() -> None:
+        moments = [day * DAY_MS + part for day in range(0, 40_000, 7) for part in (0, DAY_MS - 1)]
+        source = (
+            scripts._PRELUDE
+            + "local out = {} for i, at in ipairs(ARGV) do out[i] = {calendar(at)} end return out"
+        )
+        for start in range(0, len(moments), 4000):
+            some = moments[start : start + 4000]
+            found = await call(config(redis_url), "EVAL", source, "0", *map(str, some))
+            assert found == [[at // DAY_MS, month_of(at)] for at in some]
+
+    run(scenario())
+
+
 # ---- the client ----
 
 
@@ -397,6 +461,42 @@ def test_a_database_and_a_password_are_taken_from_the_url(redis_url: str) -> Non
         await refused.close()
 
     run(scenario())
+
+
+def test_a_connection_with_tls_checks_the_servers_certificate(tmp_path: Path) -> None:
+    program, openssl = shutil.which("redis-server"), shutil.which("openssl")
+    if program is None or openssl is None:
+        pytest.skip("redis-server and openssl are not both installed")
+    certificate, key, port = tmp_path / "cert.pem", tmp_path / "key.pem", free_port()
+    make = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    make += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run([*make, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    command = [program, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    command += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no"]
+    command += ["--tls-ca-cert-file", str(certificate), "--requirepass", "p@ss"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path)
+    (tmp_path / "password").write_text("p@ss\n")
+
+    async def scenario() -> None:
+        url = f"rediss://:p%40ss@127.0.0.1:{port}/0"
+        client = RedisClient(RedisConfig(url=url, ca_file=certificate))
+        await client.start()
+        while not client.available:
+            await asyncio.sleep(0.02)
+        assert await client.call("PING") == b"PONG"
+        await client.close()
+        by_file = RedisConfig(f"rediss://127.0.0.1:{port}", tmp_path / "password", certificate)
+        assert await call(by_file, "PING") == b"PONG"
+        stranger = RedisClient(RedisConfig(url=url))  # nobody has signed that certificate
+        await stranger.start()
+        assert not stranger.available
+        await stranger.close()
+
+    try:
+        run(scenario())
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://host:port/0", "redis://host/zero"])
