@@ -44,6 +44,7 @@ class Gate:
     def __init__(self, app: ASGIApp, config: AdminConfig, keys: AdminKeys, registry: Registry) -> None:
         self._app = app
         self._keys = keys
+        self._registry = registry
         self._open = {"/health"} | ({"/metrics"} if config.metrics_without_key else set())
         self._wrong = WrongKeys(config.wrong_key_delay_s, registry)
 
@@ -68,6 +69,10 @@ class Gate:
         except (GatewayError, HTTPException) as error:
             if begun:
                 raise
+            if isinstance(error, (Unsupported, HTTPException)) and scope["method"] not in SAFE:
+                await self._record_refusal(
+                    scope, error.status_code if isinstance(error, HTTPException) else 415
+                )
             await error_answer(error)(scope, receive, send_marked)
         except Exception as error:
             # Its text stays out of the log: it may quote values.
@@ -94,6 +99,14 @@ class Gate:
         # A page in a browser can send a form anywhere, but neither this type nor a key without being asked.
         if scope["method"] not in SAFE and not _is_json(scope):
             raise Unsupported("the content-type must be application/json")
+
+    async def _record_refusal(self, scope: Scope, status: int) -> None:
+        """Of an administrator's attempt that reached no action, which would have recorded it."""
+        by = scope["state"]["actor"]
+        try:
+            await self._registry.record(by, "admin.request", "", "refused", {"status": status})
+        except GatewayError as error:
+            log.warning("a refused request of %s is not in the audit log: %s", by.who, error)
 
 
 def actor(request: Request) -> Actor:

@@ -89,6 +89,11 @@ async def test_only_json_changes_anything_as_no_form_of_a_browser_can_send(admin
     )
     assert answer.status_code == 415
     assert (await admin.ask("GET", "/admin/keys")).json()["data"] == []
+    records = await admin.audit()
+    assert {(record.action, record.outcome, record.who) for record in records} == {
+        ("admin.request", "refused", "admin")
+    }
+    assert len(records) == 5
     answer = await admin.ask("OPTIONS", "/admin/keys", headers={"origin": "https://evil.test"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
