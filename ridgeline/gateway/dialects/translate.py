@@ -18,8 +18,10 @@ from ridgeline.gateway.dialects.families import Family, family_of, shape_of
 from ridgeline.gateway.dialects.message_source import MessageSource
 from ridgeline.gateway.dialects.message_writer import MessageWriter
 from ridgeline.gateway.dialects.messages_to_chat import chat_from_messages
+from ridgeline.gateway.dialects.response_writer import ResponseWriter
+from ridgeline.gateway.dialects.responses_to_chat import as_responses_error, chat_from_responses
 from ridgeline.gateway.dialects.steps import Done, Failed, Source, Step, Writer
-from ridgeline.gateway.errors import INVALID, GatewayError
+from ridgeline.gateway.errors import INVALID, BadRequest, GatewayError
 
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
 _NO_FIELDS: Fields = {}
@@ -39,7 +41,9 @@ def translate_request(
         return "", fields
     if kind == "messages":
         return PATHS[shape], chat_from_messages(fields, config)
-    return PATHS[shape], messages_from_chat(fields, config)
+    if kind == "chat":
+        return PATHS[shape], messages_from_chat(fields, config)
+    return PATHS[shape], _from_responses(fields, to, config)
 
 
 def translate_answer(kind: str, body: bytes, family: Family, fields: Fields = _NO_FIELDS) -> bytes:
@@ -86,6 +90,18 @@ class NoTwin(GatewayError):
         super().__init__(f"{kind} is not available for this model: its upstream has no endpoint for it")
 
 
+def _from_responses(fields: Fields, to: Family, config: DialectConfig) -> Fields:
+    chat = chat_from_responses(fields, with_thinking=to == "anthropic")
+    if to == "chat":
+        if config.max_tokens_field != "max_completion_tokens" and "max_completion_tokens" in chat:
+            chat[config.max_tokens_field] = chat.pop("max_completion_tokens")
+        return chat
+    try:
+        return messages_from_chat(chat, config)
+    except BadRequest as error:
+        raise as_responses_error(error) from None
+
+
 def _source(kind: str, family: Family) -> Source:
     match shape_of(kind, family):
         case "messages":
@@ -99,5 +115,7 @@ def _writer(kind: str, fields: Fields) -> Writer:
     if kind == "messages":
         thinking: dict[str, Any] = field(fields, "thinking", dict, {})
         return MessageWriter(thinking=thinking.get("type") in ("enabled", "adaptive"))
+    if kind == "responses":
+        return ResponseWriter(fields)
     options: dict[str, Any] = field(fields, "stream_options", dict, {})
     return ChatWriter(include_usage=bool(options.get("include_usage")))

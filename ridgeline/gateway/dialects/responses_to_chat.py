@@ -1,0 +1,243 @@
+"""OpenAI's responses request becomes a chat request, for upstreams without /v1/responses; and from there
+Anthropic's, if need be. Called by `translate`. Nothing is kept: what needs an earlier response is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.gateway.body import Fields, raw
+from ridgeline.gateway.dialects.asked_responses import (
+    Item,
+    Part,
+    ResponsesAsked,
+    Tool,
+    ToolChoice,
+)
+from ridgeline.gateway.dialects.reading import is_null, read, refuse
+from ridgeline.gateway.errors import BadRequest
+
+REDACTED = "redacted:"  # before the data of thinking that only its upstream can read
+_SAME = (
+    "model",
+    "parallel_tool_calls",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "stream",
+    "user",
+    "safety_identifier",
+)
+_LOGPROBS = "message.output_text.logprobs"
+_RENAMED = (
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("messages", "input"),
+)
+
+
+def chat_from_responses(fields: Fields, with_thinking: bool) -> Fields:
+    """`with_thinking`: the request goes on to Anthropic, which wants its own thinking back."""
+    asked = read(fields, ResponsesAsked)
+    _check_stateless(asked)
+    body: dict[str, Any] = {
+        "messages": _messages(asked, with_thinking),
+        "max_completion_tokens": asked.max_output_tokens,
+        "reasoning_effort": None if asked.reasoning is None else asked.reasoning.effort,
+        "response_format": _format(asked),
+        **_tools(asked),
+        **{name: getattr(asked, name) for name in _SAME},
+    }
+    if asked.stream:
+        body["stream_options"] = {"include_usage": True}
+    return {name: raw(value) for name, value in body.items() if value is not None}
+
+
+def as_responses_error(error: BadRequest) -> BadRequest:
+    """A refusal of the chat request that a responses request became, under the client's own names. Which
+    item of the input it was cannot be said: several may have become one message.
+    """
+    param = error.param or ""
+    for chat, ours in _RENAMED:
+        if param == chat or param.startswith((f"{chat}.", f"{chat}[")):
+            message = error.message.removeprefix(param).removeprefix(": ")
+            return BadRequest(f"{ours}: {message}", code=error.code, param=ours)
+    return error
+
+
+def _check_stateless(asked: ResponsesAsked) -> None:
+    given: dict[str, tuple[object, tuple[object, ...]]] = {
+        "store": (asked.store, (False,)),
+        "background": (asked.background, (False,)),
+        "previous_response_id": (asked.previous_response_id, ()),
+        "conversation": (asked.conversation, ()),
+        "prompt": (asked.prompt, ()),
+    }
+    for name, (value, harmless) in given.items():
+        if value is not None and value not in harmless:
+            raise refuse(name, "nothing is stored for this model; send the whole conversation in input")
+    others: dict[str, tuple[object, tuple[object, ...]]] = {
+        "truncation": (asked.truncation, ("disabled",)),
+        "top_logprobs": (asked.top_logprobs, (0,)),
+        "context_management": (asked.context_management, ([],)),
+        "moderation": (asked.moderation, ()),
+        "text.verbosity": (asked.text.verbosity if asked.text else None, ("medium",)),
+    }
+    for name, (value, harmless) in others.items():
+        if value is not None and value not in harmless:
+            raise refuse(name, "the model that was asked has nothing like it")
+    if _LOGPROBS in (asked.include or ()):
+        raise refuse("include", "log-probabilities cannot be told for this model")
+
+
+# ---- input ----
+
+
+def _messages(asked: ResponsesAsked, with_thinking: bool) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if asked.instructions:
+        messages.append({"role": "system", "content": asked.instructions})
+    if isinstance(asked.input, str):
+        return [*messages, {"role": "user", "content": asked.input}]
+    for number, item in enumerate(asked.input):
+        path = f"input[{number}]"
+        match item.type:
+            case "message":
+                _add_message(messages, item, path)
+            case "function_call":
+                call = {"name": _needed(item.name, path, "name")}
+                call["arguments"] = _needed(item.arguments, path, "arguments")
+                id = _needed(item.call_id, path, "call_id")
+                turn = _assistant_turn(messages)
+                turn.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": call})
+            case "function_call_output":
+                id = _needed(item.call_id, path, "call_id")
+                content = _content(item.output, f"{path}.output")
+                messages.append({"role": "tool", "tool_call_id": id, "content": content})
+            case "reasoning":
+                if with_thinking:
+                    _add_thinking(messages, item)
+            case _:
+                raise refuse(f"{path}.type", "such items need what is stored or run elsewhere")
+    for turn in messages:
+        if turn["role"] == "assistant":
+            turn.setdefault("content", None)
+    if not messages:
+        raise BadRequest("input: at least one item is needed", param="input")
+    return messages
+
+
+def _add_message(messages: list[dict[str, Any]], item: Item, path: str) -> None:
+    role = _needed(item.role, path, "role")
+    content = _content(item.content, f"{path}.content")
+    if role == "assistant":
+        _assistant_turn(messages, lacking=("content", "tool_calls"))["content"] = content
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _assistant_turn(messages: list[dict[str, Any]], lacking: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Items that follow each other are one turn: first it thinks, then says, then calls."""
+    last = messages[-1] if messages else None
+    if last is None or last["role"] != "assistant" or any(name in last for name in lacking):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _add_thinking(messages: list[dict[str, Any]], item: Item) -> None:
+    """Without the signature that came with it, thinking is nothing to Anthropic."""
+    signature = item.encrypted_content
+    if signature is None:
+        return
+    turn = _assistant_turn(messages, lacking=("content", "tool_calls"))
+    if signature.startswith(REDACTED):
+        block = {"type": "redacted_thinking", "data": signature.removeprefix(REDACTED)}
+    else:
+        parts = item.content if isinstance(item.content, list) else ()
+        text = "".join(part.text or "" for part in parts)
+        block = {"type": "thinking", "thinking": text, "signature": signature}
+    turn.setdefault("thinking_blocks", []).append(block)
+
+
+def _needed(value: str | None, path: str, name: str) -> str:
+    if value is None:
+        raise BadRequest(
+            f"{path}.{name}: this field is required", code="missing_field", param=f"{path}.{name}"
+        )
+    return value
+
+
+def _content(content: str | list[Part] | None, path: str) -> str | list[dict[str, Any]]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [_part(part, f"{path}[{number}]") for number, part in enumerate(content)]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(part: Part, path: str) -> dict[str, Any]:
+    match part.type:
+        case "input_text" | "output_text":
+            return {"type": "text", "text": _needed(part.text, path, "text")}
+        case "refusal":
+            return {"type": "text", "text": _needed(part.refusal, path, "refusal")}
+        case "input_image" if part.image_url is not None:
+            return {"type": "image_url", "image_url": {"url": part.image_url}}
+        case "input_file" if part.file_data is not None:
+            file = {"filename": part.filename or "document.pdf", "file_data": part.file_data}
+            return {"type": "file", "file": file}
+    raise refuse(f"{path}.type", "only text, images and files that are sent along can be read")
+
+
+# ---- the rest ----
+
+
+def _tools(asked: ResponsesAsked) -> dict[str, Any]:
+    tools = asked.tools or []
+    for number, tool in enumerate(tools):
+        if tool.type != "function" or tool.name is None:
+            raise refuse(f"tools[{number}].type", "only functions can be given to this model")
+    choice: Any = asked.tool_choice
+    if isinstance(choice, ToolChoice):
+        choice, tools = _chosen(choice, tools)
+    if not tools:
+        return {"tool_choice": None if choice in ("auto", "none") else choice}
+    return {"tools": [_tool(tool) for tool in tools], "tool_choice": choice}
+
+
+def _chosen(choice: ToolChoice, tools: list[Tool]) -> tuple[Any, list[Tool]]:
+    """The model is told of no others than those it may call."""
+    match choice.type:
+        case "function" if choice.name is not None:
+            return {"type": "function", "function": {"name": choice.name}}, tools
+        case "allowed_tools" if choice.tools:
+            allowed = {tool.name for tool in choice.tools if tool.type == "function"}
+            return choice.mode or "auto", [tool for tool in tools if tool.name in allowed]
+    raise refuse("tool_choice.type", "must be a function or allowed_tools for this model")
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+    if not is_null(tool.parameters):
+        function["parameters"] = tool.parameters
+    given = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
+
+
+def _format(asked: ResponsesAsked) -> dict[str, Any] | None:
+    wanted = None if asked.text is None else asked.text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    shape: dict[str, Any] = {"name": wanted.name or "answer", "strict": wanted.strict}
+    shape["description"] = wanted.description
+    given = {name: value for name, value in shape.items() if value is not None}
+    return {"type": "json_schema", "json_schema": {**given, "schema": wanted.schema}}
