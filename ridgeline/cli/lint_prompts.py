@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     files = files_in(args.path)
     prompts = [prompt for path in files if is_requests(path) for prompt in read_requests(path)]
+    if args.url and _system_stands_first(args.url, args.model, prompts):
+        prompts = [prompt.with_system_first() for prompt in prompts]
     report = lint(_shown(prompts), _encoder(args)) if prompts else None
     templates = [lint_template(read_template(path)) for path in files if not is_requests(path)]
     share = _share(report, templates)
@@ -94,23 +96,37 @@ def _remote_tokens(url: str, model: str | None, prompt: Prompt) -> list[int]:
     asked: dict[str, Any] = {"prompt": prompt.text}
     if isinstance(prompt.body.get("messages"), list):
         asked = {name: prompt.body[name] for name in ("messages", "tools") if prompt.body.get(name)}
-    if model:
-        asked["model"] = model
+    tokens: list[int] = _post(url, "/tokenize", model, asked, prompt.source)["tokens"]
+    return tokens
+
+
+def _system_stands_first(url: str, model: str | None, prompts: list[Prompt]) -> bool:
+    """Whether the server's template puts the system prompt before the tools; by the first that has both."""
+    for prompt in prompts:
+        system = next((piece.text for piece in prompt.pieces if piece.where == "system"), "")
+        tools = prompt.body.get("tools")
+        if system and tools and isinstance(prompt.body.get("messages"), list):
+            asked = {"messages": prompt.body["messages"], "tools": tools}
+            rendered = str(_post(url, "/apply_template", model, asked, prompt.source)["prompt"])
+            name = str(tools[0].get("function", tools[0]).get("name", ""))
+            return -1 < rendered.find(system.removeprefix("system: ").strip()[:40]) < rendered.find(name)
+    return False
+
+
+def _post(url: str, path: str, model: str | None, body: dict[str, Any], source: str) -> dict[str, Any]:
     request = urllib.request.Request(
-        url.rstrip("/").removesuffix("/v1") + "/tokenize",
-        json.dumps(asked).encode(),
+        url.rstrip("/").removesuffix("/v1") + path,
+        json.dumps(body | ({"model": model} if model else {})).encode(),
         {"content-type": "application/json"},
     )
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            tokens: list[int] = json.load(answer)["tokens"]
-            return tokens
+            found: dict[str, Any] = json.load(answer)
+            return found
     except urllib.error.HTTPError as error:
-        raise RemoteError(f"{prompt.source}: {url} answers /tokenize with {error.code}") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise RemoteError(
-            f"{url} cannot be asked for tokens: {error}; is `ridgeline serve` running?"
-        ) from error
+        raise RemoteError(f"{source}: {url} answers {path} with {error.code}") from None
+    except (OSError, ValueError) as error:
+        raise RemoteError(f"{url} cannot be asked: {error}; is `ridgeline serve` running there?") from error
 
 
 def _shown(prompts: list[Prompt]) -> Iterable[Prompt]:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,15 @@ class Prompt:
     @property
     def ideal(self) -> str:
         """With tools and keys in a fixed order."""
-        tools = sorted(piece.canonical for piece in self.pieces if piece.where == "tools")
-        return "".join(tools) + "".join(p.canonical for p in self.pieces if p.where != "tools")
+        tools = iter(sorted(piece.canonical for piece in self.pieces if piece.where == "tools"))
+        return "".join(next(tools) if piece.where == "tools" else piece.canonical for piece in self.pieces)
+
+    def with_system_first(self) -> Prompt:
+        """As templates have it that put the system prompt before the tools."""
+        order = sorted(
+            self.pieces, key=lambda piece: {"system": 0, "developer": 0, "tools": 1}.get(piece.where, 2)
+        )
+        return replace(self, pieces=tuple(order))
 
     def where(self, position: int) -> str:
         for piece in self.pieces:

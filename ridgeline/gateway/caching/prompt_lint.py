@@ -93,7 +93,7 @@ class TemplateReport:
 class _Break:
     kind: str
     where: str
-    position: int  # in the units of the report
+    at_token: int
     lost: int
     example: str
 
@@ -103,7 +103,7 @@ def lint(prompts: Iterable[Prompt], encode: Encode | None = None) -> Report:
     block = BLOCK_TOKENS if encode is not None else BLOCK_TOKENS * CHARS_PER_TOKEN
     per_token = 1 if encode is not None else CHARS_PER_TOKEN
     tree = _Tree(block)
-    seen: list[Prompt] = []
+    seen: list[tuple[Prompt, Sequence[object]]] = []
     breaks: list[_Break] = []
     total = shared = shared_ideal = 0
     for prompt in prompts:
@@ -111,17 +111,18 @@ def lint(prompts: Iterable[Prompt], encode: Encode | None = None) -> Report:
         now, partner = tree.add(units, len(seen))
         ideal = now
         if seen:
-            other = seen[partner if partner is not None else _alike(prompt, seen)]
+            other, theirs = seen[partner if partner is not None else _alike(prompt, seen)]
             text = prompt.text
             rate = len(units) / max(len(text), 1)  # units for each character
             common = int(_common(prompt.ideal, other.ideal) * rate)
             ideal = max(now, min(common, len(units)) // block * block)
             if ideal > now:
-                breaks.append(_break(prompt, other, rate / per_token, (ideal - now) // per_token))
+                at = _equal(units, theirs, 0, 0) // per_token
+                breaks.append(_break(prompt, other, at, (ideal - now) // per_token))
         total += len(units)
         shared += now
         shared_ideal += ideal
-        seen.append(prompt)
+        seen.append((prompt, units))
     return Report(
         len(seen),
         total // per_token,
@@ -175,11 +176,11 @@ class _Tree:
         return shared, partner
 
 
-def _alike(prompt: Prompt, seen: list[Prompt]) -> int:
+def _alike(prompt: Prompt, seen: list[tuple[Prompt, Sequence[object]]]) -> int:
     """The last prompt with the same pieces, of the last few; else the last."""
     shape = [piece.where for piece in prompt.pieces]
     for back in range(1, min(len(seen), 32) + 1):
-        if [piece.where for piece in seen[-back].pieces] == shape:
+        if [piece.where for piece in seen[-back][0].pieces] == shape:
             return len(seen) - back
     return len(seen) - 1
 
@@ -199,7 +200,7 @@ def _common(one: str, other: str) -> int:
     return common
 
 
-def _equal(one: str, other: str, here: int, there: int) -> int:
+def _equal(one: Sequence[object], other: Sequence[object], here: int, there: int) -> int:
     """How far the two go on alike from there."""
     low, high = 0, min(len(one) - here, len(other) - there)
     while low < high:
@@ -220,7 +221,7 @@ def _together_again(one: str, other: str, here: int, there: int) -> tuple[int, i
     return None
 
 
-def _break(prompt: Prompt, other: Prompt, tokens_per_char: float, lost: int) -> _Break:
+def _break(prompt: Prompt, other: Prompt, at_token: int, lost: int) -> _Break:
     one, two = prompt.text, other.text
     position = _equal(one, two, 0, 0)
     where = prompt.where(position)
@@ -231,7 +232,7 @@ def _break(prompt: Prompt, other: Prompt, tokens_per_char: float, lost: int) -> 
         )
         kind = next(found, "text")
     example = f"{_variable(one, position)!r} / {_variable(two, position)!r}"
-    return _Break(kind, where, int(position * tokens_per_char), lost, example)
+    return _Break(kind, where, at_token, lost, example)
 
 
 def _order(prompt: Prompt, other: Prompt, where: str) -> str:
@@ -271,7 +272,7 @@ def _grouped(breaks: list[_Break]) -> tuple[Breaker, ...]:
         Breaker(
             kind,
             where,
-            sorted(each.position for each in members)[len(members) // 2],
+            sorted(each.at_token for each in members)[len(members) // 2],
             len(members),
             sum(each.lost for each in members),
             members[0].example,

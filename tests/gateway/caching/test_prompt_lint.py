@@ -16,6 +16,7 @@ from ridgeline.cli.main import main
 from ridgeline.gateway.caching.prompt_files import Prompt, read_requests, read_template
 from ridgeline.gateway.caching.prompt_lint import lint, lint_template
 from ridgeline.options import OptionError
+from tests.conftest import LiveServer
 
 RULES = (
     "You answer customers of a small shop that sells tea. Be brief, be kind, and never promise a date. " * 6
@@ -187,3 +188,19 @@ def test_the_verb_prints_a_table_or_json_and_fails_below_a_bound(
     assert "{name} (name)" in capsys.readouterr().out
     assert main(["lint-prompts", str(tmp_path / "none.jsonl")]) != 0
     assert main(["lint-prompts", str(path), "--tokenizer", str(path)]) == 2
+
+
+def test_a_servers_own_template_and_tokens_count(
+    tmp_path: Path, live_server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It puts the system prompt before the tools: what varies in it makes all of them new."""
+    bodies = [chat(f"Now: 10:{minute}.\n{RULES}", tools=TOOLS) for minute in (11, 32, 53)]
+    path = written(tmp_path, *bodies)
+    assert main(["lint-prompts", str(path), "--url", live_server.base_url, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["requests"]
+    assert report["measured_in"] == "tokens"
+    assert [breaker["where"] for breaker in report["breakers"]] == ["system"]
+    assert report["breakers"][0]["at_token"] < 30
+    assert report["share_ideal"] > 0.55 > 0.1 > report["share"]
+    assert main(["lint-prompts", str(path), "--url", "http://127.0.0.1:1"]) == 1
+    assert "ridgeline serve" in capsys.readouterr().err
