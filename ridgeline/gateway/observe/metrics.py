@@ -38,7 +38,7 @@ FAMILIES: dict[str, Family] = {
     "key_tokens_total": Family("counter", "Tokens in and out, by key"),
     "key_cost_usd_total": Family("counter", "What answers cost in US dollars, by key"),
     "attempts_total": Family("counter", "Upstreams asked again: retry, fallback or hedge, by cause"),
-    "limit_refusals_total": Family("counter", "Requests refused by a limit, by whose and which"),
+    "limit_refusals_total": Family("counter", "Requests refused by a limit or a budget, by which"),
     "guard_findings_total": Family("counter", "What guards found, by kind and what was done"),
     "cache_requests_total": Family("counter", "Lookups in a cache, by result"),
     "cache_bytes": Family("gauge", "Bytes held by a cache in memory"),
@@ -194,6 +194,8 @@ class GatewayMetrics:
         traffic.total.add(row.total_ms / 1e3)
         if row.error_code:
             self._count("errors_total", (("code", row.error_code),))
+            if row.outcome == "limited":
+                self._count("limit_refusals_total", (("limit", row.error_code),))
         if self._key_label and row.key_id:
             self._count_key(row)
 
@@ -204,10 +206,6 @@ class GatewayMetrics:
     def attempt(self, kind: str, upstream: str, cause: str) -> None:
         """An upstream was asked again. kind: retry, fallback, hedge; cause: timeout, status_503, …"""
         self._count("attempts_total", (("kind", kind), ("upstream", upstream), ("cause", cause)))
-
-    def limit_refused(self, subject: str, limit: str) -> None:
-        """subject: key, team, model, upstream; limit: requests, tokens, concurrent, daily_usd, …"""
-        self._count("limit_refusals_total", (("subject", subject), ("limit", limit)))
 
     def guard_found(self, findings: Mapping[str, int], action: str) -> None:
         for kind, number in findings.items():

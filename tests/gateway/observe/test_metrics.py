@@ -74,6 +74,7 @@ def test_rows_are_counted_by_how_they_ended_with_their_tokens_and_cost() -> None
     assert total(text, "tokens_total", kind="cached") == 8
     assert total(text, "cost_usd_total") == 5e-6
     assert total(text, "errors_total", code="rate_limit_exceeded") == 1
+    assert total(text, "limit_refusals_total", limit="rate_limit_exceeded") == 1
 
 
 def test_a_histograms_buckets_are_cumulative_and_hold_each_row_once() -> None:
@@ -147,7 +148,6 @@ def test_what_the_parts_know_of_themselves_is_shown() -> None:
     metrics = new_metrics()
     metrics.inflight = 3
     metrics.guard_found({"email": 2, "iban": 1}, "redacted")
-    metrics.limit_refused("key", "tokens")
     text = metrics.render(
         Readings(
             upstreams=[UpstreamReading("local", "open", 2, 5, {"live": 1, "dead": 2})],
@@ -158,7 +158,6 @@ def test_what_the_parts_know_of_themselves_is_shown() -> None:
     )
     assert total(text, "requests_inflight") == 3
     assert total(text, "guard_findings_total", kind="email", action="redacted") == 2
-    assert total(text, "limit_refusals_total", subject="key", limit="tokens") == 1
     assert total(text, "upstream_breaker", upstream="local", state="open") == 1
     assert total(text, "upstream_breaker", state="closed") == 0
     assert total(text, "upstream_credentials", state="dead") == 2
