@@ -17,7 +17,8 @@ from ridgeline.gateway.routing.neighbours import Outcomes, Scores
 Floats = npt.NDArray[np.float64]
 
 VECTOR_SCALE = 5.0  # a number of a normalized vector is small beside a feature of variance 1
-NEWTON_STEPS = 12
+NEWTON_STEPS = 25
+CURVED_STEPS = (0, 1, 4)
 CONVERGED = 1e-4
 
 
@@ -47,34 +48,39 @@ def fit_path(
     scale = np.maximum(features.std(axis=0, dtype=np.float64), 1e-3)
     empty = Classifier(centre, scale, np.zeros((vectors.shape[1] + features.shape[1] + 1, outcomes.shape[1])))
     inputs = empty.inputs(vectors, features)
+    columns = [_path(inputs, outcomes[:, m].astype(np.float64), penalties) for m in range(outcomes.shape[1])]
+    return {
+        penalty: Classifier(centre, scale, np.stack([column[penalty] for column in columns], axis=1))
+        for penalty in penalties
+    }
+
+
+def _path(inputs: Floats, right: Floats, penalties: tuple[float, ...]) -> dict[float, Floats]:
+    """Newton's method for one model. Outcomes may lie between 0 and 1: a grade is that share of a right one.
+
+    The curvature is nearly all of the work and changes little: it is computed in the first steps alone.
+    """
+    narrow = inputs.astype(np.float32)
+    weights = np.zeros(inputs.shape[1])
+    curvature = np.zeros((0, 0))
+    step_number = 0
     found = {}
-    weights = empty.weights
     for penalty in sorted(penalties, reverse=True):
-        columns = [
-            _newton(inputs, outcomes[:, model].astype(np.float64), penalty, weights[:, model])
-            for model in range(outcomes.shape[1])
-        ]
-        weights = np.stack(columns, axis=1)
-        found[penalty] = Classifier(centre, scale, weights)
+        ridge = np.full(inputs.shape[1], penalty)
+        ridge[-1] = 1e-3  # the intercept is what it is
+        for _ in range(NEWTON_STEPS):
+            chance = sigmoid(inputs @ weights)
+            if step_number in CURVED_STEPS:
+                spread = np.maximum(chance * (1.0 - chance), 1e-6).astype(np.float32)
+                curvature = ((narrow * spread[:, None]).T @ narrow).astype(np.float64)
+            step_number += 1
+            slope = inputs.T @ (chance - right) + ridge * weights
+            step = np.linalg.solve(curvature + np.diag(ridge), slope)
+            weights = weights - step
+            if np.abs(step).max() < CONVERGED:
+                break
+        found[penalty] = weights
     return found
-
-
-def _newton(inputs: Floats, right: Floats, penalty: float, start: Floats) -> Floats:
-    """Outcomes may lie between 0 and 1: a graded answer counts as that share of a right one."""
-    ridge = np.full(inputs.shape[1], penalty)
-    ridge[-1] = 1e-3  # the intercept is what it is
-    narrow = inputs.astype(np.float32)  # the curvature need not be exact, and is all of the work
-    weights = start.copy()
-    for _ in range(NEWTON_STEPS):
-        chance = sigmoid(inputs @ weights)
-        slope = inputs.T @ (chance - right) + ridge * weights
-        spread = np.maximum(chance * (1.0 - chance), 1e-6).astype(np.float32)
-        curvature = (narrow * spread[:, None]).T @ narrow
-        step = np.linalg.solve(curvature.astype(np.float64) + np.diag(ridge), slope)
-        weights -= step
-        if np.abs(step).max() < CONVERGED:
-            break
-    return weights
 
 
 def sigmoid(logits: Floats) -> Floats:

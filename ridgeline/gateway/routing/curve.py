@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ridgeline.gateway.routing.classifier import Floats
 from ridgeline.gateway.routing.neighbours import Outcomes, Scores
 
+UPPER_END = (0.90, 0.92, 0.94, 0.95, 0.96, 0.98)
 STEPS = 400  # of prices, where there are more than two models
 
 
@@ -67,8 +68,14 @@ def curve(
     return Curve((cost - cheap) / span if span > 0 else cost - cheap, gap, prices)
 
 
-def area(scores: Scores, outcomes: Outcomes, costs: Floats) -> float:
-    return curve(scores, outcomes, costs).area
+def merit(scores: Scores, outcomes: Outcomes, costs: Floats) -> float:
+    """What ways of choosing are compared by: the area, and what is saved beyond chance near the top.
+
+    The area alone is ruled by the middle of the curve, and users ask for its upper end; one point there is
+    too noisy to choose by.
+    """
+    found = curve(scores, outcomes, costs)
+    return found.area + sum(gap - found.cost_at(gap) for gap in UPPER_END) / len(UPPER_END)
 
 
 def choices(scores: Scores, costs: Floats, price: float) -> npt.NDArray[np.intp]:

@@ -112,6 +112,8 @@ class Embedder:
             body["truncate_prompt_tokens"] = max_tokens
         try:
             answer = await self._post(msgspec.json.encode(body))
+        except EmbeddingFailed:
+            raise
         except Exception as error:
             raise EmbeddingFailed(f"the embedding server failed ({type(error).__name__})") from error
         return decode(answer, len(texts))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.gateway.routing.classifier import Floats
-from ridgeline.gateway.routing.curve import Curve, area, choices, curve
+from ridgeline.gateway.routing.curve import Curve, choices, curve, merit
 from ridgeline.gateway.routing.examples import Examples
 from ridgeline.gateway.routing.fitting import Prepared, calibration_error, fit_examples, threshold_for
 from ridgeline.gateway.routing.neighbours import Scores, Weighing, nearest
@@ -170,7 +170,7 @@ def _best_k(known: Prepared, folds: npt.NDArray[np.int64]) -> int:
         for k, values in found.items():
             scores[k][folds == fold] = values
     costs = known.examples.scaled_costs
-    return max(KS, key=lambda k: area(scores[k], known.examples.outcomes, costs))
+    return max(KS, key=lambda k: merit(scores[k], known.examples.outcomes, costs))
 
 
 # ---- judging ----

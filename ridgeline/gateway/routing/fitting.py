@@ -121,7 +121,7 @@ def _report(fitted: Fitted, examples: Examples, threshold: float, gap: float, se
         "temperature": str(fitted.predictor.weighing.temperature),
         "penalty": fitted.penalty,
         "classifier_share": fitted.predictor.share,
-        "areas": {name: round(area, 4) for name, area in fitted.areas.items()},
+        "merits": {name: round(merit, 4) for name, merit in fitted.merits.items()},
         "calibration_error": [
             round(calibration_error(fitted.out_of_fold[:, m], examples.outcomes[:, m]), 4)
             for m in range(len(examples.models))

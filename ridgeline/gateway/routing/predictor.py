@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.gateway.routing.classifier import Classifier, Floats, fit_path, logit, sigmoid
-from ridgeline.gateway.routing.curve import area
+from ridgeline.gateway.routing.curve import merit
 from ridgeline.gateway.routing.embedder import Vectors
 from ridgeline.gateway.routing.features import Features
 from ridgeline.gateway.routing.neighbours import Outcomes, Scores, Weighing, nearest
 
 FOLDS = 5
 WEIGHINGS = tuple(
-    Weighing(k, temperature) for k in (20, 40, 80, 160, 320) for temperature in (0.1, 0.2, float("inf"))
+    Weighing(k, temperature) for k in (20, 40, 60, 80, 160) for temperature in (0.2, float("inf"))
 )
-STACKED = Weighing(80)  # the neighbours that the classifier reads
-PENALTIES = (30.0, 100.0, 300.0, 1000.0)
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the classifier in the blend
+STACKED = Weighing(40)  # the neighbours that the classifier reads
+PENALTIES = (30.0, 100.0, 300.0)
+SHARES = (0.0, 0.3, 0.5, 0.7, 1.0)  # of the classifier in the blend
 
 Report = Callable[[str], None]
 
@@ -81,7 +81,7 @@ class Fitted:
     predictor: Predictor
     out_of_fold: Scores
     penalty: float
-    areas: dict[str, float]  # under the curve, out of fold: neighbours, classifier, blend
+    merits: dict[str, float]  # out of fold: of neighbours, classifier and their blend
 
 
 def fit(
@@ -95,25 +95,25 @@ def fit(
     """folds: [examples], to which fold each belongs; examples of one kin must lie in one."""
     near_scores, class_scores = _out_of_fold(vectors, features, outcomes, folds, report)
 
-    def area_of(scores: Scores) -> float:
-        return area(scores, outcomes, costs)
+    def merit_of(scores: Scores) -> float:
+        return merit(scores, outcomes, costs)
 
-    weighing = max(near_scores, key=lambda weighing: area_of(near_scores[weighing]))
-    penalty = max(class_scores, key=lambda penalty: area_of(class_scores[penalty]))
+    weighing = max(near_scores, key=lambda weighing: merit_of(near_scores[weighing]))
+    penalty = max(class_scores, key=lambda penalty: merit_of(class_scores[penalty]))
     blends = {share: share * class_scores[penalty] + (1 - share) * near_scores[weighing] for share in SHARES}
-    share = max(blends, key=lambda share: area_of(blends[share]))
+    share = max(blends, key=lambda share: merit_of(blends[share]))
     platt = np.stack([_platt(blends[share][:, m], outcomes[:, m]) for m in range(outcomes.shape[1])])
     report("fitting on all examples")
     prior = outcomes.mean(axis=0, dtype=np.float64)
     stacked = _stacked_by_others(vectors, features, outcomes, prior)
     classifier = fit_path(vectors, stacked, outcomes, (penalty,))[penalty]
     predictor = Predictor(vectors, outcomes, weighing, classifier, share, platt, prior)
-    areas = {
-        "neighbours": area_of(near_scores[weighing]),
-        "classifier": area_of(class_scores[penalty]),
-        "blend": area_of(blends[share]),
+    merits = {
+        "neighbours": merit_of(near_scores[weighing]),
+        "classifier": merit_of(class_scores[penalty]),
+        "blend": merit_of(blends[share]),
     }
-    return Fitted(predictor, calibrated(blends[share], platt), penalty, areas)
+    return Fitted(predictor, calibrated(blends[share], platt), penalty, merits)
 
 
 def calibrated(scores: Scores, platt: Floats) -> Scores:
