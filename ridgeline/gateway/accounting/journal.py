@@ -77,20 +77,19 @@ class Journal:
             ended = self._unsynced.popleft()
             os.fdatasync(ended)
             os.close(ended)
-        with contextlib.suppress(
-            OSError
-        ):  # it may have been closed a moment ago: then it waits its turn above
-            os.fdatasync(self._fd)
+        written = self._fd  # stays open when its segment ends: only this thread closes it
+        if written >= 0:
+            os.fdatasync(written)
 
     def end(self) -> None:
         """No more is written; the lock stays until `release`."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        ended, self._fd = self._fd, -1
+        self._retire(ended)
 
     def release(self, remove: bool) -> None:
         """Give the folder up: removed, or left for another worker to take over."""
         self.end()
+        self.sync()
         if remove:
             remove_folder(self.folder)
         os.close(self._lock)
@@ -128,10 +127,13 @@ class Journal:
         self._rotate_at = len(carried) + self._segment_bytes
         # From here on the thread that follows may finish the old segment: nothing is written to it any more.
         self.number += 1
-        if old >= 0 and self._fsync == "off":
-            os.close(old)
-        elif old >= 0:
-            self._unsynced.append(old)
+        self._retire(old)
+
+    def _retire(self, fd: int) -> None:
+        if fd >= 0 and self._fsync == "off":
+            os.close(fd)
+        elif fd >= 0:
+            self._unsynced.append(fd)
 
 
 class JournalReader:

@@ -35,6 +35,7 @@ class LedgerState(msgspec.Struct, frozen=True):
 
     written: int
     moved: int
+    moved_for_dead: int  # rows of workers that died, which this one took over
     waiting_bytes: int  # of write-ahead files, the one that is written included
     held: int  # in memory, because no file took them
     dropped: int  # neither file nor memory took them: said in the log, one by one
@@ -64,9 +65,10 @@ class Ledger:
         self._root = state_dir / JOURNALS
         self._store = store or store_at(store_url, state_dir, config.store_timeout_s)
         self._cost_of, self._usage_of = cost_of, usage_of
-        self._reader: LedgerReader = usage_reader(store_url, state_dir)
+        self._reader: LedgerReader = usage_reader(store_url, state_dir, config.store_timeout_s)
         self._held: deque[LedgerRow] = deque()
         self._written = self._dropped = 0
+        self._stopped = False
         self._said_at = float("-inf")
 
     async def start(self) -> None:
@@ -88,7 +90,9 @@ class Ledger:
         """Every request has been closed. False: rows stay in files, and are moved by the next worker."""
         self._journal.end()
         await self._reader.close()
-        return await asyncio.to_thread(self._mover.stop, self._config.stop_s)
+        is_empty = await asyncio.to_thread(self._mover.stop, self._config.stop_s)
+        self._stopped = True
+        return is_empty
 
     def open(self, opening: Opening) -> None:
         """Call before the upstream is asked; again where another upstream is asked instead.
@@ -130,6 +134,7 @@ class Ledger:
         return LedgerState(
             written=self._written,
             moved=mover.moved,
+            moved_for_dead=mover.moved_for_dead,
             waiting_bytes=self._journal.written - mover.removed_bytes,
             held=len(self._held),
             dropped=self._dropped,
@@ -143,10 +148,10 @@ class Ledger:
     def _hold(self, row: LedgerRow, error: OSError) -> None:
         # Where new requests are refused, rows that cost something are as many as were under way: all stay.
         bounded = self._config.when_full == "serve" or not (row.tokens_in or row.tokens_out)
-        if bounded and len(self._held) >= self._config.memory_rows:
+        if self._stopped or (bounded and len(self._held) >= self._config.memory_rows):
             self._dropped += 1
             logger.critical(
-                "a row of the ledger is dropped, no disk, no memory: %s", msgspec.json.encode(row)
+                "a row of the ledger has no place left and is dropped: %s", msgspec.json.encode(row)
             )
             return
         self._held.append(row)

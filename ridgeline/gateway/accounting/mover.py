@@ -72,7 +72,8 @@ class Mover:
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
-        self.moved = 0  # rows committed, those among them that the store had already included
+        self.moved = 0  # this worker's rows, committed
+        self.moved_for_dead = 0  # dead workers' rows, committed; what the store had already included
         self.refused = 0  # rows that the store does not take, in `refused.jsonl`
         self.damaged = 0  # lines of files that could not be read
         self.taken_over = 0  # journals of dead workers, finished
@@ -147,6 +148,10 @@ class Mover:
                 return False
         if source.batch:
             self._commit(source.batch)
+            if source.orphaned:
+                self.moved_for_dead += len(source.batch)
+            else:
+                self.moved += len(source.batch)
             source.batch = []
         if not source.orphaned:
             source.reader.remove_passed()
@@ -182,7 +187,6 @@ class Mover:
         except RowsRefused:
             for row in rows:
                 self._commit_alone(row)
-        self.moved += len(rows)
 
     def _commit_alone(self, row: LedgerRow) -> None:
         try:
@@ -199,6 +203,7 @@ class Mover:
         some = [self._held[index] for index in range(min(len(self._held), 500))]
         if some:
             self._commit(some)
+            self.moved += len(some)
             for _ in some:
                 self._held.popleft()
         return bool(some)

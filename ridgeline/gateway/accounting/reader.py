@@ -50,5 +50,5 @@ class LedgerReader:
             raise Unavailable("the ledger's store cannot be reached", code="store_unavailable") from None
 
 
-def usage_reader(store_url: str, state_dir: Path) -> LedgerReader:
-    return LedgerReader(Reports(store_at(store_url, state_dir, REPORT_S), state_dir / JOURNALS))
+def usage_reader(store_url: str, state_dir: Path, timeout_s: float = REPORT_S) -> LedgerReader:
+    return LedgerReader(Reports(store_at(store_url, state_dir, timeout_s), state_dir / JOURNALS))

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -45,8 +46,11 @@ async def test_a_stopped_ledger_leaves_no_files_behind(tmp_path: Path) -> None:
     assert journal_folders(tmp_path) == []
 
 
-async def test_segments_end_at_their_size_and_go_when_their_rows_are_stored(tmp_path: Path) -> None:
-    config = LedgerConfig(flush_ms=10, segment_bytes=10_000)
+@pytest.mark.parametrize("fsync", ["off", "interval", "always"])
+async def test_segments_end_at_their_size_and_go_when_their_rows_are_stored(
+    tmp_path: Path, fsync: Literal["off", "interval", "always"]
+) -> None:
+    config = LedgerConfig(flush_ms=10, segment_bytes=10_000, fsync=fsync)
     async with started(tmp_path, config) as ledger:
         ledger.open(opening(999_999))  # under way all the time: it must not hold old segments
         for number in range(500):
@@ -98,7 +102,7 @@ async def test_rows_wait_while_the_sqlite_file_is_locked(tmp_path: Path) -> None
         holder.execute("ROLLBACK")
         holder.close()
         await until(lambda: ledger.state().moved == 100)
-        assert ledger.state().trouble == ""
+        await until(lambda: ledger.state().trouble == "")
     assert len(stored(tmp_path)) == 100
 
 
@@ -119,7 +123,7 @@ async def test_a_store_that_is_away_holds_nothing_in_memory(tmp_path: Path) -> N
     assert journal.unfinished == 0
     assert not await ledger.stop()
     async with started(tmp_path) as following:
-        await until(lambda: following.state().moved == 3000)
+        await until(lambda: following.state().moved_for_dead == 3000)
     assert len(stored(tmp_path)) == 3000
 
 
@@ -271,6 +275,17 @@ async def test_old_rows_are_removed_in_batches_and_young_ones_kept(tmp_path: Pat
         await until(lambda: ledger.state().moved == 2501)
     async with started(tmp_path, LedgerConfig(flush_ms=10, keep_days=7)):
         await until(lambda: stored(tmp_path) == ["req_009000"])
+
+
+async def test_what_was_spent_counts_what_a_dead_worker_had_left(tmp_path: Path) -> None:
+    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(tmp_path / "x.sqlite"))
+    await dead.start()
+    for number in range(3):
+        dead.close(row(number, key_id="key_a", cost_pusd=5))
+    die(dead)
+    async with started(tmp_path) as ledger:
+        assert await ledger.spent("key", "key_a", 0) == 15
+        assert await ledger.spent("key", "key_b", 0) == 0
 
 
 class Gone(SqliteLedger):
