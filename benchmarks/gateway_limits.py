@@ -312,7 +312,9 @@ def report(
 ) -> dict[str, Any]:
     asked = [event for event in events if event.key == "overloaded"]
     admitted = sorted(event.at for event in asked if event.outcome == "admitted")
-    minutes = [sum(60 * m <= at < 60 * m + 60 for at in admitted) for m in range(int(options.minutes))]
+    minutes = [
+        sum(60 * m <= at < 60 * m + 60 for at in admitted) for m in range(max(int(options.minutes), 1))
+    ]
     worst = max((bisect.bisect_left(admitted, at + 60.0) - i for i, at in enumerate(admitted)), default=0)
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
