@@ -49,7 +49,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     tokens_out: int = 0
     tokens_reasoning: int = 0
     usage_source: str = ""
-    cost_usd: float = 0.0
+    cost_usd: float | None = None
     attempts: int = 0
     cache: str = ""
     similarity: float | None = None
@@ -156,7 +156,7 @@ def _line(row: LedgerRow) -> Line:
         row.tokens_out,
         row.tokens_reasoning,
         "" if row.usage_source == "none" else row.usage_source,
-        row.cost_pusd / 1e12,
+        row.cost_pusd / 1e12 if row.cost_pusd else None,
         row.attempts,
         row.cache,
         row.similarity,

@@ -19,7 +19,7 @@ OTHER = "other"
 MAX_LEARNED = 200  # names that only a pattern of the configuration holds
 
 # Seconds. Our own work is tens of microseconds, an upstream's answer minutes.
-GATEWAY_EDGES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+OVERHEAD_EDGES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 WAIT_EDGES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOTAL_EDGES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -28,7 +28,7 @@ FAMILIES: dict[str, Family] = {
     "requests_inflight": Family("gauge", "Requests being answered"),
     "tokens_total": Family("counter", "Tokens as the upstreams counted them; parts of others have kinds too"),
     "cost_usd_total": Family("counter", "What answers cost, in US dollars"),
-    "gateway_seconds": Family("histogram", "The gateway's own work before an upstream was asked"),
+    "overhead_seconds": Family("histogram", "The gateway's own work before an upstream was asked"),
     "queue_seconds": Family("histogram", "Waiting for an upstream's turn"),
     "ttft_seconds": Family("histogram", "Upstream asked to the first byte of its answer"),
     "total_seconds": Family("histogram", "A request's arrival to its end"),
@@ -111,7 +111,7 @@ class _Traffic:
 
     __slots__ = (
         "cost_pusd",
-        "gateway",
+        "overhead",
         "queue",
         "tokens_cache_write",
         "tokens_cached",
@@ -125,7 +125,7 @@ class _Traffic:
     def __init__(self) -> None:
         self.tokens_in = self.tokens_cached = self.tokens_cache_write = 0
         self.tokens_out = self.tokens_reasoning = self.cost_pusd = 0
-        self.gateway = _Histogram(GATEWAY_EDGES)
+        self.overhead = _Histogram(OVERHEAD_EDGES)
         self.queue = _Histogram(WAIT_EDGES)
         self.ttft = _Histogram(WAIT_EDGES)
         self.total = _Histogram(TOTAL_EDGES)
@@ -186,7 +186,7 @@ class GatewayMetrics:
             traffic.tokens_reasoning += row.tokens_reasoning
             traffic.cost_pusd += row.cost_pusd
         if row.gateway_ms is not None:
-            traffic.gateway.add(row.gateway_ms / 1e3)
+            traffic.overhead.add(row.gateway_ms / 1e3)
         if row.queue_ms is not None:
             traffic.queue.add(row.queue_ms / 1e3)
         if row.ttft_ms is not None:
@@ -285,17 +285,20 @@ class GatewayMetrics:
 
     def _add_traffic(self, page: Page) -> None:
         for key, traffic in self._traffic.items():
+            if not (traffic.tokens_in or traffic.tokens_out):
+                continue
             labels = _traffic_labels(*key)
             for kind in ("in", "cached", "cache_write", "out", "reasoning"):
                 page.add("tokens_total", getattr(traffic, f"tokens_{kind}"), (*labels, ("kind", kind)))
             page.add("cost_usd_total", traffic.cost_pusd / 1e12, labels)
-        for name in ("gateway", "queue", "ttft", "total"):
+        for name in ("overhead", "queue", "ttft", "total"):
             for key, traffic in self._traffic.items():
                 histogram: _Histogram = getattr(traffic, name)
-                labels = _traffic_labels(*key)
-                page.add_histogram(
-                    f"{name}_seconds", histogram.edges, histogram.counts, histogram.total, labels
-                )
+                if any(histogram.counts):
+                    labels = _traffic_labels(*key)
+                    page.add_histogram(
+                        f"{name}_seconds", histogram.edges, histogram.counts, histogram.total, labels
+                    )
 
 
 def merge(texts: Iterable[str]) -> str:
