@@ -108,16 +108,15 @@ class ChatSource:
         return self._steps(read)
 
     def _steps(self, read: _Body) -> list[Step]:
-        steps: list[Step] = []
-        if not self._begun:
-            self._begun = True
+        # Counts first: where they run along, an answer can begin with what its prompt was.
+        steps: list[Step] = [] if read.usage is None else [Counted(read.usage.usage())]
+        if not self._begun and (read.choices or read.usage is not None):
+            self._begun = True  # some servers send a chunk of their own before the first
             created = None if read.created is None else int(read.created)
             steps.append(Begin((read.id or "").removeprefix("chatcmpl-"), read.model or "", created))
         for choice in read.choices or ():
             if choice.index == 0:
                 self._choice(choice, steps)
-        if read.usage is not None:
-            steps.append(Counted(read.usage.usage()))
         return steps
 
     def _choice(self, choice: _Choice, steps: list[Step]) -> None:
