@@ -142,12 +142,29 @@ async def test_usage_is_asked_for_until_the_request_has_ended() -> None:
         assert [request.path for request in g.servers[0].requests] == ["/v1/usage/req_1"] * 2
 
 
+async def test_a_request_that_arrives_after_the_question_for_it_is_found() -> None:
+    script = [replies(404), replies(404), replies(200, report("aborted", prompt_tokens=3))]
+    async with gateway(script, kind="ridgeline") as g:
+        assert await g.upstreams.usage_of("a", "req_1") == Usage(3, source="reported")
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [("1000.5", Usage(source="reported")), ("1999.5", None), ("2001", None), ("soon", None), ("nan", None)],
+)
+async def test_an_upstream_that_would_know_a_request_and_does_not_has_computed_nothing(
+    since: str, expected: Usage | None
+) -> None:
+    async with gateway([replies(404, b"{}", f"x-ridgeline-usage-since: {since}")], kind="ridgeline") as g:
+        assert await g.upstreams.usage_of("a", "req_1", 2_000_000) == expected
+
+
 async def test_usage_that_nobody_knows_is_none() -> None:
     async with gateway([replies(404)], kind="ridgeline") as g:
         assert await g.upstreams.usage_of("a", "req_1") is None
         assert await g.upstreams.usage_of("elsewhere", "req_1") is None
         assert await g.upstreams.usage_of("a", "../../secret") is None
-        assert len(g.servers[0].requests) == 1
+        assert {request.path for request in g.servers[0].requests} == {"/v1/usage/req_1"}
     async with gateway([replies(200)], kind="openai") as g:
         assert await g.upstreams.usage_of("a", "req_1") is None
         assert not g.servers[0].requests
