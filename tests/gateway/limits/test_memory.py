@@ -69,8 +69,41 @@ def test_no_sixty_seconds_ever_see_more_requests_than_the_limit(
             continue
         admitted.append(clock.now)
     for index, moment in enumerate(admitted):
-        # A millisecond less than the minute: the clock is read in whole ones.
-        assert bisect.bisect_left(admitted, moment + 59.999) - index <= limit
+        assert bisect.bisect_left(admitted, moment + 60.0) - index <= limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.integers(20, 200),
+    steps=st.lists(
+        st.tuples(st.floats(0, 6), st.integers(1, 20), st.integers(0, 20), st.booleans()),
+        min_size=50,
+        max_size=200,
+    ),
+)
+def test_no_sixty_seconds_ever_see_more_tokens_than_the_limit_if_estimates_are_not_too_small(
+    limit: int, steps: list[tuple[float, int, int, bool]]
+) -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    subject = key(tokens_per_minute=limit)
+    running: list[tuple[Reservation, int]] = []
+    used: list[tuple[float, int]] = []  # what was used counts from when it was let in
+    for gap, tokens, fewer, waits in steps:
+        clock.now += gap
+        try:
+            reservation = reserve(limiter, subject, tokens=tokens)
+        except Limited:
+            continue
+        spent = max(tokens - fewer, 0)
+        used.append((clock.now, spent))
+        running.append((reservation, spent))
+        if not waits:
+            for held, count in running:
+                limiter.settle(held, count, 0)
+            running.clear()
+    for index, (moment, _) in enumerate(used):
+        assert sum(count for at, count in used[index:] if at < moment + 60.0) <= limit
 
 
 @settings(max_examples=25, deadline=None)
