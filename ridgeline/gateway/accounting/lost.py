@@ -14,9 +14,10 @@ from concurrent.futures import Future
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
 from ridgeline.gateway.usage import Usage
 
-# What a request used in the end, by its upstream and its id. None: the upstream does not know it, or is of a
-# kind that cannot be asked. Raises where it could not be reached or is still at it: it is asked again.
-UsageOf = Callable[[str, str], Awaitable[Usage | None]]
+# What a request used in the end, by its upstream, its id and when it came (unix milliseconds). None: the
+# upstream does not know it, or is of a kind that cannot be asked. Raises where it could not be reached or is
+# still at it: it is asked again.
+UsageOf = Callable[[str, str, int], Awaitable[Usage | None]]
 # (public model, upstream, the model's name there, usage) → picodollars and where the price is from.
 CostOf = Callable[[str, str, str, Usage], tuple[int, str]]
 
@@ -77,7 +78,8 @@ class LostRequests:
         while True:
             patience_s = self._ask_s
             try:
-                usage = await asyncio.wait_for(usage_of(opening.upstream, opening.request_id), self._ask_s)
+                asking = usage_of(opening.upstream, opening.request_id, opening.at_ms)
+                usage = await asyncio.wait_for(asking, self._ask_s)
                 if usage is not None:
                     return usage
                 patience_s = min(_UNKNOWN_S, self._ask_s)

@@ -80,10 +80,10 @@ class Upstreams:
             raise call.error()
         return opened
 
-    async def usage_of(self, upstream: str, request_id: str) -> Usage | None:
+    async def usage_of(self, upstream: str, request_id: str, at_ms: int = 0) -> Usage | None:
         """What a request used in the end; None where its upstream cannot know. Raises where it may, later."""
         known = self._upstreams.get(upstream)
-        return None if known is None else await reported_usage(self._client, known, request_id)
+        return None if known is None else await reported_usage(self._client, known, request_id, at_ms)
 
     # ── health ──
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from time import monotonic
 
@@ -14,7 +15,10 @@ from ridgeline.gateway.upstreams.upstream import Upstream
 from ridgeline.gateway.usage import Usage
 
 WAIT_S = 2.0  # for a request to end that was broken off a moment ago
+UNKNOWN_S = 0.4  # for a request to arrive whose bytes are read after the question for it
 PAUSES_S = (0.01, 0.02, 0.05, 0.1)
+CLOCKS_S = 1.0  # by which the clocks of two machines may differ
+SINCE = b"x-ridgeline-usage-since"  # of a 404, unix seconds: every request that arrived later is known there
 MAX_BYTES = 1 << 16
 _ID = re.compile(r"[A-Za-z0-9._-]{1,256}")
 
@@ -39,26 +43,40 @@ class _Report(msgspec.Struct):
     usage: _Counts | None = None
 
 
-async def reported_usage(client: HttpClient, upstream: Upstream, request_id: str) -> Usage | None:
-    """None where the upstream knows nothing of it. Raises where it cannot say, or not yet."""
+class _Unknown(msgspec.Struct):
+    since: float
+
+
+async def reported_usage(
+    client: HttpClient, upstream: Upstream, request_id: str, at_ms: int = 0
+) -> Usage | None:
+    """None where the upstream knows nothing of it. Raises where it cannot say, or not yet.
+
+    at_ms: when the request came, unix milliseconds. Where the upstream would know everything since then, and
+           does not know this one, nothing of it was ever computed there.
+    """
     if upstream.config.kind != "ridgeline" or not _ID.fullmatch(request_id):
         return None
-    until = monotonic() + WAIT_S
+    began = monotonic()
+    until = began + WAIT_S
     asked = 0
     while True:
         report = await _ask(client, upstream, request_id, until)
-        if report is None:
-            return None
-        if report.status != "running":
-            return _usage(report.usage or _Counts())
         pause_s = PAUSES_S[min(asked, len(PAUSES_S) - 1)]
         asked += 1
+        if isinstance(report, _Unknown):
+            if monotonic() + pause_s < began + UNKNOWN_S:
+                await asyncio.sleep(pause_s)
+                continue
+            return Usage(source="reported") if at_ms / 1000 > report.since + CLOCKS_S else None
+        if report.status != "running":
+            return _usage(report.usage or _Counts())
         if monotonic() + pause_s >= until:
             raise UpstreamTimeout("the upstream is still at work on the request")
         await asyncio.sleep(pause_s)
 
 
-async def _ask(client: HttpClient, upstream: Upstream, request_id: str, until: float) -> _Report | None:
+async def _ask(client: HttpClient, upstream: Upstream, request_id: str, until: float) -> _Report | _Unknown:
     key = upstream.credentials.pick("", monotonic())
     answer = await client.ask(
         upstream.origin,
@@ -71,13 +89,22 @@ async def _ask(client: HttpClient, upstream: Upstream, request_id: str, until: f
     )
     body = await answer.read(MAX_BYTES)
     if answer.status == 404:
-        return None
+        return _Unknown(_seconds(next((value for name, value in answer.headers if name == SINCE), b"")))
     if answer.status != 200:
         raise UpstreamFailed(f"asked for a request's usage, the upstream answered {answer.status}")
     try:
         return msgspec.json.decode(body, type=_Report)
     except msgspec.DecodeError:
         raise UpstreamFailed("the upstream's report of a request's usage cannot be read") from None
+
+
+def _seconds(text: bytes) -> float:
+    """Not said, or nonsense: nothing is known for sure."""
+    try:
+        found = float(text)
+    except ValueError:
+        return math.inf
+    return found if math.isfinite(found) else math.inf
 
 
 def _usage(counts: _Counts) -> Usage:

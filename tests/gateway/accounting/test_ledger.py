@@ -161,7 +161,8 @@ async def test_files_of_a_dead_worker_are_taken_over_and_its_open_requests_booke
 
     asked = []
 
-    async def usage_of(upstream: str, request_id: str) -> Usage | None:
+    async def usage_of(upstream: str, request_id: str, at_ms: int) -> Usage | None:
+        assert at_ms == opening(int(request_id.removeprefix("req_"))).at_ms
         asked.append((upstream, request_id))
         if request_id == "req_000003":
             return None
