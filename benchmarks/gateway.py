@@ -1,4 +1,4 @@
-"""What the gateway costs, beside LiteLLM's proxy and nothing at all: one run, same cores, same upstream and client.
+"""What the gateway costs, beside LiteLLM's proxy and nothing: one run, same cores, upstream and client.
 
     python benchmarks/gateway.py [--litellm PATH] [--rounds 7] [--requests 400] [--soak 200000]
 
@@ -31,7 +31,6 @@ from typing import Any
 
 KEY = "sk-benchmark-0123456789"
 PROMPT = "Tell me about rivers. " * 40  # about a kilobyte of body
-TICK = os.sysconf("SC_CLK_TCK")
 START_S = 120.0
 
 
@@ -45,9 +44,9 @@ class Peer:
     process: subprocess.Popen[bytes] | None = None
 
     def cpu_s(self) -> float:
-        """Of the process and all below it, the dead among them included."""
+        """Of the process and all below it."""
         assert self.process is not None
-        return sum(_cpu_ticks(pid) for pid in tree(self.process.pid)) / TICK
+        return sum(_cpu_ns(pid) for pid in tree(self.process.pid)) / 1e9
 
     def rss_mib(self) -> float:
         assert self.process is not None
@@ -61,12 +60,10 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def _cpu_ticks(pid: int) -> int:
-    """From nanoseconds where the kernel tells them: a tick of 10 ms is long for a few hundred requests."""
-    total_ns = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        total_ns += int(path.read_text().split()[0])
-    return int(total_ns * TICK / 1e9 * 1000) / 1000  # type: ignore[return-value]
+def _cpu_ns(pid: int) -> int:
+    """Of its living threads; a tick of /proc/PID/stat is as long as twenty requests."""
+    paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[0]) for path in paths)
 
 
 def _rss_kib(pid: int) -> int:
@@ -178,8 +175,8 @@ async def load(peer: Peer, request: bytes, count: int, concurrency: int) -> Samp
             sample.first_s.append(first - began)
             sample.events += events
 
-    for connection in connections:  # warm: connections of the gateway's own too
-        await connection.ask(request)
+    # Warm: connections of the gateway's own too.
+    await asyncio.gather(*(connection.ask(request_bytes(peer, "mock")) for connection in connections))
     cpu = peer.cpu_s() if peer.process is not None else 0.0
     began = time.perf_counter()
     await asyncio.gather(*(one(connection) for connection in connections))

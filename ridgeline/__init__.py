@@ -5,7 +5,7 @@ The public names are loaded on first use, so that `import ridgeline` and `ridgel
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ridgeline.version import __version__
 
 if TYPE_CHECKING:
     from ridgeline.engine.client import AsyncClient

@@ -14,7 +14,7 @@ from ridgeline.gateway.accounting.row import Outcome
 from ridgeline.gateway.dialects.error_bodies import error_body
 from ridgeline.gateway.endpoints import HEALTH, Place, find
 from ridgeline.gateway.errors import BadRequest, ClientGone, Forbidden, GatewayError, NotFound, Unauthorized
-from ridgeline.gateway.exchange import Exchange, Receive, Scope, Send
+from ridgeline.gateway.exchange import ANONYMOUS, Exchange, Receive, Scope, Send
 from ridgeline.gateway.finishing import Booking, Finishing
 from ridgeline.gateway.model_requests import ModelRequests
 from ridgeline.gateway.object_requests import ObjectRequests
@@ -25,7 +25,6 @@ from ridgeline.gateway.tenants.keys import Key
 log = logging.getLogger("ridgeline.gateway")
 
 LONGEST_KEY = 512
-ANONYMOUS = Key("anonymous", "anonymous")
 
 
 class Gateway:

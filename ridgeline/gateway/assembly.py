@@ -55,6 +55,7 @@ class Assembly:
     def metrics_page(self) -> str:
         parts = self.parts
         ledger = parts.ledger.state()
+        parts.metrics.inflight = len(parts.deadlines.live)
         caches = [cache.reading() for cache in (parts.exact, parts.semantic) if cache is not None]
         return parts.metrics.render(
             Readings(
@@ -66,7 +67,7 @@ class Assembly:
                 ledger_backlog_rows=max(ledger.written - ledger.moved, 0),
                 ledger_backlog_bytes=ledger.waiting_bytes,
                 policy_age_s=parts.policy.snapshot()["policy_age_s"],
-                limits_degraded=isinstance(parts.limiter, RedisLimiter) and not parts.limiter.available,
+                limits_degraded=parts.limiter.degraded,
                 spans_dropped=parts.tracer.dropped if parts.tracer is not None else 0,
                 access_lines_dropped=parts.access_log.dropped,
             )
@@ -137,7 +138,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
         access_log=access_log,
         owned=owned,
         router=router,
-        exact=ExactCache(settings.cache, await _cache_redis(settings, stack)),
+        exact=ExactCache(settings.cache, await _cache_redis(settings, stack), prefix=settings.redis.prefix),
         semantic=SemanticCache(settings.cache, embedder) if embedder is not None else None,
         tracer=tracer,
     )

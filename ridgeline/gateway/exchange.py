@@ -26,6 +26,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 SWEEP_S = 0.1
+ANONYMOUS = Key("anonymous", "anonymous")  # who asks without a key, where that is allowed
 
 
 class Exchange:

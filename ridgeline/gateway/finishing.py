@@ -86,7 +86,9 @@ class Finishing:
 
     async def _finish_late(self, exchange: Exchange) -> None:
         try:
-            usage = await self._parts.upstreams.usage_of(exchange.row.upstream, exchange.id)
+            usage = await self._parts.upstreams.usage_of(
+                exchange.row.upstream, exchange.id, exchange.row.at_ms
+            )
             if usage is not None:
                 exchange.usage = usage
         except Exception as error:

@@ -17,8 +17,8 @@ from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.dialects.translate import translate_answer, translate_request
 from ridgeline.gateway.dialects.usage_reader import Hide, ask_for_usage
 from ridgeline.gateway.endpoints import Endpoint
-from ridgeline.gateway.errors import UpstreamFailed
-from ridgeline.gateway.exchange import Exchange, Headers, Send
+from ridgeline.gateway.errors import Unauthorized, UpstreamFailed
+from ridgeline.gateway.exchange import ANONYMOUS, Exchange, Headers, Send
 from ridgeline.gateway.job import Job, Sent
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.relaying import StreamRelay
@@ -102,6 +102,9 @@ class Forwarding:
     def _prepare(self, exchange: Exchange, job: Job, target: Target) -> Outgoing:
         """The request as this target is to see it, written ahead to the ledger."""
         endpoint, row, given = exchange.place.endpoint, exchange.row, exchange.headers
+        if exchange.key is not ANONYMOUS and self._parts.policy.policy.key(row.key_id) is None:
+            # Revoked or expired while it waited for a limit, a turn or a retry.
+            raise Unauthorized("the API key has been revoked", code="revoked_api_key")
         self._parts.ledger.open(
             Opening(
                 row.request_id,

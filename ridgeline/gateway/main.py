@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from ridgeline import __version__
 from ridgeline.gateway.config import GatewaySettings, to_json
 from ridgeline.gateway.errors import BadRequest, Unavailable
 from ridgeline.gateway.observe.metrics import merged
 from ridgeline.gateway.worker import internal_path
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
+from ridgeline.version import __version__
 
 log = logging.getLogger("ridgeline.gateway")
 
