@@ -18,8 +18,14 @@ _EMAIL = re.compile(
     rf"(?:xn--[a-z0-9-]{{2,59}}|[A-Za-z\u00aa-\u1fff]{{2,24}})(?![{_LETTERS}])"
 )
 
+# Endings of files that are no domains: `icon@2x.png` is a picture.
+_FILES = frozenset((
+    "png", "jpg", "jpeg", "gif", "svg", "webp", "js", "css", "html", "json", "yaml", "yml", "xml", "txt",
+    "pdf", "csv", "exe", "dll", "whl", "gz", "tgz",
+))  # fmt: skip
+
 _IPV4 = re.compile(r"(?<![0-9A-Za-z_.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?(?![0-9A-Za-z_]|\.[0-9])")
-_IPV6 = re.compile(r"(?<![0-9A-Za-z_:.])(?=[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:)[0-9A-Fa-f:.]{2,46}")
+_IPV6 = re.compile(r"(?<![0-9A-Fa-f:.])[0-9A-Fa-f:.]{2,64}")
 _IPV6_AFTER = re.compile(r"(?:%[0-9A-Za-z]{1,16})?(?:/[0-9]{1,3})?(?![0-9A-Za-z_:])")
 _HEX = re.compile(r"[0-9A-Fa-f]")
 
@@ -27,7 +33,8 @@ _HEX = re.compile(r"[0-9A-Fa-f]")
 def emails(zone: str) -> Iterator[Span]:
     if "@" in zone or "%40" in zone:
         for match in _EMAIL.finditer(zone):
-            yield match.span()
+            if match.group().rpartition(".")[2].lower() not in _FILES:
+                yield match.span()
 
 
 def ips(zone: str) -> Iterator[Span]:
@@ -43,18 +50,23 @@ def ips(zone: str) -> Iterator[Span]:
 
 def _version6(zone: str) -> Iterator[Span]:
     for match in _IPV6.finditer(zone):
-        text = match.group().rstrip(".")
+        text, start = match.group().rstrip("."), match.start()
+        if start and (zone[start - 1].isalnum() or zone[start - 1] == "_") and ":" in text:
+            # Its beginning is the end of a word: `addr:2001:db8::1` and `std::a`.
+            start += text.index(":")
+            text = text[text.index(":") :]
+        if text.startswith(":") and (not text.startswith("::") or text.startswith(":::")):
+            text, start = text[1:], start + 1
         # A sentence's colon behind an address is not its own.
         for candidate in (text, text[:-1]) if text.endswith(":") and not text.endswith("::") else (text,):
-            after = _IPV6_AFTER.match(zone, match.start() + len(candidate))
+            after = _IPV6_AFTER.match(zone, start + len(candidate))
             if _is_version6(candidate) and (after is not None or candidate != text):
-                end = after.end() if after is not None else match.start() + len(candidate)
-                yield match.start(), end
+                yield start, after.end() if after is not None else start + len(candidate)
                 break
 
 
 def _is_version6(text: str) -> bool:
-    if not _HEX.search(text):
+    if ":" not in text or not _HEX.search(text):
         return False  # `::` alone stands in code
     try:
         ipaddress.IPv6Address(text)

@@ -7,6 +7,7 @@ forwarded; what comes back knows what to do with the answer. Whatever goes wrong
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,6 +37,10 @@ from ridgeline.gateway.guard.walk import Walk
 from ridgeline.options import OptionError
 
 Action = Literal["pass", "redacted", "blocked"]
+
+# Bytes of a body that is checked right away; a longer one in a thread, so that the worker's other requests
+# go on meanwhile.
+_AT_ONCE = 32_768
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -70,6 +75,11 @@ class Guards:
             # A key that names a policy nobody wrote must not go unguarded.
             raise GuardFailed("the key's guard policy is not configured")
         return guard
+
+    async def start(self) -> None:
+        """Waits until the processes of NER have read their models, where a policy asks for them."""
+        for guard in self._guards.values():
+            await guard.start()
 
     async def close(self) -> None:
         for guard in self._guards.values():
@@ -112,6 +122,10 @@ class Guard:
         if self.config.unreadable == "refuse":
             raise Unreadable(f"{kind}: this key's policy lets through only what can be read as JSON text")
 
+    async def start(self) -> None:
+        if self._names is not None:
+            await self._names.ready()
+
     async def close(self) -> None:
         if self._names is not None:
             await self._names.close()
@@ -119,6 +133,13 @@ class Guard:
     async def _request(self, kind: str, fields: Fields) -> GuardedRequest:
         values = _values(fields)
         names = await self._found_names(values)
+        if sum(map(len, map(bytes, fields.values()))) > _AT_ONCE:
+            return await asyncio.to_thread(self._checked, kind, fields, values, names)
+        return self._checked(kind, fields, values, names)
+
+    def _checked(
+        self, kind: str, fields: Fields, values: dict[str, Any], names: dict[str, list[Finding]]
+    ) -> GuardedRequest:
         check = _Check(self, Budget(self.config.timeout_ms / 1000), names)
         if self.config.restore and any(b"<" in raw or b"&lt;" in raw for raw in map(bytes, fields.values())):
             check.avoid(values)

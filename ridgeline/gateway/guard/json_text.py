@@ -30,6 +30,7 @@ _ESCAPE = re.compile(
 _UNFINISHED = re.compile(
     r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?\Z"
 )
+_SIGN = re.compile(r"[:,{}\[\]]")
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 _TO_ESCAPE = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 _NAMES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
@@ -70,10 +71,9 @@ class JsonText:
         quote = text.find('"', at)
         end = quote if quote >= 0 else len(text)
         part = text[at:end]
-        if ":" in part:
-            self._key = self._last
-        elif "," in part or "{" in part:
-            self._key = ""
+        signs = _SIGN.findall(part)
+        if signs:
+            self._key = self._last if signs[-1] == ":" else ""
         out.append(part if self._channel is None else self._channel.feed(part))
         if quote < 0:
             return end

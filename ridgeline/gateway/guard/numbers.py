@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ridgeline.gateway.guard.zones import PHONE_WORDS
+
 Span = tuple[int, int]
 
-_RUN = re.compile(r"(?<![0-9A-Za-z])[0-9]+(?:[-._ ][0-9]+| [- ] ?[0-9]+)*(?![A-Za-z])")
+_PHONE_WORD = re.compile(PHONE_WORDS)
+_RUN = re.compile(r"(?<![0-9A-Za-z])[0-9]+(?:[-._ ][0-9]+| [- ] ?[0-9]+)*(?![0-9A-Za-z])")
 _GROUP = re.compile(r"[0-9]+")
-_ISSUERS = re.compile(r"1|2[2-7]|3[0-9]|4|5[0-8]|6|8[16]|9[27]")
-_LAYOUTS = ((4, 4, 4, 4), (4, 6, 5), (4, 6, 4))
+_ISSUERS = re.compile(r"1(?![0-9]{12}\Z)|2[2-7]|3[0-9]|4|5[0-8]|6|8[16]|9[27]")
 _DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
 _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[0-9]{2}(?=[ .-]{0,2}[A-Za-z0-9])")
@@ -41,18 +43,27 @@ def cards(zone: str) -> Iterator[Span]:
     """13 to 19 digits, in groups or not, that begin like a card's and pass Luhn's check."""
     for run in _RUN.finditer(zone):
         groups = [group.span() for group in _GROUP.finditer(zone, run.start(), run.end())]
+        if len(groups) > 19 and groups[-1][1] - groups[0][0] < 3 * len(groups):
+            continue  # single digits in a row: a table
         first = 0
         while first < len(groups):
             last = _card_from(zone, groups, first)
+            start = groups[first][0]
+            if (
+                last is not None
+                and groups[last][1] - start == 13
+                and _PHONE_WORD.search(zone[:start].lower())
+            ):
+                last = None  # as many digits as a phone number may have, behind a word that says so
             if last is None:
                 first += 1
             else:
-                yield groups[first][0], groups[last][1]
+                yield start, groups[last][1]
                 first = last + 1
 
 
 def _card_from(zone: str, groups: list[Span], first: int) -> int | None:
-    """The last group of the card that begins with this one: of a layout in use, or else the longest."""
+    """The last group of the card that begins with this one: the longest, for what follows may be its end."""
     digits, found = "", None
     sizes: tuple[int, ...] = ()
     for at in range(first, len(groups)):
@@ -63,8 +74,6 @@ def _card_from(zone: str, groups: list[Span], first: int) -> int | None:
             break
         if len(digits) >= 13 and _is_laid_out(sizes) and _ISSUERS.match(digits) and luhn(digits):
             found = at
-            if sizes in _LAYOUTS:
-                break
     return found
 
 

@@ -16,20 +16,25 @@ from ridgeline.options import OptionError
 Span = tuple[int, int]
 
 _CANDIDATE = re.compile(
-    r"(?<![0-9A-Za-z_+@#$€£%=])(?<![0-9][-.,:/])"
+    r"(?<![0-9A-Za-z_+@#$€£%])(?<![0-9][-.:/])(?<![A-Za-z][-/.])"
     r"(?:\(?\+ ?|\(?00 ?)?(?:\([0-9]{1,5}\)|[0-9])"
-    r"(?:(?: ?[-./] ?| ?\( ?| ?\) ?[-./]? ?| {1,2})?[0-9]){5,17}"
-    r"(?![0-9A-Za-z_%€$£]|[-.,:/][0-9])"
+    r"(?:(?: ?[-/] ?|\.| ?\( ?| ?\) ?[-./]? ?| {1,2})?[0-9]){5,17}"
+    r"(?![0-9A-Za-z_%€$£]|[-.:/][0-9])"
 )
 _WORD_BEFORE = re.compile(PHONE_WORDS)
 _WORD_REACH = 64
 _SECOND = re.compile(r"(?:[0-9][^0-9]{0,3}){6}[0-9]( / )")  # behind a whole number, a second one follows
+_TABLE = re.compile(r"[0-9]+(?: {1,2}[0-9]+){16,}")  # numbers in a row, as in a table: none is looked at
 _DIGITS = re.compile(r"[0-9]+")
 _DATE = re.compile(
     r"(?:(?:1[89]|20)[0-9]{2}[-./](?:0?[1-9]|1[0-2])[-./](?:0?[1-9]|[12][0-9]|3[01])"
     r"|(?:0?[1-9]|[12][0-9]|3[01])[-./](?:0?[1-9]|1[0-2])[-./](?:(?:1[89]|20)[0-9]{2}|[0-9]{2})"
     r"|(?:0?[1-9]|1[0-2])[-./](?:0?[1-9]|[12][0-9]|3[01])[-./](?:(?:1[89]|20)[0-9]{2}|[0-9]{2}))(?![0-9]|[-./][0-9])"
 )
+_DECIMAL = re.compile(
+    r"(?:0|[1-9][0-9]{0,3})\.[0-9]+(?![.0-9]|[-/ ][0-9]{2})|(?:0|[1-9][0-9]{0,3})\.[0-9]{5,}"
+)
+_REFERENCE = re.compile(r"[1-9][0-9]{2}-[0-9]{7}")  # no country writes its numbers so
 _DOTTED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2,4}")
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+|[1-9][0-9]?(?: [0-9]{3})+")
 # Countries where the trunk prefix that `phonenumbers` writes is usually left out.
@@ -51,17 +56,27 @@ class PhoneDetector:
                 )
         self._library: Any = phonenumbers
         self._bare = bare
-        # Most regions are ruled out by one match of their general shape, at a hundredth of a parse's cost.
-        self._shapes = [(region, self._shape(region)) for region in regions]
+        # Most regions are ruled out by their lengths, and then by one match of their general shape, at a
+        # hundredth of a parse's cost.
+        self._shapes: dict[int, list[tuple[str, re.Pattern[str]]]] = {}
+        for region in regions:
+            self._learn(region)
 
-    def _shape(self, region: str) -> re.Pattern[str]:
+    def _learn(self, region: str) -> None:
         metadata = self._library.PhoneMetadata.metadata_for_region(region)
-        prefix = f"(?:{metadata.national_prefix})?" if metadata.national_prefix else ""
-        return re.compile(f"{prefix}(?:{metadata.general_desc.national_number_pattern})")
+        prefix = metadata.national_prefix or ""
+        shape = re.compile(f"(?:{prefix})?(?:{metadata.general_desc.national_number_pattern})")
+        lengths = set(metadata.general_desc.possible_length)
+        for length in lengths | {length + len(prefix) for length in lengths}:
+            self._shapes.setdefault(length, []).append((region, shape))
 
     def __call__(self, zone: str) -> Iterator[Span]:
         at = 0
         while (match := _CANDIDATE.search(zone, at)) is not None:
+            table = _TABLE.match(zone, match.start())
+            if table is not None:
+                at = table.end()
+                continue
             span = self._within(zone, match)
             if span is None:
                 # The number may begin at a later group: behind a date, a count or a year.
@@ -74,6 +89,8 @@ class PhoneDetector:
     def _within(self, zone: str, match: re.Match[str]) -> Span | None:
         """The candidate, or the longest part of it from its beginning that is a phone number."""
         start = match.start()
+        if zone[start] == "(" and ")" not in match.group():
+            start += 1
         before = zone[max(start - _WORD_REACH, 0) : start].lower()
         named = _WORD_BEFORE.search(before) is not None
         slash = _SECOND.search(zone, start, match.end())
@@ -87,23 +104,26 @@ class PhoneDetector:
 
     def _is_number(self, text: str, named: bool) -> bool:
         digits = "".join(_DIGITS.findall(text))
-        if not 6 <= len(digits) <= 17 or _DATE.match(text):
+        if not 6 <= len(digits) <= 17 or _DATE.match(text) or _DECIMAL.match(text):
             return False
-        if text.lstrip("(").startswith("+") or (digits.startswith("00") and len(digits) >= 10):
+        if text.lstrip("(").startswith("+") or (text.startswith("00") and len(digits) >= 10):
             return self._is_international(digits.removeprefix("00"))
         if named:
-            return len(digits) <= 15 and not _is_decimal(text)
+            return len(digits) <= 15
         if (
             len(digits) < 9
             or len(digits) > 13
             or (_DOTTED.fullmatch(text) and "." in text[:4] and len(digits) > 11)
         ):
             return False
+        if _REFERENCE.fullmatch(text):
+            return False
         written = not text.isdigit() or digits.startswith("0") or self._bare
         if not written or (_THOUSANDS.fullmatch(text) and not digits.startswith("0")):
             return False
         return any(
-            shape.fullmatch(digits) and self._is_national(digits, region) for region, shape in self._shapes
+            shape.fullmatch(digits) and self._is_national(digits, region)
+            for region, shape in self._shapes.get(len(digits), ())
         )
 
     def _is_international(self, digits: str) -> bool:
@@ -127,7 +147,3 @@ class PhoneDetector:
             (region in _TRUNK_LEFT_OUT or region in ("US", "CA"))
             and (dialled.endswith(digits) or digits.endswith(dialled))
         )
-
-
-def _is_decimal(text: str) -> bool:
-    return text.count(".") == 1 and text.replace(".", "").isdigit() and len(text.partition(".")[2]) <= 2

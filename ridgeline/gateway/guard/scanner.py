@@ -53,6 +53,9 @@ _WORDLIKE = bytes(
 _LONG = b"a" * 16
 _LONG_WORD = re.compile(rb"(?<!a)a{16}")
 _NUMBER = re.compile(rb"(?<!0)0(?=(?:[ .,/():_-]{0,3}0){3})")
+_ACCOUNT = re.compile(
+    rb"00(?<=[A-Za-z][A-Za-z]00)(?=[ .-]{0,2}[A-Za-z0])"
+)  # begins with what is searched fast
 _COLONS = re.compile(r":[0-9a-f]{0,4}:")
 _WORD = re.compile(SECRET_WORDS)
 _TELLING = re.compile(f"{SECRET_WORDS}|{PHONE_WORDS}")
@@ -126,7 +129,8 @@ class Scanner:
         cut = begin + LONGEST - OVERLAP
         for finding in part:
             if finding.start < cut < finding.end:
-                cut = finding.start if finding.start > begin else finding.end
+                # Halfway at least, or a text of endless findings would be gone through letter by letter.
+                cut = finding.start if finding.start - begin > LONGEST // 2 else finding.end
         return [finding for finding in part if finding.end <= cut], cut
 
     def replaced(self, text: str, replace: Replace, context: str = "", budget: Budget = UNBOUNDED) -> str:
@@ -182,6 +186,9 @@ class Scanner:
         digits = data.translate(_DIGITS)
         if b"0" in digits:
             hints += [match.start() for match in _NUMBER.finditer(digits)]
+            hints += [match.start() for match in _ACCOUNT.finditer(digits)]
+        if b"Q~" in data:
+            hints.append(data.index(b"Q~"))
         if b"@" in data or b"%40" in data:
             hints += [at for at, code in enumerate(data) if code == 0x40 or data.startswith(b"%40", at)]
         colon = b":" in data

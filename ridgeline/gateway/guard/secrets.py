@@ -79,7 +79,7 @@ _LONG = re.compile(r"[A-Za-z0-9+/_.~=-]+")
 
 
 def secrets(zone: str) -> Iterator[Span]:
-    if _LONG_WORD.search(zone):
+    if _LONG_WORD.search(zone) or "Q~" in zone:
         for match in _FORMATS.finditer(zone):
             yield match.span()
         for pattern in (_SLACK_HOOK, _URL_SIGNATURE, _AZURE_KEY):
@@ -111,7 +111,7 @@ def _named(zone: str) -> Iterator[Span]:
             start, end = start + 1, end - 1
         value = zone[start:end]
         if zone[start - 1] not in "\"'`":
-            value = value.rstrip(".!?")
+            value = value.rstrip(".!?*:|\\")
             end = start + len(value)
         if _is_secret(word.group(), match, value):
             yield start, end
