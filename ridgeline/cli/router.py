@@ -132,13 +132,14 @@ def run_fit(args: argparse.Namespace) -> int:
     names = args.names.split(",") if args.names else args.models.split(",")
     if not args.out.parent.is_dir():
         raise OptionError(f"--out: there is no folder {args.out.parent}")
+    gap = _share(args.quality, "--quality")
     with _progress() as report:
         recipe = _recipe(args.max_tokens)
         prepared = _prepared(args, recipe, report)
         artefact = fit_artefact(
             prepared,
             names=names,
-            gap=_share(args.quality, "--quality"),
+            gap=gap,
             recipe=recipe,
             embedding_model=args.embedding_model,
             seed=args.seed,
@@ -163,7 +164,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from ridgeline.gateway.routing.evaluation import evaluate
     from ridgeline.gateway.routing.report import lines_of, write
 
-    held_back = _share(args.held_back, "--held-back")
+    held_back, gap = _share(args.held_back, "--held-back"), _share(args.quality, "--quality")
     if args.draws < 1:
         raise OptionError(f"--draws must be 1 or more, got {args.draws}")
     with _progress() as report:
@@ -172,7 +173,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
             prepared,
             split=args.split,
             held_back=held_back,
-            gap=_share(args.quality, "--quality"),
+            gap=gap,
             seed=args.seed,
             draws=args.draws,
             report=report,
