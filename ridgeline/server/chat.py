@@ -67,7 +67,12 @@ class ChatShape:
         return b""  # every choice opens with its first piece
 
     def events(self, piece: Piece) -> bytes:
-        if piece.is_text_alone and self._params.logprobs is None and len(piece.events) == 1:
+        if (
+            piece.is_text_alone
+            and self._params.logprobs is None
+            and len(piece.events) == 1
+            and not piece.usage
+        ):
             only = piece.events[0]
             if type(only) is Content:  # nearly every piece of nearly every answer
                 return self._text_events.of(piece.index, only.text)
@@ -94,7 +99,7 @@ class ChatShape:
         chunks = []
         if piece.prompt is not None:
             opening = ChatChunkChoice(piece.index, Delta(role="assistant", content=""))
-            chunks.append(self._chunk(opening, self._prompt_logprobs(piece)))
+            chunks.append(self._chunk(opening, self._prompt_logprobs(piece), piece.usage))
         deltas = [_delta(part) for part in piece.events]
         if not deltas and (piece.logprobs or piece.finish_reason):
             deltas = [Delta()]
@@ -107,7 +112,7 @@ class ChatShape:
                 piece.finish_reason if is_last else None,
                 piece.stop_reason if is_last and piece.finish_reason else UNSET,
             )
-            chunks.append(self._chunk(choice))
+            chunks.append(self._chunk(choice, usage=piece.usage))
         return chunks
 
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
@@ -120,8 +125,14 @@ class ChatShape:
             pieces[-1].stop_reason,
         )
 
-    def _chunk(self, choice: ChatChunkChoice, prompt: PromptLogprobs | UnsetType = UNSET) -> ChatChunk:
-        return ChatChunk(**self._head, choices=[choice], usage=self._usage_so_far, prompt_logprobs=prompt)
+    def _chunk(
+        self,
+        choice: ChatChunkChoice,
+        prompt: PromptLogprobs | UnsetType = UNSET,
+        usage: Usage | None = None,
+    ) -> ChatChunk:
+        told = usage or self._usage_so_far
+        return ChatChunk(**self._head, choices=[choice], usage=told, prompt_logprobs=prompt)
 
     def _logprobs(self, content: list[ChatLogprob]) -> ChatLogprobs | None:
         return None if self._params.logprobs is None else ChatLogprobs(content)

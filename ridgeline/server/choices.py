@@ -48,6 +48,7 @@ class Piece(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
     events: list[ParsedEvent] = []  # what a parser made of the text; without one, the text as content
     cached_tokens: int = 0  # with `prompt`: how many of its tokens were found in the cache
+    usage: Usage | None = None  # of the whole request so far, where it is told all along
 
     @property
     def is_text_alone(self) -> bool:
@@ -118,10 +119,12 @@ class Choices:
         prompts: list[Prompt],
         params: SamplingParams,
         new_parser: Callable[[], OutputParser] | None = None,
+        running_usage: bool = False,
     ) -> None:
         self._sources = [_Source(prompt) for prompt in prompts]
         self._params = params
         self._parsed = None if new_parser is None else [Parsed(new_parser()) for _ in range(self.count)]
+        self._running_usage = running_usage
         self._begun: set[int] = set()
         self._completion_tokens = 0
         self.timings: dict[int, TimingRecord] = {}
@@ -179,7 +182,8 @@ class Choices:
             # Nearly every chunk. One that is half a character is counted, with nothing to show yet.
             events = self._events(index, chunk)
             if chunk.text or chunk.logprobs:
-                pieces.append(Piece(index, chunk.text, chunk.logprobs, events=events))
+                usage = self.usage(False) if self._running_usage else None
+                pieces.append(Piece(index, chunk.text, chunk.logprobs, events=events, usage=usage))
             return
         source = self._sources[source_number]
         if chunk.timing is not None:
@@ -203,6 +207,7 @@ class Choices:
                 chunk.stop_reason,
                 events,
                 source.cached_tokens if first else 0,
+                self.usage(False) if self._running_usage else None,
             )
         )
 

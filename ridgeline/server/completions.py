@@ -90,12 +90,12 @@ class CompletionShape:
         self._text_events = TextEvents(lambda index, text: self._event(CompletionChoice(index, text)))
 
     def events(self, piece: Piece) -> bytes:
-        if piece.is_text_alone and self._body.logprobs is None:
+        if piece.is_text_alone and self._body.logprobs is None and not piece.usage:
             return self._text_events.of(piece.index, piece.text)
-        return event(self._event(self._choice(piece)))
+        return event(self._event(self._choice(piece), piece.usage))
 
-    def _event(self, choice: CompletionChoice) -> TextCompletion:
-        return TextCompletion(**self._head, choices=[choice], usage=self._usage_so_far)
+    def _event(self, choice: CompletionChoice, usage: Usage | None = None) -> TextCompletion:
+        return TextCompletion(**self._head, choices=[choice], usage=usage or self._usage_so_far)
 
     def opening(self) -> bytes:
         return b""

@@ -39,6 +39,7 @@ class Job:
     params: SamplingParams
     stream: bool = False
     include_usage: bool = False
+    running_usage: bool = False  # in every chunk
     include_timing: bool = False
     priority: int = 0
     cache_namespace: str = ""
@@ -65,6 +66,7 @@ class Job:
             grammar_field=grammar_field,
             stream=bool(body.stream),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
             include_timing=bool(body.include_timing),
             priority=body.priority or 0,
             cache_namespace=body.cache_salt or "",
@@ -84,7 +86,7 @@ class Course:
     def __init__(self, front: Front, exchange: Exchange, job: Job) -> None:
         self.exchange = exchange
         self.job = job
-        self.choices = Choices(job.prompts, job.params, job.new_parser)
+        self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage)
         self.inbox = Inbox(whole=not job.stream)
         self._front = front
         self._metrics = job.served.metrics

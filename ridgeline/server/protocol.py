@@ -75,6 +75,9 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StreamOptions(Body, kw_only=True, frozen=True):
     include_usage: Annotated[bool | None, About("send a last chunk with the usage")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, About("every chunk tells the usage so far; needs `include_usage`")
+    ] = None
     include_obfuscation: Annotated[bool | None, ignored("no padding is ever added")] = None
 
 

@@ -189,6 +189,9 @@ def check_context(prompt_tokens: int, params: SamplingParams, max_context: int, 
 def check_stream_options(body: GenerationRequest) -> None:
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options", "only allowed together with stream: true")
+    options = body.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise BadRequest("stream_options.continuous_usage_stats", "only allowed together with include_usage")
     if body.cache_salt == "":
         raise BadRequest("cache_salt", "must not be empty; leave it out to share the common cache")
     if body.cache_salt is not None and len(body.cache_salt) > MAX_SALT_CHARACTERS:
