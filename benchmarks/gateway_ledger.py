@@ -378,10 +378,14 @@ def main() -> None:
     parser.add_argument("--sqlite", action="store_true", help="SQLite in place of PostgreSQL")
     parser.add_argument("--calm", action="store_true", help="nothing is killed or stopped")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="leave the gateway's state in this folder")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ridgeline-ledger-") as folder:
-        result = asyncio.run(measure(args, Path(folder)))
+    with contextlib.ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="ridgeline-ledger-")
+        folder = args.keep or Path(stack.enter_context(made))
+        folder.mkdir(parents=True, exist_ok=True)
+        result = asyncio.run(measure(args, folder))
     show(result)
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2))

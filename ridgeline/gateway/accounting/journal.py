@@ -34,8 +34,9 @@ class Journal:
     def __init__(self, root: Path, worker: str, segment_bytes: int, fsync: str = "off") -> None:
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', worker)}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         # Locked before it has its name: nobody finds a folder here whose writer lives and does not hold it.
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
         hidden = root / f".{name}"
-        hidden.mkdir(parents=True, mode=0o700)
+        hidden.mkdir(mode=0o700)
         self._lock = lock_of(hidden)
         self.folder = root / name
         hidden.rename(self.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,8 @@ class SqliteLedger:
         if self._read_only:
             address = f"{self._path.absolute().as_uri()}?mode=ro"
             return sqlite3.connect(address, uri=True, timeout=self._timeout_s, check_same_thread=False)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(self._path, timeout=self._timeout_s, check_same_thread=False)
         try:
             connection.isolation_level = None  # transactions begin where they are said to
