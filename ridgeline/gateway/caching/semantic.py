@@ -182,19 +182,19 @@ class _Shelf:
 
 def _last_user_text(kind: str, fields: Fields) -> tuple[str, Fields] | None:
     """The last user message's text, and the fields with a hole where it was."""
-    if kind == "responses" and bytes(fields.get("input", b""))[:1] == b'"':
-        return msgspec.json.decode(fields["input"], type=str), {**fields, "input": msgspec.Raw(b"null")}
     name = {"chat": "messages", "messages": "messages", "responses": "input"}.get(kind)
     if name is None or name not in fields:
         return None
     try:
+        if kind == "responses" and bytes(fields[name])[:1] == b'"':
+            return msgspec.json.decode(fields[name], type=str), {**fields, name: msgspec.Raw(b"null")}
         messages = _messages.decode(fields[name])
         if not messages:
             return None
         last = msgspec.json.decode(messages[-1], type=dict[str, msgspec.Raw])
         head = msgspec.json.decode(messages[-1], type=_Message)
-    except msgspec.DecodeError:
-        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # whatever it is, the upstream will say so
     text = _plain_text(head.content)
     if head.role != "user" or text is None:
         return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 _WORDS = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|[+\-*/<>=%$€£^&|~#@\\]+")
 _QUOTED = re.compile(r"\"([^\"]{1,200})\"|“([^”]{1,200})”|`([^`]{1,200})`|(?<!\w)'([^']{1,200})'(?!\w)")
+_IDEOGRAPHS = "\u2e80"  # and everything after it: Chinese, Japanese, Korean
 _NUMBERS = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
 seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million
@@ -61,6 +62,8 @@ class Wording:
 def _is_fixed(word: str, lower: str) -> bool:
     if word != lower and lower not in _light and lower not in _marked:
         return True  # a name, or a sentence's first word: which of the two is not known
+    if any(letter >= _IDEOGRAPHS for letter in word):
+        return True  # written without spaces: a run of characters is no word, and cannot be weighed
     is_symbol = not word[0].isalnum() or (len(word) == 1 and lower not in _light)
     return is_symbol or lower in _marked or any(letter.isdigit() for letter in word)
 

@@ -102,7 +102,7 @@ class Merged:
 
     def _add(self, sums: _Sums, text: str, gauges: bool) -> None:
         name, family, help_line = "", Family("counter", ""), ""
-        for line in text.splitlines():
+        for line in text.rstrip("\n").split("\n"):  # a label may hold what else ends lines for Python
             if line.startswith("# HELP "):
                 help_line = line
             elif line.startswith("# TYPE "):

@@ -17,6 +17,7 @@ from ridgeline.gateway.caching.answer import StoredAnswer
 from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.caching.semantic import SemanticCache, Vectors
 from ridgeline.gateway.caching.wording import Wording
+from ridgeline.gateway.errors import BadRequest
 
 ASKED = "What does HTTP status code 404 mean?"
 SAME = "What is the meaning of HTTP status code 404?"
@@ -168,6 +169,24 @@ async def test_what_cannot_be_compared_is_left_alone(kind: str, asked: dict[str,
     assert cache.question("t", "small", kind, read_fields(json.dumps(asked).encode())) is None
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"messages":[{"role":"user","content":"\xff"}]}',
+        b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"messages":[{"role":"user","content":%s}]}' % (b"[" * 5000 + b"]" * 5000),
+        b'{"messages":[{"role":1}]}',
+    ],
+)
+def test_no_body_however_broken_upsets_it(raw: bytes) -> None:
+    cache = SemanticCache(CacheConfig(), Alike())
+    try:
+        fields = read_fields(raw)
+    except BadRequest:
+        return
+    assert cache.question("t", "small", "chat", fields) is None
+
+
 async def test_texts_in_parts_and_plain_input_are_compared_in_their_own_shapes() -> None:
     cache = SemanticCache(CacheConfig(semantic_strict=False), Alike(), clock_at(1000.0))
     parts = body([{"type": "text", "text": "one"}])
@@ -227,6 +246,8 @@ async def test_errors_are_not_kept_and_an_embedder_that_fails_is_a_miss() -> Non
         ("translate 'yes' to French", "translate 'no' to French", False),
         ("the function f is injective", "the function g is injective", False),
         ("what is 3 + 4", "what is 3 - 4", False),
+        ("在北京，人口是多少", "在上海，数量是多少", False),
+        ("Ist das erlaubt?", "Ist das nicht erlaubt?", False),
         ("does the plan include support", "is support included in the plan", True),
     ],
 )

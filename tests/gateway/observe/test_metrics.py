@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.gateway.accounting.row import LedgerRow
@@ -195,6 +197,16 @@ def test_a_dead_workers_counts_stay_and_its_gauges_go() -> None:
     pages.update("0:101", successor.render(Readings()))
     assert total(pages.text(), "requests_total") == 2
     assert total(pages.text(), "requests_inflight") == 0
+
+
+@given(st.text(min_size=1, max_size=20))
+def test_any_name_an_upstream_answers_for_survives_writing_and_merging(name: str) -> None:
+    metrics = GatewayMetrics(ObserveConfig(), ["*"], ["local"], ["chat"])
+    metrics.observe(row(model=name))
+    page = metrics.render(Readings())
+    assert total(page, "requests_total", model=name) == 1
+    assert total(merge([page, page]), "requests_total", model=name) == 2
+    page.encode()
 
 
 def test_one_page_merged_alone_is_that_page() -> None:
