@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.options import option
+from ridgeline.options import OptionError, option
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,26 @@ class LedgerConfig:
     )
     retry_s: float = option(5.0, "Longest pause between two tries to reach a store that is away, in seconds")
     store_timeout_s: float = option(10.0, "Longest wait for one answer of the store, in seconds")
-    keep_days: int = option(0, "Rows older than this are removed from the store; 0 keeps all of them")
+    keep_days: int = option(
+        0, "Rows older than this are removed from the store; 0 keeps all of them, monthly budgets need 32"
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("flush_ms", 1),
+            ("segment_bytes", 4096),
+            ("max_bytes", self.segment_bytes),
+            ("memory_rows", 0),
+            ("takeover_s", 0.01),
+            ("ask_lost_s", 0),
+            ("stop_s", 0),
+            ("retry_s", 0.01),
+            ("store_timeout_s", 0.01),
+            ("keep_days", 0),
+        ):
+            value = getattr(self, name)
+            if not least <= value < 1e15:
+                raise OptionError(f"[ledger] {name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -50,3 +69,8 @@ class PricesConfig:
     gpu_tokens_out_per_s: float = option(
         0.0, "Tokens that a full replica writes per second, as measured; its upstream may say its own"
     )
+
+    def __post_init__(self) -> None:
+        for name in ("gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s"):
+            if getattr(self, name) < 0:
+                raise OptionError(f"[prices] {name} must not be below 0, got {getattr(self, name)}")

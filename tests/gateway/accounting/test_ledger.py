@@ -21,6 +21,7 @@ from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.accounting.sqlite import SqliteLedger
 from ridgeline.gateway.errors import Unavailable
 from ridgeline.gateway.usage import Usage
+from ridgeline.options import OptionError
 from tests.gateway.accounting.books import QUICK, journal_folders, opening, row, started, stored, until
 
 
@@ -276,6 +277,12 @@ async def test_old_rows_are_removed_in_batches_and_young_ones_kept(tmp_path: Pat
         await until(lambda: ledger.state().moved == 2501)
     async with started(tmp_path, LedgerConfig(flush_ms=10, keep_days=7)):
         await until(lambda: stored(tmp_path) == ["req_009000"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("flush_ms", 0), ("max_bytes", 100), ("keep_days", -1)])
+def test_a_setting_that_cannot_work_is_refused_by_its_name(name: str, value: int) -> None:
+    with pytest.raises(OptionError, match=rf"\[ledger\] {name} must be at least"):
+        LedgerConfig(**{name: value})
 
 
 async def test_what_was_spent_counts_what_a_dead_worker_had_left(tmp_path: Path) -> None:
