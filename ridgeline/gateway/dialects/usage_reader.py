@@ -22,10 +22,10 @@ from ridgeline.gateway.usage import Usage
 Hide = Literal["", "running", "all"]
 
 _COUNTS = re.compile(rb'"usage"\s*:\s*\{')
-_MESSAGE_NEWS = re.compile(rb'"type"\s*:\s*"(?:message_|error")')
 _RESPONSE_NEWS = re.compile(rb'"type"\s*:\s*"(?:response\.(?:completed|incomplete|failed|cancelled)|error)"')
-_NEWS = {"messages": _MESSAGE_NEWS, "responses": _RESPONSE_NEWS}
-_USAGE_VALUE = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}')
+# Stands once in every event that makes text, and cannot stand within the text: its quotes would be escaped.
+_ORDINARY = {"chat": b'"choices"', "completions": b'"choices"', "messages": b'"content_block_'}
+_USAGE_VALUE = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]++|\{[^{}]*+\})*+\}')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _MESSAGE_DELTA = re.compile(rb'"(?:text|thinking|partial_json)"\s*:\s*"((?:[^"\\]++|\\.)*+)')
 _BYTES_PER_TOKEN = 4  # of text, where an event holds several tokens; a guess, and only of what was broken off
@@ -63,7 +63,8 @@ class UsageReader:
         self._shape = shape_of(kind, family)
         self._is_message = self._shape == "messages"
         self._is_openai = self._shape not in ("messages", "responses")
-        self._may_tell = _NEWS.get(self._shape, _COUNTS).search
+        self._ordinary = _ORDINARY.get(self._shape, b"")
+        self._may_tell = None if self._is_message else (_COUNTS if self._is_openai else _RESPONSE_NEWS).search
         self._hide = hide
         self._rest = bytearray()
         self._latest = b""  # the last chunk that told counts, not yet decoded
@@ -81,10 +82,11 @@ class UsageReader:
         if self._rest or data[-2:] != b"\n\n":
             return self._feed_piece(data)
         # Nearly always: whole events, and nothing in them but text.
-        self.events += data.count(b"\ndata:") + (data[:5] == b"data:")
-        if self._may_tell(data) is not None or (
-            self._is_openai and (b"[DONE]" in data or b'"error"' in data)
-        ):
+        events = data.count(b"\ndata:") + (data[:5] == b"data:")
+        self.events += events
+        if self._ordinary and data.count(self._ordinary) != events:
+            return self._told(data)
+        if self._may_tell is not None and self._may_tell(data) is not None:
             return self._told(data)
         if self._is_message:
             self._count_text(data)
@@ -153,14 +155,19 @@ class UsageReader:
 
     def _told_by_chunks(self, whole: bytes) -> bytes:
         """Counts may run along with every chunk: the last ones hold, and are decoded when they are wanted."""
-        if b"[DONE]" in whole or b'"error"' in whole:
+        done = whole.rfind(b"[DONE]")  # of the last: a text may hold the word
+        if done >= 0 and whole[:done].endswith((b"data: ", b"data:")):
+            self.done = True
+        if b'"error"' in whole:
             self._read(whole)
         if _COUNTS.search(whole) is None:
             return whole
-        for event in reversed(BOUNDARY.split(whole)):
-            if _COUNTS.search(event) is not None:
-                self._latest = payload_of(event)
-                break
+        # The last event that may have them, in most streams the only one; else all are looked through.
+        begin = whole.rfind(b"\n\n", 0, whole.rfind(b'"usage"')) + 2
+        event = BOUNDARY.split(whole[begin:], 1)[0] if begin >= 2 else b""
+        if _COUNTS.search(event) is None:
+            event = next(one for one in reversed(BOUNDARY.split(whole)) if _COUNTS.search(one) is not None)
+        self._latest = payload_of(event)
         return self._hidden(whole) if self._hide else whole
 
     def _count_text(self, whole: bytes) -> None:
@@ -206,9 +213,14 @@ class UsageReader:
             self.error = str(event.code or "error")
 
     def _hidden(self, whole: bytes) -> bytes:
-        kept: list[bytes] = []
-        place = 0
-        for boundary in BOUNDARY.finditer(whole):
+        counts = _COUNTS.search(whole)
+        if counts is None:
+            return whole
+        # What comes before the first event with counts, nearly all of a fast stream, is passed by.
+        place = whole.rfind(b"\n\n", 0, counts.start()) + 2
+        place = place if place >= 2 else 0
+        kept = [whole[:place]]
+        for boundary in BOUNDARY.finditer(whole, place):
             event, place = whole[place : boundary.end()], boundary.end()
             if _COUNTS.search(event) is not None:
                 is_last = _NO_CHOICES.search(event) is not None
