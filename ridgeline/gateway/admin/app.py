@@ -25,7 +25,7 @@ from ridgeline.gateway.admin import fields
 from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
 from ridgeline.gateway.admin.gate import Gate, actor
-from ridgeline.gateway.errors import BadRequest, GatewayError
+from ridgeline.gateway.errors import BadRequest, GatewayError, NotFound
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.registry import KeyRecord, Registry, TeamRecord
 from ridgeline.gateway.tenants.store import Store
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 MAX_BODY = 64 * 1024
 BODY_S = 10.0
 MAX_PAGE = 1000
+MAX_ID = 128
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -201,7 +202,8 @@ def _audited(registry: Registry, action: str, handler: Handler) -> Handler:
         except Exception as error:
             refused = isinstance(error, GatewayError) and error.status < 500
             why = {"code": error.code, "param": error.param} if isinstance(error, GatewayError) else {}
-            target = request.path_params.get("id", "")[:256]
+            id = request.path_params.get("id", "")
+            target = id if id.isprintable() and len(id) <= MAX_ID else "?"
             try:
                 outcome: Any = "refused" if refused else "failed"
                 await registry.record(actor(request), action, target, outcome, after=why or None)
@@ -266,7 +268,10 @@ async def _body(request: Request) -> bytes:
 
 
 def _id(request: Request) -> str:
-    return str(request.path_params["id"])[:256]
+    id = str(request.path_params["id"])
+    if len(id) > MAX_ID or not id.isprintable():  # none of ours, and not all that PostgreSQL's texts can hold
+        raise NotFound("there is no such id")
+    return id
 
 
 def _query(request: Request, known: tuple[str, ...]) -> dict[str, str]:

@@ -97,7 +97,7 @@ def changed_key(key: Key, fields: KeyFields, endpoints: Collection[str], guards:
     if fields.name is not UNSET:
         changes["name"] = _name("name", fields.name)
     if fields.team is not UNSET:
-        changes["team"] = fields.team or ""
+        changes["team"] = _name("team", fields.team) if fields.team else ""
     if fields.models is not UNSET:
         changes["models"] = _models(fields.models or ())
     if fields.endpoints is not UNSET:

@@ -44,6 +44,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "a", "guard": "strickt"}, "guard", "did you mean strict?"),
     ({"name": "a", "cache": "all"}, "cache", "not allowed"),
     ({"name": "a", "team": "team_none"}, "team", "no team"),
+    ({"name": "a", "team": "a\0b"}, "team", "printable"),
     ({"name": "a", "id": "key_mine"}, "id", "unknown field"),
     ({"name": "a", "secret": "rl-mine"}, "secret", "unknown field"),
 ]
@@ -116,13 +117,16 @@ async def test_queries_are_checked_too(admin: Admin) -> None:
 
 
 async def test_no_such_thing_is_a_404_that_repeats_nothing(admin: Admin) -> None:
-    odd = "key_%27%20OR%201=1--%00"
+    odd = "key_%27%20OR%201=1--"
     for method, path in (
         ("GET", f"/admin/keys/{odd}"),
         ("PATCH", f"/admin/keys/{odd}"),
         ("DELETE", f"/admin/keys/{odd}"),
         ("POST", f"/admin/keys/{odd}/rotate"),
         ("GET", f"/admin/teams/{odd}"),
+        ("GET", "/admin/keys/OR%00"),
+        ("POST", "/admin/keys/OR%00/revoke"),
+        ("PATCH", "/admin/keys/" + "OR" * 500),
         ("GET", "/admin/nothing"),
         ("GET", "/admin/keys/"),
     ):
