@@ -58,6 +58,7 @@ class Forwarding:
         self._parts = parts
         self._config = parts.settings.gateway
         self._kinds = {one.name: one.kind for one in parts.settings.upstreams}
+        self._without_responses = {one.name for one in parts.settings.upstreams if not one.has_responses}
 
     async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
         await self.open(exchange, job)
@@ -151,7 +152,7 @@ class Forwarding:
         if target.model != row.model_asked or changed:
             fields = {**fields, "model": raw(target.model)}
             changed = True
-        if row.stream and family == "openai":
+        if row.stream and family != "anthropic":
             asked = dict(fields)
             hide = ask_for_usage("chat" if is_translated else kind, asked)
             if hide:
@@ -164,7 +165,13 @@ class Forwarding:
         kind = self._kinds[target.upstream]
         if kind == "ridgeline":
             return endpoint.family
-        return "anthropic" if kind == "anthropic" else "openai"
+        if kind == "anthropic":
+            return "anthropic"
+        return (
+            "chat"
+            if endpoint.kind == "responses" and target.upstream in self._without_responses
+            else "openai"
+        )
 
     # ---- back ----
 

@@ -6,6 +6,8 @@ out; nothing waits for more of the stream than these need.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from typing import Protocol
 
@@ -54,16 +56,12 @@ class StreamRelay:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         broken: GatewayError | None = None
         try:
-            data: bytes | None = opened.first
-            if self._kind == "responses" and data:
-                await remember_response(self._parts, exchange, data)
-            while data is not None:
-                out = reader.feed(data)
-                for stage in self._stages:
-                    out = stage.feed(out)
-                if out:
-                    await self._send(out, send)
-                data = await answer.next()
+            if self._kind == "responses" and opened.first:
+                await remember_response(self._parts, exchange, opened.first)
+            if exchange.connection is not None:
+                await self._relay_at_once(send)
+            else:
+                await self._relay(send)
             if reader.error:  # told by the upstream itself, in the stream
                 exchange.end_as("upstream_failed", answer.status, "upstream_error")
             elif not reader.done:
@@ -78,15 +76,73 @@ class StreamRelay:
             exchange.usage = reader.usage  # also when the client is gone
         await self._end(broken, send)
 
+    async def _relay(self, send: Send) -> None:
+        """Piece by piece, for any ASGI server."""
+        answer = self._exchange.opened.answer
+        data: bytes | None = self._exchange.opened.first
+        while data is not None:
+            out = self._passed(data)
+            if out:
+                await self._send(out, send)
+            data = await answer.next()
+
+    async def _relay_at_once(self, send: Send) -> None:
+        """The same without a task that is woken for every piece: what has come is written in the same breath.
+
+        While the client's side is full, the upstream is not read, and a task waits until there is room.
+        """
+        opened, connection = self._exchange.opened, self._exchange.connection
+        assert connection is not None
+        flow = connection.flow
+        held: list[bytes] = []
+        waiting: asyncio.Task[None] | None = None
+
+        async def room() -> None:
+            nonlocal waiting
+            while held:
+                out = b"".join(held)
+                held.clear()
+                await self._send(out, send)
+            waiting = None
+            opened.answer.resume()
+
+        def sink(data: bytes) -> None:
+            nonlocal waiting
+            out = self._passed(data)
+            if not out:
+                return
+            if waiting is not None or flow.write_paused:
+                held.append(out)
+                if waiting is None:
+                    opened.answer.pause()
+                    waiting = asyncio.get_running_loop().create_task(room())
+                return
+            step = send({"type": "http.response.body", "body": out, "more_body": True})
+            with contextlib.suppress(StopIteration):  # with room to write, `send` never waits
+                step.__await__().send(None)
+
+        try:
+            if opened.first:
+                sink(opened.first)
+            await opened.answer.relay(sink)
+            if waiting is not None:
+                await waiting
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+
+    def _passed(self, data: bytes) -> bytes:
+        out = self._reader.feed(data)
+        for stage in self._stages:
+            out = stage.feed(out)
+        return out
+
     async def _send(self, out: bytes, send: Send) -> None:
         """A reader that takes nothing is waited for, but not for ever."""
         exchange = self._exchange
-        exchange.deadline, exchange.deadline_error = (
-            min(time.monotonic() + self._stall_s, self._total),
-            _slow_reader,
-        )
+        exchange.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
         await send({"type": "http.response.body", "body": out, "more_body": True})
-        exchange.deadline, exchange.deadline_error = self._total, _out_of_time
+        exchange.wait_until(self._total, _out_of_time)
 
     async def _end(self, broken: GatewayError | None, send: Send) -> None:
         exchange, reader = self._exchange, self._reader

@@ -41,6 +41,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 timeout_graceful_shutdown=LAST_WORDS_S,
                 server_header=False,
+                proxy_headers=False,  # anybody may write them; who asks is who is connected
             )
         )
 

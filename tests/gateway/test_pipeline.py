@@ -291,3 +291,44 @@ async def test_the_models_a_key_may_use_are_listed(tmp_path: Path) -> None:
         listed = (await stage.http.get("/v1/models")).json()
         assert [one["id"] for one in listed["data"]] == ["fast", "large"]
         assert (await stage.http.get("/v1/models/secret")).status_code == 404
+
+
+async def test_a_slow_reader_gets_everything_and_holds_up_only_its_own_stream(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        body = json.dumps(asking("mock_out60000", stream=True)).encode()  # far more than sockets buffer
+        reader, writer = await asyncio.open_connection(
+            stage.http.base_url.host, stage.http.base_url.port, limit=1 << 12
+        )
+        writer.write(
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stage.secret}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.3)  # nothing is taken meanwhile
+        assert (await stage.http.post(CHAT, json=asking("mock_out2"))).status_code == 200
+        received = b""
+        async with asyncio.timeout(20):
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += await reader.read(1 << 16)
+        assert received.count(b'"content":" river"') == 60000
+        assert b"[DONE]" in received
+        writer.close()
+
+
+async def test_a_reader_that_takes_nothing_is_cut(tmp_path: Path) -> None:
+    async with staged(tmp_path, {"gateway": {"stream_stall_s": 0.3}}) as stage:
+        body = json.dumps(asking("mock_out200000", stream=True)).encode()
+        reader, writer = await asyncio.open_connection(
+            stage.http.base_url.host, stage.http.base_url.port, limit=1 << 12
+        )
+        writer.write(
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stage.secret}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        (row,) = await stage.rows(1)
+        assert row["error_code"] == "slow_reader"
+        assert not stage.mock.running
+        writer.close()
+        assert reader

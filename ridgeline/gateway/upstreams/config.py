@@ -18,6 +18,7 @@ class UpstreamConfig:
     name: str = option("", "what [[models]] call it by")
     kind: Kind = option("openai", "dialect and credentials: Bearer, or for anthropic x-api-key")
     url: str = option("", "http://host:port, https://host or unix:/path; a last /v1 may stand there")
+    has_responses: bool = option(True, "false: it knows chat only, and /v1/responses is translated to that")
     key_env: tuple[str, ...] = option((), "environment variables that each hold a key")
     key_file: Path | None = option(
         None, "a file with a key on each line; lines that begin with # do not count"
