@@ -6,14 +6,7 @@ import argparse
 import json
 
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
-from ridgeline.gateway.config import (
-    LISTS,
-    SECTIONS,
-    GatewayConfig,
-    GatewaySettings,
-    embedded,
-    read_settings,
-)
+from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.options import OptionError, add_flags, given_flags, json_schema
 
 DEFAULT_UPSTREAM = "http://127.0.0.1:8000"
@@ -83,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if args.print_example:
         print(EXAMPLE_FILE, end="")
         return 0
+    from ridgeline.gateway.config import LISTS, SECTIONS, GatewaySettings, embedded, read_settings
+
     if args.print_schema:
         print(json.dumps(json_schema(SECTIONS, lists=LISTS), indent=2))
         return 0

@@ -1,0 +1,46 @@
+"""GatewayConfig: the [gateway] section, whose keys are flags too. Imports nothing heavy: `--help` needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = option(8080, "port to listen on; 0 picks a free one")
+    workers: int = option(1, "processes that answer; more than one needs [redis] for exact limits")
+    state_dir: Path | None = option(
+        None, "where keys, ledger and write-ahead files are kept; default: ~/.local/state/ridgeline/gateway"
+    )
+    require_keys: bool = option(
+        True, "false: a request without a key is answered; only on a loopback address"
+    )
+    objects_upstream: str | None = option(
+        None,
+        "the upstream that keeps files and batches; default: the first that is of kind ridgeline or openai",
+    )
+    max_body_bytes: int = option(8 << 20, "largest JSON body; a larger one is answered 413")
+    max_upload_bytes: int = option(
+        512 << 20, "largest body of /v1/files and audio; a larger one is answered 413"
+    )
+    max_answer_bytes: int = option(64 << 20, "largest answer that is not streamed; a larger one is a 502")
+    upload_timeout_s: float = option(60.0, "longest time for a body to arrive; then it is answered 408")
+    request_timeout_s: float = option(600.0, "longest time for a whole answer; then 504")
+    stream_stall_s: float = option(30.0, "a stream whose reader takes nothing for so long is cut")
+    max_head_bytes: int = option(64 << 10, "largest first line and headers of a request; larger ones get 431")
+    head_timeout_s: float = option(10.0, "longest time for a request's headers to arrive; then 408")
+    max_connections: int = option(8192, "connections open at once in one worker; one more gets 503")
+    max_connections_per_address: int | None = option(None, "of these, from one address; default: no limit")
+    output_estimate: int = option(
+        512, "tokens that are reserved for an answer whose request names no limit of its own"
+    )
+    drain_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "least severe line that is logged"
+    )
+    log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
