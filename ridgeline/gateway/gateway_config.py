@@ -1,4 +1,4 @@
-"""GatewayConfig: the [gateway] section, whose keys are flags too. Imports nothing heavy: `--help` needs it."""
+"""GatewayConfig: the [gateway] section, whose keys are flags too. Imports nothing heavy, for `--help`."""
 
 from __future__ import annotations
 
