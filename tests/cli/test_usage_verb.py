@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.gateway.accounting.records import line_of
 from ridgeline.gateway.accounting.sqlite import SqliteLedger
+from ridgeline.gateway.admin.listener import AdminListener
+from ridgeline.gateway.config import make_settings
 from tests.gateway.accounting.books import row
 
 
@@ -70,6 +77,54 @@ def test_what_is_wrong_is_one_line(
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_a_running_gateway_answers_the_same(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_listener(state_dir) as url:
+        assert main(["usage", "--state-dir", str(state_dir), "--admin-url", url, "--by", "key"]) == 0
+        asked = capsys.readouterr().out
+        assert main(["usage", "--state-dir", str(state_dir), "--admin-url", url, "--since", "soon"]) == 1
+        assert "since: 'soon' is no time" in capsys.readouterr().err
+    assert main(["usage", "--state-dir", str(state_dir), "--by", "key"]) == 0
+    assert asked == capsys.readouterr().out
+
+
+@contextmanager
+def admin_listener(state_dir: Path) -> Iterator[str]:
+    """The gateway's own, in a thread."""
+
+    async def nothing() -> Any:
+        return ""
+
+    async def serve() -> None:
+        upstream = {"name": "u", "url": "http://127.0.0.1:1"}
+        settings = make_settings(
+            {
+                "gateway": {"state_dir": state_dir},
+                "admin": {"port": 0},
+                "upstreams": [upstream],
+                "models": [{"name": "*", "targets": ("u/*",)}],
+            }
+        )
+        admin = AdminListener(settings, nothing, nothing, nothing)
+        await admin.start()
+        addresses.append(admin.url)
+        while not ended.is_set():
+            await asyncio.sleep(0.01)
+        await admin.stop()
+
+    addresses: list[str] = []
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    while not addresses:
+        assert thread.is_alive()
+        thread.join(0.01)
+    try:
+        yield addresses[0]
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_a_folder_without_a_ledger_says_what_to_give(

@@ -225,7 +225,11 @@ class Mover:
             there = self._store.known(list(source.open))
             source.asked = self._lost.ask([o for o in source.open.values() if o.request_id not in there])
         if source.asked is not None:
-            rows = source.asked.rows()
+            try:
+                rows = source.asked.rows()
+            except Exception:
+                source.asked = None  # ask anew
+                raise
             if rows is None:
                 return  # still asking; the next round looks again
             for start in range(0, len(rows), 500):

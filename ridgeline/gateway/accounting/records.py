@@ -12,7 +12,7 @@ import msgspec
 
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
 
-OPENED, CLOSED = b"O", b"R"
+CLOSED = b"R"  # the kind of a row; an opening is O
 MAX_RECORD = 64 << 10  # bytes; texts of a longer one are cut
 MAX_TEXT = 4 << 10
 _BODY_AT = 11
@@ -27,14 +27,14 @@ class Damaged(Exception):
 
 
 def line_of(value: Opening | LedgerRow) -> bytes:
-    kind = CLOSED if type(value) is LedgerRow else OPENED
     try:
         body = _encode(value)
     except UnicodeEncodeError:  # half a surrogate pair, out of somebody's JSON
         body = _encode(_writable(value))
     if len(body) > MAX_RECORD:
         body = _encode(_writable(value))
-    return b"%b %08x %b\n" % (kind, crc32(body), body)
+    head = b"R %08x " if type(value) is LedgerRow else b"O %08x "
+    return head % crc32(body) + body + b"\n"
 
 
 def value_of(line: bytes) -> Opening | LedgerRow:
