@@ -25,6 +25,12 @@ def end_of_last(buffer: bytes | bytearray, start: int = 0) -> int:
     return max(plain + 2 if plain >= 0 else -1, carriage + 3 if carriage >= 0 else -1)
 
 
+def split(whole: bytes) -> list[bytes]:
+    """Events without the lines that end them; the last is what stands after the last of these."""
+    # An expression that must look for a carriage return at every place takes ten times as long.
+    return BOUNDARY.split(whole) if b"\r" in whole else whole.split(b"\n\n")
+
+
 def payload_of(event: bytes) -> bytes:
     """What stands behind `data:`; empty for comments and for events that say nothing."""
     if event.startswith(b"data: ") and b"\n" not in event:
@@ -51,7 +57,7 @@ class Events:
             return iter(())
         whole = bytes(rest[:end])
         del rest[:end]
-        return (event for event in BOUNDARY.split(whole) if event)
+        return (event for event in split(whole) if event)
 
     @property
     def rest(self) -> bytes:

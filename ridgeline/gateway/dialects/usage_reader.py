@@ -13,7 +13,7 @@ import msgspec
 
 from ridgeline.gateway.body import Fields, field, raw
 from ridgeline.gateway.dialects.counts import Counts
-from ridgeline.gateway.dialects.events import BOUNDARY, MAX_EVENT_BYTES, end_of_last, payload_of
+from ridgeline.gateway.dialects.events import BOUNDARY, MAX_EVENT_BYTES, end_of_last, payload_of, split
 from ridgeline.gateway.dialects.families import shape_of
 from ridgeline.gateway.usage import Usage
 
@@ -164,9 +164,9 @@ class UsageReader:
             return whole
         # The last event that may have them, in most streams the only one; else all are looked through.
         begin = whole.rfind(b"\n\n", 0, whole.rfind(b'"usage"')) + 2
-        event = BOUNDARY.split(whole[begin:], 1)[0] if begin >= 2 else b""
+        event = split(whole[begin:])[0] if begin >= 2 else b""
         if _COUNTS.search(event) is None:
-            event = next(one for one in reversed(BOUNDARY.split(whole)) if _COUNTS.search(one) is not None)
+            event = next(one for one in reversed(split(whole)) if _COUNTS.search(one) is not None)
         self._latest = payload_of(event)
         return self._hidden(whole) if self._hide else whole
 
@@ -175,7 +175,7 @@ class UsageReader:
             self._text_bytes += len(text)
 
     def _read(self, whole: bytes) -> None:
-        for event in BOUNDARY.split(whole):
+        for event in split(whole):
             payload = payload_of(event)
             if payload == b"[DONE]":
                 self.done = True
