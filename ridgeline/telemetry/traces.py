@@ -111,7 +111,7 @@ class SpanExport:
         self._batch_s = batch_s
         self._waiting: deque[list[Span]] = deque()
         self._wake = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._is_taken = True
         self._encoder = _Encoder(service)
         self._exporter = _exporter(_traces_url(endpoint))
@@ -120,7 +120,7 @@ class SpanExport:
 
     def offer(self, spans: list[Span]) -> None:
         """All spans of one request. Never waits."""
-        if len(self._waiting) >= self._max_waiting or self._closed:
+        if len(self._waiting) >= self._max_waiting or self._closed.is_set():
             self.dropped += 1
             return
         self._waiting.append(spans)
@@ -129,8 +129,8 @@ class SpanExport:
 
     def close(self) -> None:
         """Send what waits, if somebody takes it soon."""
-        if not self._closed:
-            self._closed = True
+        if not self._closed.is_set():
+            self._closed.set()
             self._wake.set()
             self._thread.join(timeout=LAST_EXPORT_S)
             self._exporter.shutdown()
@@ -139,10 +139,9 @@ class SpanExport:
         last = False
         while not last:
             self._wake.wait()
-            last = self._closed
-            if not last:
-                time.sleep(self._batch_s)
+            self._closed.wait(self._batch_s)
             self._wake.clear()
+            last = self._closed.is_set()  # asked after clearing: a close that comes later wakes it again
             while self._waiting:
                 self._send_batch()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import BinaryIO
 
@@ -20,6 +20,7 @@ from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.options import OptionError
 
 MAX_WAITING = 10_000  # lines
+PIPE_BYTES = 4096
 BATCH_S = 0.05  # lines are written together, at most so late
 NAME_CHARS = 200  # of a name that a client made up
 
@@ -72,7 +73,7 @@ class AccessLog:
         self._off = config.access_log == "off" and stream is None
         self._lines: list[bytes] = []
         self._wake = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._own = stream is None and config.access_log not in ("off", "stderr")
         if self._off:
             return
@@ -106,9 +107,9 @@ class AccessLog:
 
     def close(self) -> None:
         """Write what waits. Gives up on a stream that takes nothing."""
-        if self._off or self._closed:
+        if self._off or self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
         self._wake.set()
         self._thread.join(timeout=2.0)
 
@@ -116,22 +117,41 @@ class AccessLog:
         last = False
         while not last:
             self._wake.wait()
-            last = self._closed
-            if not last:
-                time.sleep(BATCH_S)
+            self._closed.wait(BATCH_S)
             self._wake.clear()
+            last = self._closed.is_set()  # asked after clearing: a close that comes later wakes it again
             # Only what is counted is taken away: the event loop may append between the two.
             count = len(self._lines)
             lines = self._lines[:count]
             if lines:
-                try:
-                    self._stream.write(b"\n".join(lines) + b"\n")
-                    self._stream.flush()
-                except (OSError, ValueError):  # a full disk, a closed pipe
-                    self.dropped += count
+                self._write_whole(lines)
             del self._lines[:count]
         if self._own:
             self._stream.close()
+
+    def _write_whole(self, lines: list[bytes]) -> None:
+        written = 0
+        try:
+            for group in _groups(lines):
+                self._stream.write(b"\n".join(group) + b"\n")
+                self._stream.flush()
+                written += len(group)
+        except (OSError, ValueError):  # a full disk, a closed pipe
+            self.dropped += len(lines) - written
+
+
+def _groups(lines: list[bytes]) -> Iterator[list[bytes]]:
+    """So many lines at a time as a pipe takes in one piece: workers that share one do not mix theirs."""
+    group: list[bytes] = []
+    size = 0
+    for line in lines:
+        if group and size + len(line) + 1 > PIPE_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(line)
+        size += len(line) + 1
+    if group:
+        yield group
 
 
 def _line(row: LedgerRow) -> Line:

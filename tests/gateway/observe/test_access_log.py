@@ -104,6 +104,21 @@ def test_a_stream_that_takes_nothing_costs_lines_and_not_memory(monkeypatch: pyt
     log.close()
 
 
+def test_lines_of_several_writers_never_mix(tmp_path: Path) -> None:
+    place = tmp_path / "access.log"
+    logs = [AccessLog(ObserveConfig(access_log=str(place))) for _ in range(4)]
+    for number in range(500):
+        for writer, log in enumerate(logs):
+            log.write(
+                row(model=f"w{writer}", upstream=str(number), route=json.dumps("x" * (number * 7 % 900)))
+            )
+    for log in logs:
+        log.close()
+    events = [json.loads(line) for line in place.read_text().splitlines()]
+    for writer in range(4):
+        assert [e["upstream"] for e in events if e["model"] == f"w{writer}"] == [str(n) for n in range(500)]
+
+
 def test_off_writes_nothing() -> None:
     log = AccessLog(ObserveConfig(access_log="off"))
     log.write(row())
