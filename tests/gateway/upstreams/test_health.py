@@ -321,5 +321,9 @@ def test_settings_of_retries_are_checked(wrong: dict[str, Any]) -> None:
 
 
 def test_every_setting_has_its_line_of_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gateway-reliability.md").read_text()
     for config in (UpstreamConfig, RetryConfig):
-        assert all(option.doc for option in options_of(config))
+        for option in options_of(config):
+            shown = str(option.default).lower() if option.base is bool else option.default
+            default = "" if option.default in (None, (), "") else f"`{shown}`"
+            assert f"| `{option.name}` | {default} | {option.doc} |" in page, option.name
