@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -29,7 +30,8 @@ from ridgeline.gateway.limits.limiter import (
 )
 from ridgeline.gateway.limits.memory import MemoryLimiter
 from ridgeline.gateway.limits.redis import RedisLimiter
-from ridgeline.gateway.limits.resp import RedisClient, RedisError, RedisUnavailable
+from ridgeline.gateway.limits.resp import Done, RedisClient, RedisError, RedisUnavailable
+from ridgeline.gateway.limits.wire import Settlement
 from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.options import OptionError
 from tests.gateway.services import free_port
@@ -217,6 +219,32 @@ def test_a_cancelled_request_leaves_no_place_taken(redis_url: str) -> None:
     run(scenario())
 
 
+def test_a_request_cancelled_in_the_moment_of_its_answer_leaves_no_place_taken(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(concurrent=1))
+        async with limiter(config(redis_url)) as made:
+            submit = made._client.submit
+
+            def cancelling(command: bytes, done: Done) -> None:
+                def answered(reply: Any) -> None:
+                    done(reply)
+                    task.cancel()
+
+                submit(command, answered)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(made._client, "submit", cancelling)
+                task = asyncio.ensure_future(made.reserve((subject,), 0, 0))
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            await settled(made)
+            await made.reserve((subject,), 0, 0)
+
+    run(scenario())
+
+
 def test_the_requests_of_a_gateway_that_died_stop_counting_and_those_of_a_living_one_do_not(
     redis_url: str,
 ) -> None:
@@ -347,6 +375,43 @@ def test_the_first_request_of_a_day_is_booked_on_it_even_if_its_cost_was_not_for
             made.settle(await made.reserve((subject,), 0, 0), 0, PICODOLLARS)
             with pytest.raises(Limited):
                 await made.reserve((subject,), 0, 1)
+
+    run(scenario())
+
+
+def test_a_monthly_budget_ends_with_the_month(redis_url: str) -> None:
+    async def scenario() -> None:
+        now = [MIDNIGHT_MS - 5000]
+        subject = Subject("key", "k", Limits(monthly_usd=1.0))
+        async with limiter(config(redis_url), redis_ms=lambda: now[0]) as made:
+            made.settle(await made.reserve((subject,), 0, 1), 0, PICODOLLARS)
+            with pytest.raises(Limited) as refused:
+                await made.reserve((subject,), 0, 1)
+            assert refused.value.retry_after_s == 5.0
+            now[0] += 4999
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, 1)
+            now[0] += 1
+            await made.reserve((subject,), 0, 1)
+
+    run(scenario())
+
+
+def test_what_had_ended_before_the_ledger_was_asked_is_not_added_to_what_it_said(redis_url: str) -> None:
+    async def spent(subject: Subject, since_ms: int) -> int:
+        return PICODOLLARS // 2
+
+    async def scenario() -> None:
+        shared = config(redis_url)
+        subject = Subject("key", "k", Limits(daily_usd=1.0))
+        async with limiter(shared, spent) as cut_off, limiter(shared, spent) as other:
+            ended = await cut_off.reserve((subject,), 0, 1)
+            await other._client.call("DEL", f"{shared.prefix}:key:k:m")  # Redis has lost what was spent
+            other.settle(await other.reserve((subject,), 0, 1), 0, 0)
+            long_ago = time.monotonic() - 10
+            cut_off._send(Settlement(ended, 0, PICODOLLARS // 2, long_ago))  # its row is in the ledger
+            await settled(cut_off)
+            await other.reserve((subject,), 0, PICODOLLARS * 4 // 10)
 
     run(scenario())
 
