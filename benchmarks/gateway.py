@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import platform
+import selectors
 import signal
 import socket
 import statistics
@@ -25,168 +26,14 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from gateway_load import Peer, load, request_bytes
+
 KEY = "sk-benchmark-0123456789"
-PROMPT = "Tell me about rivers. " * 40  # about a kilobyte of body
 START_S = 120.0
-
-
-@dataclass
-class Peer:
-    """Something that answers: a gateway, or the upstream itself."""
-
-    name: str
-    port: int
-    key: str
-    process: subprocess.Popen[bytes] | None = None
-
-    def cpu_s(self) -> float:
-        """Of the process and all below it."""
-        assert self.process is not None
-        return sum(_cpu_ns(pid) for pid in tree(self.process.pid)) / 1e9
-
-    def rss_mib(self) -> float:
-        assert self.process is not None
-        return sum(_rss_kib(pid) for pid in tree(self.process.pid)) / 1024
-
-
-def tree(pid: int) -> list[int]:
-    found = [pid]
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [child for text in path.read_text().split() for child in tree(int(text))]
-    return found
-
-
-def _cpu_ns(pid: int) -> int:
-    """Of its living threads; a tick of /proc/PID/stat is as long as twenty requests."""
-    paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(path.read_text().split()[0]) for path in paths)
-
-
-def _rss_kib(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    return 0
-
-
-# ---- the client ----
-
-
-class Connection(asyncio.Protocol):
-    """Sends prepared bytes, tells of the first byte of the body's first event and of the end."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._data = bytearray()
-        self._done: asyncio.Future[tuple[float, int]] | None = None
-        self._first = 0.0
-        self._events = 0
-        self._left: int | None = None  # bytes of body still to come; None: not known yet; -1: chunked
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(ConnectionError("closed before the answer was whole"))
-
-    def ask(self, request: bytes) -> asyncio.Future[tuple[float, int]]:
-        """When the first byte of the body came, and how many events."""
-        assert self._transport is not None
-        self._data.clear()
-        self._first, self._events, self._left = 0.0, 0, None
-        self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return self._done
-
-    def data_received(self, data: bytes) -> None:
-        if self._left is None:
-            self._data += data
-            end = self._data.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            head, data = bytes(self._data[:end]).lower(), bytes(self._data[end + 4 :])
-            if not head.startswith(b"http/1.1 200"):
-                assert self._done is not None
-                self._done.set_exception(RuntimeError(bytes(self._data[:600]).decode("latin-1")))
-                return
-            at = head.find(b"content-length:")
-            self._left = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else -1
-            self._data.clear()
-        if data and not self._first:
-            self._first = time.perf_counter()
-        if self._left == -1:
-            self._events += data.count(b"data: ")
-            self._data += data[-8:]
-            if self._data.endswith(b"0\r\n\r\n"):
-                self._end()
-            del self._data[:-8]
-        else:
-            self._left -= len(data)  # type: ignore[operator]
-            if self._left == 0:
-                self._end()
-
-    def _end(self) -> None:
-        assert self._done is not None
-        self._done.set_result((self._first, self._events))
-
-
-def request_bytes(peer: Peer, model: str, stream: bool = False) -> bytes:
-    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": PROMPT}]}
-    if stream:
-        body |= {"stream": True}
-    data = json.dumps(body).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{peer.port}\r\nauthorization: Bearer {peer.key}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
-
-
-async def connect(peer: Peer) -> Connection:
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", peer.port)
-    return connection
-
-
-@dataclass
-class Sample:
-    seconds: list[float] = field(default_factory=list)  # whole answers
-    first_s: list[float] = field(default_factory=list)
-    cpu_s: float = 0.0
-    events: int = 0
-    wall_s: float = 0.0
-
-
-async def load(peer: Peer, request: bytes, count: int, concurrency: int) -> Sample:
-    """So many requests by so many clients, each one after the other."""
-    sample = Sample()
-    connections = [await connect(peer) for _ in range(concurrency)]
-    left = iter(range(count))
-
-    async def one(connection: Connection) -> None:
-        for _ in left:
-            began = time.perf_counter()
-            first, events = await connection.ask(request)
-            sample.seconds.append(time.perf_counter() - began)
-            sample.first_s.append(first - began)
-            sample.events += events
-
-    # Warm: connections of the gateway's own too.
-    await asyncio.gather(*(connection.ask(request_bytes(peer, "mock")) for connection in connections))
-    cpu = peer.cpu_s() if peer.process is not None else 0.0
-    began = time.perf_counter()
-    await asyncio.gather(*(one(connection) for connection in connections))
-    sample.wall_s = time.perf_counter() - began
-    if peer.process is not None:
-        await asyncio.sleep(0.6)  # the ledger's rows are on their way: theirs is part of the cost
-        sample.cpu_s = peer.cpu_s() - cpu
-    for connection in connections:
-        connection._transport.close()  # type: ignore[union-attr]
-    return sample
 
 
 # ---- those who answer ----
@@ -261,14 +108,10 @@ price_out = 2.0
     program = Path(sys.executable).parent / "ridgeline"
     process = start(stack, [str(program), "gateway", "--config", str(config)], folder)
     wait_for(f"http://127.0.0.1:{port}/health", "none", process)
-    made = subprocess.run(
-        [str(program), "keys", "create", "--name", "bench", "--rpm", "100000000", "--tpm", "1000000000000"]
-        + ["--concurrent", "10000", "--daily-usd", "1000000", "--admin-url", f"http://127.0.0.1:{admin}"]
-        + ["--admin-key-file", str(folder / "state" / "admin-key"), "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    limits = "--rpm 100000000 --tpm 1000000000000 --concurrent 10000 --daily-usd 1000000"
+    where = ["--admin-url", f"http://127.0.0.1:{admin}", "--admin-key-file", str(folder / "state/admin-key")]
+    command = [str(program), "keys", "create", "--name", "bench", *limits.split(), *where, "--json"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
     peer = Peer("ridgeline", port, json.loads(made.stdout)["secret"], process)
     time.sleep(1.0)  # until every worker knows the key
     return peer
@@ -366,6 +209,29 @@ async def per_event(peers: list[Peer], rounds: int) -> dict[str, Any]:
     return results
 
 
+def bare_relay_us(count: int = 20_000) -> float:
+    """What the kernel takes for an event that comes alone: wait, read and write, and nothing else."""
+    pairs = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            near = socket.create_connection(server.getsockname())
+            pairs.append((near, server.accept()[0]))
+    (source, read_end), (write_end, sink) = pairs
+    event, selector = b"x" * 160, selectors.DefaultSelector()
+    selector.register(read_end, selectors.EVENT_READ)
+    spent = 0.0
+    for _ in range(count):
+        source.send(event)
+        began = time.thread_time()
+        selector.select()
+        write_end.send(read_end.recv(1 << 16))
+        spent += time.thread_time() - began
+        sink.recv(1 << 16)
+    for one in (*pairs[0], *pairs[1]):
+        one.close()
+    return spent / count * 1e6
+
+
 async def soak(peer: Peer, count: int, report: Callable[[int, float], None]) -> dict[str, Any]:
     """Memory after each fiftieth of many requests; the slope over the second half."""
     points: list[tuple[int, float]] = []
@@ -420,14 +286,13 @@ def main() -> None:
         if arguments.litellm:
             peers.append(start_litellm(stack, folder, upstream, arguments.litellm))
         results = asyncio.run(per_request(peers, upstream, arguments.rounds, arguments.requests))
+        results["floor_us"] = bare_relay_us()
         for name, figures in asyncio.run(per_event(peers, max(arguments.rounds // 2, 1))).items():
             results[name] |= figures
-        print(
-            f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}"
-        )
-        print(
-            f"nothing between: {spread(results['direct']['latency'])} µs, first byte {spread(results['direct']['first'])} µs"
-        )
+        print(f"{platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}")
+        direct = results["direct"]
+        print(f"nothing between: {spread(direct['latency'])} µs, first byte {spread(direct['first'])} µs")
+        print(f"limit of an event alone: {results['floor_us']:.1f} µs, to read it from a socket and write it")
         print(f"medians over {arguments.rounds} rounds (least–most)\n")
         print(table(results))
         for peer in peers:
