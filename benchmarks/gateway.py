@@ -120,12 +120,12 @@ price_out = 2.0
 def start_litellm(stack: ExitStack, folder: Path, upstream: Peer, program: str) -> Peer:
     port = free_port()
     config = folder / "litellm.yaml"
-    names = ["mock", *STREAMS]
+    base = f"http://127.0.0.1:{upstream.port}/v1"
     models = "".join(
         f"""
   - model_name: {name}
-    litellm_params: {{model: openai/{name}, api_base: "http://127.0.0.1:{upstream.port}/v1", api_key: none}}"""
-        for name in names
+    litellm_params: {{model: openai/{name}, api_base: "{base}", api_key: none}}"""
+        for name in ("mock", *STREAMS)
     )
     config.write_text(f"model_list:{models}\ngeneral_settings:\n  master_key: {KEY}\n")
     command = [
