@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -30,6 +31,13 @@ def main() -> None:
 
 
 def _engine(model: str, language: str) -> Any:
+    if not model.endswith("_trf"):
+        # Both import these where they are installed, for seconds and hundreds of megabytes.
+        sys.modules["torch"] = sys.modules["transformers"] = None  # type: ignore[assignment]
+    import spacy
+
+    if not (spacy.util.is_package(model) or Path(model).is_dir()):
+        sys.exit(f"the spaCy model {model} is not installed: python -m spacy download {model}")
     from presidio_analyzer import AnalyzerEngine, RecognizerRegistry
     from presidio_analyzer.nlp_engine import SpacyNlpEngine
     from presidio_analyzer.predefined_recognizers import SpacyRecognizer

@@ -34,7 +34,7 @@ _DATE = re.compile(
 _DECIMAL = re.compile(
     r"(?:0|[1-9][0-9]{0,3})\.[0-9]+(?![.0-9]|[-/ ][0-9]{2})|(?:0|[1-9][0-9]{0,3})\.[0-9]{5,}"
 )
-_REFERENCE = re.compile(r"[1-9][0-9]{2}-[0-9]{7}")  # no country writes its numbers so
+_REFERENCE = re.compile(r"[1-9][0-9]{2}-(?:[0-9]{7}|[0-9]{2}-[0-9]{4})")  # no country writes its numbers so
 _DOTTED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2,4}")
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+|[1-9][0-9]?(?: [0-9]{3})+")
 # Countries where the trunk prefix that `phonenumbers` writes is usually left out.

@@ -138,8 +138,14 @@ class Scanner:
         found = self.findings(context + text, budget)
         if not found:
             return text
-        channel = ScannedText(self, replace, context, budget)
-        return channel.feed(text) + channel.finish()
+        out, at, hidden = [], 0, len(context)
+        for start, end, kind in found:
+            start, end = max(start - hidden, 0), max(end - hidden, 0)
+            if start < end:
+                out += [text[at:start], replace(kind, text[start:end])]
+                at = end
+        out.append(text[at:])
+        return "".join(out)
 
     def zone(self, text: str, begin: int, end: int) -> list[Finding]:
         zone = text[begin:end]
