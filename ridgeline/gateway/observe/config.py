@@ -15,7 +15,7 @@ class ObserveConfig:
         "auto", "Of the access log's lines; auto: text on a terminal, JSON elsewhere"
     )
     log_bodies: bool = option(
-        False, "Add requests and answers to the access log, as the guard let them pass. Off: never"
+        False, "Add requests to the access log, as the guard let them pass; without a guard, as they came"
     )
     log_body_bytes: int = option(4096, "At most so much of a body stands in the access log")
     key_label: bool = option(False, "Count requests, tokens and cost by key id too")
