@@ -89,6 +89,7 @@ def quality(args: argparse.Namespace) -> list[dict[str, Any]]:
                     gap=args.gap / 100,
                     seed=args.seed,
                     draws=args.draws,
+                    repeats=1 if split == "part" else args.repeats,
                 )
                 print(f"\n## {data}, {split}\n\n" + "\n".join(lines_of(judged)), flush=True)
                 found.append({"data": data, "split": split, "costs": GRID, **asdict(judged)})
@@ -196,6 +197,7 @@ def main() -> None:
     first.add_argument("--splits", default="part,folds,groups")
     first.add_argument("--gap", type=float, default=95.0, help="percent of the gap")
     first.add_argument("--draws", type=int, default=1000)
+    first.add_argument("--repeats", type=int, default=3, help="of folds and groups, split anew")
     first.set_defaults(run=quality)
     second = parts.add_parser("time")
     second.add_argument("--decisions", type=int, default=1000)

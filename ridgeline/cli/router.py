@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.gateway.routing.fitting import Prepared
 
 MODEL, MAX_TOKENS, QUALITY = "all-minilm-l6-v2", 64, 95.0
+STATE_DIR = "~/.local/state/ridgeline/gateway"
+STORE_S = 60.0  # for the ledger's answer
 
 DESCRIPTION = """\
 Learn from examples which requests the cheap model of a route answers as well as the strong one. `fit` writes
@@ -32,8 +35,8 @@ EXAMPLES = """\
 
 FORMAT = """\
 Examples are CSV files (columns: prompt, and one per model with true, false or a grade from 0 to 1; if there
-are columns MODEL_cost, MODEL_response and group they are used) or JSON lines ({"prompt": …, "outcomes":
-{MODEL: …}, "costs": {MODEL: …}, "group": …}; `messages` instead of `prompt` for conversations).
+are columns MODEL_cost, MODEL_response, MODEL_confidence and group they are used) or JSON lines ({"prompt": …,
+"outcomes": {MODEL: …}, "costs": {MODEL: …}, "group": …}; `messages` instead of `prompt` for conversations).
 Vectors come from an embedding server, one started for this where no --embeddings-url is given, and are kept
 in the cache folder."""
 
@@ -55,6 +58,15 @@ Fit on a part of the examples and judge on the rest: what is saved at a quality,
 EVALUATE_EXAMPLES = """\
   ridgeline router evaluate examples.csv --models small,large
   ridgeline router evaluate *.csv --models small,large --split groups --out router-results
+"""
+
+DECISIONS = """\
+What a route of the gateway decided, from its ledger: by what, for which model, how long it took, and for a
+shadow route how often it agreed with the default and what it would have saved, by the models' own rows."""
+
+DECISIONS_EXAMPLES = """\
+  ridgeline router decisions auto
+  ridgeline router decisions auto --days 7 --store postgresql://ridgeline@db/ridgeline
 """
 
 
@@ -88,8 +100,24 @@ def add_parser(verbs: Verbs) -> None:
     judge.add_argument(
         "--draws", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)"
     )
+    judge.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="split folds or groups anew N times (default: 1)"
+    )
     judge.add_argument("--out", type=path_argument, metavar="DIR", help="write JSON, CSV and a page there")
     judge.set_defaults(run=run_evaluate)
+
+    teller = add_verb(
+        actions, "decisions", "what a route decided, from the ledger", DECISIONS, DECISIONS_EXAMPLES
+    )
+    teller.add_argument("route", nargs="?", default="auto", metavar="ROUTE", help="default: auto")
+    teller.add_argument(
+        "--days", type=float, default=30.0, metavar="N", help="look back so far (default: 30)"
+    )
+    teller.add_argument("--store", default="", metavar="URL", help="postgresql://…, as [store] url has it")
+    teller.add_argument(
+        "--state-dir", type=path_argument, metavar="DIR", help=f"the gateway's (default: {STATE_DIR})"
+    )
+    teller.set_defaults(run=run_decisions)
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
@@ -156,6 +184,8 @@ def run_fit(args: argparse.Namespace) -> int:
         f"threshold {artefact.threshold:.4f}: keeps {found['gap_kept']:.1%} of the gap and saves "
         f"{found['cost_saved']:.1%} of the cost, on examples left out of each fit in turn"
     )
+    if artefact.cascade_threshold is not None:
+        print(f"cascade: answers below a confidence of {artefact.cascade_threshold:.3f} are asked again")
     print(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
@@ -167,6 +197,8 @@ def run_evaluate(args: argparse.Namespace) -> int:
     held_back, gap = _share(args.held_back, "--held-back"), _share(args.quality, "--quality")
     if args.draws < 1:
         raise OptionError(f"--draws must be 1 or more, got {args.draws}")
+    if args.repeats < 1 or (args.split == "part" and args.repeats > 1):
+        raise OptionError("--repeats must be 1 or more, and is of --split folds and groups")
     with _progress() as report:
         prepared = _prepared(args, _recipe(args.max_tokens), report)
         found = evaluate(
@@ -176,11 +208,36 @@ def run_evaluate(args: argparse.Namespace) -> int:
             gap=gap,
             seed=args.seed,
             draws=args.draws,
+            repeats=args.repeats,
             report=report,
         )
     print("\n".join(lines_of(found)))
     if args.out is not None:
         print("wrote " + ", ".join(map(str, write(found, args.out))))
+    return 0
+
+
+def run_decisions(args: argparse.Namespace) -> int:
+    from ridgeline.gateway.accounting.errors import LedgerError
+    from ridgeline.gateway.accounting.sqlite import SqliteLedger
+    from ridgeline.gateway.accounting.table import LedgerStore, sqlite_path, store_at
+    from ridgeline.gateway.routing.decisions import decisions_of, lines_of, read_prices, read_rows
+
+    state_dir = args.state_dir or path_argument(STATE_DIR)
+    since_ms = max(0, int((time.time() - args.days * 86_400) * 1e3))
+    store: LedgerStore
+    if args.store:
+        store = store_at(args.store, state_dir, STORE_S)
+    else:
+        path = sqlite_path("", state_dir)
+        if not path.exists():
+            raise LedgerError(f"{path}: no ledger is there; give --state-dir or --store")
+        store = SqliteLedger(path, STORE_S, read_only=True)
+    try:
+        found = decisions_of(read_rows(store, args.route, since_ms), read_prices(store, since_ms))
+    finally:
+        store.close()
+    print("\n".join(lines_of(found, args.route)))
     return 0
 
 

@@ -6,8 +6,9 @@ the interval of a difference is not that of two unrelated figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from ridgeline.gateway.routing.examples import Examples
 from ridgeline.gateway.routing.fitting import Prepared, calibration_error, fit_examples, threshold_for
 from ridgeline.gateway.routing.neighbours import Scores, Weighing, nearest
 from ridgeline.gateway.routing.predictor import FOLDS, Report, group_folds, quiet, random_folds
+from ridgeline.options import OptionError
 
 Split = Literal["part", "folds", "groups"]
 
@@ -68,12 +70,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Held:
-    """What was said of rows by fits that had not seen them."""
+    """What was said of rows by fits that had not seen them, once for each time the rows were split."""
 
     examples: Examples
-    router: Scores
-    neighbours: Scores
-    chosen: npt.NDArray[np.intp]  # models, with each fit's own threshold
+    router: list[Scores]
+    neighbours: list[Scores]
+    chosen: list[npt.NDArray[np.intp]]  # models, with each fit's own threshold
     rows_fitted: int
     ks: list[int]
 
@@ -86,12 +88,28 @@ def evaluate(
     gap: float = 0.95,
     seed: int = 0,
     draws: int = 1000,
+    repeats: int = 1,
     report: Report = quiet,
 ) -> Evaluation:
-    """split: `part` holds back a random share, `folds` each row once, `groups` whole groups, each once."""
-    held = _held(prepared, split, held_back, gap, seed, report)
+    """split: `part` holds back a random share, `folds` each row once, `groups` whole groups, each once.
+
+    repeats: split anew so often and take the mean: where the folds happen to lie moves the upper end of a
+    curve by as much as routers differ. Of `folds` and `groups`, which judge all rows each time.
+    """
+    if split == "part" and repeats > 1:
+        raise OptionError("a part of the rows is held back once: repeat folds or groups")
+    times = [_held(prepared, split, held_back, gap, seed + 100 * n, report) for n in range(repeats)]
+    held = Held(
+        times[0].examples,
+        [scores for one in times for scores in one.router],
+        [scores for one in times for scores in one.neighbours],
+        [chosen for one in times for chosen in one.chosen],
+        times[0].rows_fitted,
+        [k for one in times for k in one.ks],
+    )
     report("drawing intervals")
-    return _judged(held, _split_words(split, held_back, prepared.examples), gap, seed, draws)
+    words = _split_words(split, held_back, prepared.examples) + f", {repeats} times" * (repeats > 1)
+    return _judged(held, words, gap, seed, draws)
 
 
 def _held(prepared: Prepared, split: Split, held_back: float, gap: float, seed: int, report: Report) -> Held:
@@ -117,11 +135,12 @@ def _held(prepared: Prepared, split: Split, held_back: float, gap: float, seed: 
         ks.append(k)
         fitted_rows.append(len(known.examples))
     rows = np.concatenate([part[0] for part in parts])
+    order = np.argsort(rows, kind="stable")  # as the examples lie, so that repeats agree
     return Held(
-        prepared.examples.part(rows),
-        np.concatenate([part[1] for part in parts]),
-        np.concatenate([part[2] for part in parts]),
-        np.concatenate([part[3] for part in parts]),
+        prepared.examples.part(rows[order]),
+        [np.concatenate([part[1] for part in parts])[order]],
+        [np.concatenate([part[2] for part in parts])[order]],
+        [np.concatenate([part[3] for part in parts])[order]],
         round(sum(fitted_rows) / len(fitted_rows)),
         ks,
     )
@@ -179,19 +198,24 @@ def _best_k(known: Prepared, folds: npt.NDArray[np.int64]) -> int:
 def _judged(held: Held, words: str, gap: float, seed: int, draws: int) -> Evaluation:
     examples = held.examples
     outcomes, costs = examples.outcomes, examples.scaled_costs
-    scores = {"router": held.router, "kNN": held.neighbours, "oracle": outcomes.astype(np.float64)}
+    scores = {
+        "router": held.router,
+        "kNN": held.neighbours,
+        "oracle": [outcomes.astype(np.float64)],
+    }
     rng = np.random.default_rng(seed)
     even = np.full(len(examples), 1 / len(examples))
     weights = [rng.multinomial(len(examples), even).astype(np.float64) for _ in range(draws)]
-    whole = {name: curve(values, outcomes, costs) for name, values in scores.items()}
+    whole = {name: [curve(one, outcomes, costs) for one in times] for name, times in scores.items()}
     drawn = {
-        name: [curve(values, outcomes, costs, draw) for draw in weights] for name, values in scores.items()
+        name: [[curve(one, outcomes, costs, draw) for one in times] for draw in weights]
+        for name, times in scores.items()
     }
     ways = [_way(name, whole[name], drawn[name], gap) for name in scores]
     # Chance needs no draw: on average it buys quality in proportion to what it spends.
     level = Curve(np.array(GRID), np.array(GRID), np.zeros(len(GRID)))
-    ways.insert(2, _way("random", level, [level], gap))
-    saved = {name: np.array([1 - found.cost_at(gap) for found in drawn[name]]) for name in scores}
+    ways.insert(2, _way("random", [level], [[level]], gap))
+    saved = {name: np.array([_saved(found, gap) for found in drawn[name]]) for name in scores}
     ahead = {
         "kNN": _estimate(ways[0].saved.value - ways[1].saved.value, saved["router"] - saved["kNN"]),
         "random": _estimate(ways[0].saved.value - (1 - gap), saved["router"] - (1 - gap)),
@@ -212,29 +236,39 @@ def _judged(held: Held, words: str, gap: float, seed: int, draws: int) -> Evalua
         ahead=ahead,
         at_threshold=_with_threshold(held, costs, weights),
         calibration_error=[
-            calibration_error(held.router[:, m], outcomes[:, m]) for m in range(len(examples.models))
+            float(np.mean([calibration_error(one[:, m], outcomes[:, m]) for one in held.router]))
+            for m in range(len(examples.models))
         ],
         baseline_k=held.ks,
     )
 
 
-def _way(name: str, whole: Curve, drawn: list[Curve], gap: float) -> Way:
-    def over(measure: Any) -> Estimate:
-        return _estimate(measure(whole), np.array([measure(found) for found in drawn]))
+def _way(name: str, whole: list[Curve], drawn: list[list[Curve]], gap: float) -> Way:
+    def over(measure: Callable[[Curve], float]) -> Estimate:
+        return _estimate(_mean(whole, measure), np.array([_mean(found, measure) for found in drawn]))
 
     return Way(
         name,
         saved=over(lambda found: 1 - found.cost_at(gap)),
         area=over(lambda found: found.area),
-        gap=[over(lambda found, cost=cost: found.gap_at(cost)) for cost in GRID],
+        gap=[over(partial(Curve.gap_at, cost=cost)) for cost in GRID],
     )
+
+
+def _saved(times: list[Curve], gap: float) -> float:
+    return _mean(times, lambda found: 1 - found.cost_at(gap))
+
+
+def _mean(times: list[Curve], measure: Callable[[Curve], float]) -> float:
+    return sum(map(measure, times)) / len(times)
 
 
 def _with_threshold(held: Held, costs: Floats, weights: list[Floats]) -> dict[str, Estimate]:
     """What a gateway would have done: each row with the threshold of the fit that had not seen it."""
     outcomes = held.examples.outcomes.astype(np.float64)
     rows = np.arange(len(outcomes))
-    quality, cost = outcomes[rows, held.chosen], costs[rows, held.chosen]
+    quality = np.mean([outcomes[rows, chosen] for chosen in held.chosen], axis=0)
+    cost = np.mean([costs[rows, chosen] for chosen in held.chosen], axis=0)
 
     def kept(draw: Floats) -> float:
         weak, strong = draw @ outcomes[:, 0], draw @ outcomes[:, -1]

@@ -45,6 +45,7 @@ class Examples:
     costs: Floats
     by_model: tuple[ModelCost, ...]
     groups: list[str]
+    confidence: Floats  # of the cheapest model's answers, for the cascade; nan where nothing tells it
 
     def __len__(self) -> int:
         return len(self.turns)
@@ -68,6 +69,7 @@ class Examples:
             self.costs[indices],
             self.by_model,
             [self.groups[i] for i in indices],
+            self.confidence[indices],
         )
 
 
@@ -86,6 +88,7 @@ class _Row:
     costs: list[float | None]
     tokens_out: list[int | None]
     group: str
+    confidence: float
 
 
 def read_examples(
@@ -111,7 +114,13 @@ def read_examples(
             f"{models[1]} costs no more than {models[0]} on some examples: nothing to choose there"
         )
     return Examples(
-        tuple(models), [row.turns for row in rows], outcomes, costs, by_model, [row.group for row in rows]
+        tuple(models),
+        [row.turns for row in rows],
+        outcomes,
+        costs,
+        by_model,
+        [row.group for row in rows],
+        np.array([row.confidence for row in rows]),
     )
 
 
@@ -148,7 +157,10 @@ def _costs(
 
 
 def _csv_rows(path: Path, models: Sequence[str]) -> Iterator[_Row]:
-    """Columns: prompt, one per model (true, false, 0 to 1), perhaps MODEL_cost, MODEL_response and group."""
+    """Columns: prompt, one per model (true, false, 0 to 1), perhaps MODEL_cost, MODEL_response, group.
+
+    MODEL_confidence, of the cheapest model alone, is what `cascade.confidence` said of its answer.
+    """
     csv.field_size_limit(FIELD_BYTES)
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -166,13 +178,14 @@ def _csv_rows(path: Path, models: Sequence[str]) -> Iterator[_Row]:
                     costs=[_cost(cells.get(f"{model}_cost"), where + model) for model in models],
                     tokens_out=[_tokens(cells.get(f"{model}_response")) for model in models],
                     group=cells.get("group") or path.stem,
+                    confidence=_confidence(cells.get(f"{models[0]}_confidence"), where + models[0]),
                 )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OptionError(f"{path}: cannot be read: {error}") from None
 
 
 def _json_rows(path: Path, models: Sequence[str]) -> Iterator[_Row]:
-    """Lines: {"prompt": … or "messages": […], "outcomes": {model: …}, "costs": {…}, "group": …}."""
+    """Lines: {"prompt": … or "messages": […], "outcomes": {model: …}}, perhaps costs, group, confidence."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
@@ -204,6 +217,7 @@ def _json_row(line: Any, models: Sequence[str], where: str, group: str) -> _Row:
         costs=[_cost(costs.get(model), where + model) for model in models],
         tokens_out=[None] * len(models),
         group=str(line.get("group") or group),
+        confidence=_confidence(line.get("confidence"), where + "confidence"),
     )
 
 
@@ -230,6 +244,10 @@ def _cost(value: Any, where: str) -> float | None:
     if not (math.isfinite(found) and found >= 0):
         raise OptionError(f"{where}: a cost is a number of US dollars, not {value!r}")
     return found
+
+
+def _confidence(value: Any, where: str) -> float:
+    return math.nan if value is None or value == "" else _outcome(value, where)
 
 
 def _tokens(response: str | None) -> int | None:

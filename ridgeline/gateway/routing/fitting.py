@@ -14,7 +14,7 @@ from ridgeline.gateway.routing.artefact import Artefact
 from ridgeline.gateway.routing.classifier import Floats
 from ridgeline.gateway.routing.curve import choices, curve
 from ridgeline.gateway.routing.embedder import Vectors
-from ridgeline.gateway.routing.examples import Examples
+from ridgeline.gateway.routing.examples import LEAST, Examples
 from ridgeline.gateway.routing.features import Features, Recipe, feature_rows
 from ridgeline.gateway.routing.neighbours import Outcomes, Scores
 from ridgeline.gateway.routing.predictor import FOLDS, Fitted, Report, fit, quiet, random_folds
@@ -79,6 +79,7 @@ def fit_artefact(
         cost_span=examples.cost_span,
         threshold=threshold,
         predictor=fitted.predictor,
+        cascade_threshold=_cascade_threshold(examples, gap, seed),
         report=_report(fitted, examples, threshold, gap, seed),
     )
 
@@ -95,6 +96,21 @@ def threshold_for(scores: Scores, outcomes: Outcomes, costs: Floats, gap: float,
         for _ in range(THRESHOLD_DRAWS)
     ]
     return float(np.median(prices))
+
+
+def _cascade_threshold(examples: Examples, gap: float, seed: int) -> float | None:
+    """The confidence below which the cheapest model's answer is to be replaced; None: too few have one."""
+    rows = np.flatnonzero(np.isfinite(examples.confidence))
+    if len(rows) < LEAST:
+        return None
+    sure = examples.confidence[rows]
+    ends = examples.outcomes[rows][:, [0, -1]]
+    if ends[:, 1].mean() <= ends[:, 0].mean():
+        return None
+    # The doubt of an answer, as what asking the strongest model would gain.
+    scores = np.stack([sure, np.ones_like(sure)], axis=1)
+    calls = np.tile([0.0, 1.0], (len(rows), 1))
+    return float(np.clip(1 - threshold_for(scores, ends, calls, gap, seed), 0.0, 1.0))
 
 
 def at_threshold(scores: Scores, outcomes: Outcomes, costs: Floats, threshold: float) -> tuple[float, float]:

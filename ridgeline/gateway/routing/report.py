@@ -38,7 +38,8 @@ def lines_of(found: Evaluation) -> list[str]:
         + ", ".join(
             f"{name} {error:.3f}" for name, error in zip(found.models, found.calibration_error, strict=True)
         ),
-        f"kNN: mean outcome of the k nearest, k by cross-validation: {', '.join(map(str, found.baseline_k))}",
+        "kNN: mean outcome of the k nearest, k by cross-validation: "
+        + ", ".join(map(str, found.baseline_k[:5])),
         "In brackets: the middle 95 % of a bootstrap over the rows that were held back, paired.",
         "",
         *plot(found),

@@ -131,6 +131,24 @@ def test_fit_writes_an_artefact_that_a_route_can_name(
     assert [found.choice(("a", "b"))[0] for found in forecasts] == ["b", "a"]
 
 
+def test_fit_finds_the_confidence_below_which_a_cascade_asks_again(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(5)
+    path = tmp_path / "sure.csv"
+    rows = ["prompt,small,large,small_confidence"]
+    for number in range(400):
+        sure = rng.random()
+        rows.append(f"river {number},{rng.random() < sure},True,{sure:.3f}")
+    path.write_text("\n".join(rows))
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    command = ["router", "fit", str(path), "--models", "small,large", "--quality", "75"]
+    assert main([*command, "--embeddings-url", url, "--out", str(tmp_path / "route.npz")]) == 0
+    # Three quarters of what the small model gets wrong lie in the less sure half of its answers.
+    assert load(tmp_path / "route.npz").cascade_threshold == pytest.approx(0.5, abs=0.08)
+    assert "cascade: answers below a confidence of 0." in capsys.readouterr().out
+
+
 def test_evaluate_prints_a_table_and_writes_its_files(
     table: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
