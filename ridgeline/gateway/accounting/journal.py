@@ -152,6 +152,7 @@ class JournalReader:
         self._passed: list[Path] = []
         self.removed = 0  # bytes
         self.exhausted = False  # of a dead writer's: there is no more
+        self.is_behind = False  # there was more than one read gives
         self._advance()
 
     def next_lines(self) -> list[bytes]:
@@ -160,6 +161,7 @@ class JournalReader:
             # Asked before the file is read: a segment that ended before is read to its end.
             ended = self._live is None or self._live.number > self._number
             data = os.pread(self._fd, _CHUNK, self._offset)
+            self.is_behind = ended or len(data) == _CHUNK
             whole = data.rfind(b"\n") + 1
             if whole:
                 self._offset += whole

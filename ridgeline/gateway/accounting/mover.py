@@ -142,10 +142,7 @@ class Mover:
 
     def _move(self, source: Source) -> bool:
         if not source.batch:
-            lines = source.reader.next_lines()
-            source.batch = self._rows_of(lines, source)
-            if not lines and not source.orphaned:
-                return False
+            source.batch = self._rows_of(source.reader.next_lines(), source)
         if source.batch:
             self._commit(source.batch)
             if source.orphaned:
@@ -155,7 +152,7 @@ class Mover:
             source.batch = []
         if not source.orphaned:
             source.reader.remove_passed()
-            return True
+            return source.reader.is_behind  # else rows gather until the next flush
         if source.reader.exhausted:
             self._finish(source)
             return False
