@@ -1,7 +1,8 @@
-"""docs/gateway.md shows the options as they are. `python -m tests.gateway.test_gateway_page` writes them there."""
+"""docs/gateway.md shows the options as they are; `python -m tests.gateway.test_gateway_page` writes it."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
