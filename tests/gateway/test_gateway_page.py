@@ -19,9 +19,8 @@ def written() -> str:
     def block(found: re.Match[str]) -> str:
         rows = ["| key | default | meaning |", "|---|---|---|"]
         for option in options_of(kinds[found[2]]):
-            default = (
-                "" if option.default in (None, (), "") else f"`{option.default}`".replace("True", "true")
-            )
+            shown = json.dumps(option.default, default=str)
+            default = "" if option.default in (None, (), "") else f"`{shown}`"
             rows.append(f"| `{option.name}` | {default} | {option.doc} |")
         return found[1] + "\n" + "\n".join(rows) + "\n"
 
