@@ -26,6 +26,7 @@ from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
 from ridgeline.gateway.admin.gate import Gate, actor
 from ridgeline.gateway.errors import BadRequest, GatewayError, NotFound
+from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.registry import KeyRecord, Registry, TeamRecord
 from ridgeline.gateway.tenants.store import Store
@@ -199,6 +200,8 @@ def _audited(registry: Registry, action: str, handler: Handler) -> Handler:
     async def audited(request: Request) -> Response:
         try:
             return await handler(request)
+        except StoreUnavailable:
+            raise  # nothing was changed, and nothing can be written
         except Exception as error:
             refused = isinstance(error, GatewayError) and error.status < 500
             why = {"code": error.code, "param": error.param} if isinstance(error, GatewayError) else {}
