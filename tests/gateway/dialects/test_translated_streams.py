@@ -311,3 +311,93 @@ def test_what_is_no_event_of_the_family_is_the_upstreams_failure() -> None:
         translate_answer("chat", b"<html>", "anthropic")
     with pytest.raises(UpstreamFailed):
         translate_answer("messages", b'{"choices":[]}', "openai")
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from("fgh"), st.dictionaries(st.text(max_size=5), st.integers() | st.text(), max_size=3)
+    ),
+    max_size=3,
+)
+
+
+@given(content=st.text(max_size=30), reasoning=st.text(max_size=30), made=CALLS, size=st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_a_streamed_completion_becomes_the_message_that_the_whole_one_becomes(
+    content: str, reasoning: str, made: list[tuple[str, dict[str, Any]]], size: int
+) -> None:
+    named = [(f"c{number}", name, json.dumps(arguments)) for number, (name, arguments) in enumerate(made)]
+    reason = "tool_calls" if named else "stop"
+    tool_calls = [
+        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for id, name, arguments in named
+    ]
+    said = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": tool_calls}
+    counts = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    choice = {"index": 0, "message": said, "finish_reason": reason}
+    body = {"id": "chatcmpl-1", "created": 5, "model": "m", "choices": [choice], "usage": counts}
+    whole = json.loads(translate_answer("messages", json.dumps(body).encode(), "openai", THINKING))
+    parts = [delta(role="assistant", content="")]
+    parts += [delta(reasoning_content=text) for text in cut(reasoning, size)]
+    parts += [delta(content=text) for text in cut(content, size)]
+    for number, (id, name, arguments) in enumerate(named):
+        parts.append(calls(part(number, "", id=id, name=name)))
+        parts += [calls(part(number, text)) for text in cut(arguments, size)]
+    parts += [delta(reason), {"id": "chatcmpl-1", "choices": [], "usage": counts}]
+    streamed = to_message(chat_stream(*parts))
+    assert streamed == whole
+    assert inputs(whole) == [(f"c{number}", *call) for number, call in enumerate(made)]
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[place : place + size] for place in range(0, len(text), size)]
+
+
+@given(texts=st.lists(st.text(min_size=1, max_size=20), max_size=3), made=CALLS, size=st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_a_streamed_message_becomes_the_completion_that_the_whole_one_becomes(
+    texts: list[str], made: list[tuple[str, dict[str, Any]]], size: int
+) -> None:
+    blocks: list[dict[str, Any]] = [{"type": "thinking", "thinking": "hm", "signature": "sig"}]
+    blocks += [{"type": "text", "text": text} for text in texts]
+    parts = [
+        BEGIN,
+        start(0, type="thinking", thinking="", signature=""),
+        grow(0, type="thinking_delta", thinking="hm"),
+        grow(0, type="signature_delta", signature="sig"),
+        stop(0),
+    ]
+    for index, text in enumerate(texts, 1):
+        parts.append(start(index, type="text", text=""))
+        parts += [grow(index, type="text_delta", text=piece) for piece in cut(text, size)] + [stop(index)]
+    for index, (name, value) in enumerate(made, 1 + len(texts)):
+        blocks.append({"type": "tool_use", "id": f"t{index}", "name": name, "input": value})
+        parts.append(start(index, type="tool_use", id=f"t{index}", name=name, input={}))
+        pieces = cut(json.dumps(value), size)
+        parts += [grow(index, type="input_json_delta", partial_json=piece) for piece in pieces] + [
+            stop(index)
+        ]
+    usage = {"input_tokens": 3, "output_tokens": 9}
+    body = {"id": "msg_1", "model": "m", "content": blocks, "stop_reason": "tool_use", "usage": usage}
+    whole = json.loads(translate_answer("chat", json.dumps(body).encode(), "anthropic"))
+    data = message_stream(*parts, *END)
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "thinking_blocks": []}
+    chunks = [
+        chunk
+        for chunk in events(translated("chat", "anthropic", data, 11, **WITH_USAGE).decode())
+        if isinstance(chunk, dict)
+    ]
+    for said in (choice["delta"] for chunk in chunks for choice in chunk["choices"]):
+        message["content"] += said.get("content") or ""
+        message["reasoning_content"] += said.get("reasoning_content", "")
+        message["thinking_blocks"] += said.get("thinking_blocks", [])
+    expected = whole["choices"][0]["message"]
+    assert message["content"] == (expected["content"] or "") == "".join(texts)
+    assert message["reasoning_content"] == expected["reasoning_content"] == "hm"
+    assert message["thinking_blocks"] == expected["thinking_blocks"]
+    assert to_chat_calls(data) == [
+        (call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in expected.get("tool_calls", ())
+    ]
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert chunks[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "tool_calls"
