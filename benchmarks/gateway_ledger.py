@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from ridgeline.gateway.accounting.reports import Reports, usd  # noqa: E402
 from ridgeline.gateway.accounting.table import JOURNALS, TABLE, store_at  # noqa: E402
-from tests.gateway.services import OwnPostgres, free_port  # noqa: E402
+from tests.gateway.services import OwnPostgres, OwnRedis, free_port  # noqa: E402
 
 START_S = 60.0
 SETTLE_S = 180.0
@@ -46,13 +46,15 @@ PRICE_IN, PRICE_CACHED, PRICE_OUT = 1_000_000, 100_000, 2_000_000  # picodollars
 CONFIG = """
 [gateway]
 port = {port}
-workers = 1
+workers = {workers}
 state_dir = "{state}"
 log_level = "error"
 [admin]
 port = {admin}
 [store]
 url = "{store}"
+[redis]
+url = "{redis}"
 [ledger]
 takeover_s = 0.5
 [retries]
@@ -214,6 +216,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     assert mock.stdout is not None
     upstream = mock.stdout.readline().decode().strip()
     postgres = None if args.sqlite else OwnPostgres()
+    redis = OwnRedis() if args.workers > 1 else None
     port, admin = free_port(), free_port()
     config = folder / "gateway.toml"
     config.write_text(
@@ -223,6 +226,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             state=folder / "state",
             store=postgres.url if postgres is not None else "",
             upstream=upstream,
+            workers=args.workers,
+            redis=redis.url if redis is not None else "",
         )
     )
     gateway = Gateway(folder, config, port, admin)
@@ -248,6 +253,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         mock.wait()
         if postgres is not None:
             postgres.remove()
+        if redis is not None:
+            redis.stop()
 
 
 async def disturb(
@@ -375,6 +382,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--away", type=float, default=60.0, help="seconds without PostgreSQL")
+    parser.add_argument("--workers", type=int, default=1, help="more than one count together through Redis")
     parser.add_argument("--sqlite", action="store_true", help="SQLite in place of PostgreSQL")
     parser.add_argument("--calm", action="store_true", help="nothing is killed or stopped")
     parser.add_argument("--seed", type=int, default=1)

@@ -12,7 +12,8 @@ from benchmarks.gateway_ledger import measure
 
 
 async def test_the_ledger_is_exact_through_kills_and_an_absent_database(tmp_path: Path) -> None:
-    asked = argparse.Namespace(requests=400, clients=8, away=2.0, sqlite=False, calm=False, seed=3)
+    values = {"requests": 400, "clients": 8, "away": 2.0, "workers": 1, "seed": 3}
+    asked = argparse.Namespace(**values, sqlite=False, calm=False)
     result = await measure(asked, tmp_path)
     assert result["different"] == []
     assert result["charged_without_upstream"] == []

@@ -20,10 +20,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import re
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -515,7 +513,6 @@ async def _serve(port: int) -> None:
         loop.add_signal_handler(one, ended.set)
     await ended.wait()
     await upstream.stop()
-    json.dump({"requests": len(upstream.books)}, sys.stderr)
 
 
 def main() -> None:
