@@ -176,6 +176,7 @@ class Answer:
         if self._is_paused:
             self._is_paused = False
             self.last_at = monotonic()
+            self.due = min(self.last_at + self.idle_s, self.until)
             if self._connection is not None:
                 self._connection.resume()
 
@@ -210,6 +211,7 @@ class Answer:
         self.received += len(piece)
         if not self.first_at:
             self.first_at = self.last_at
+            self.due = min(self.last_at + self.idle_s, self.until)
         sink = self._sink
         if sink is not None:
             try:
@@ -246,7 +248,7 @@ class Answer:
         if now >= self.until:
             self.fail("total_timeout")
         elif self._is_paused:
-            self.due = now + self.idle_s
+            self.due = min(now + self.idle_s, self.until)
         elif not self.first_at:
             if now >= self.asked_at + self.first_byte_s:
                 self.fail("first_byte_timeout")

@@ -56,12 +56,11 @@ class Connection(asyncio.Protocol):
 
     def send(self, answer: Answer, head: bytes, body: bytes) -> None:
         transport = self._transport
-        assert transport is not None
         self._requests += 1
         self._silent = 0
         self.answer = answer
         answer.attach(self, monotonic())
-        if transport.is_closing():
+        if transport is None or transport.is_closing():
             self._lost(None)
             return
         self._client.live.add(self)
@@ -135,6 +134,9 @@ class Connection(asyncio.Protocol):
         self._client.forget(self)
         if self.answer is not None:
             self._lost(error)
+        # Both hold this object in turn: many connections would wait for the collector of cycles.
+        self._transport = None
+        del self._parser
 
     # ── the parser's calls ──
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.upstreams.answer import HIGH_WATER, Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.connection import Connection
 from ridgeline.gateway.upstreams.http_client import ClientLimits, Deadlines, HttpClient
 from ridgeline.gateway.upstreams.origin import Origin, read_url
 from tests.gateway.upstreams.scripted import (
@@ -369,6 +371,7 @@ async def test_bytes_behind_an_answer_spoil_only_the_connection(client: HttpClie
     [
         (b"", False, "first_byte_timeout"),
         (b"HTTP/1.1 200 OK\r\n", False, "first_byte_timeout"),
+        (HEAD + b"content-length: 10\r\n\r\n", False, "first_byte_timeout"),
         (HEAD + b"content-length: 10\r\n\r\n", True, "first_byte_timeout"),
         (HEAD + b"content-length: 10\r\n\r\nhalf", True, "idle_timeout"),
     ],
@@ -376,9 +379,24 @@ async def test_bytes_behind_an_answer_spoil_only_the_connection(client: HttpClie
 async def test_silence_has_a_deadline(
     client: HttpClient, data: bytes, wait_for_body: bool, cause: str
 ) -> None:
-    deadlines = Deadlines(connect_s=2.0, first_byte_s=0.15, idle_s=0.15)
+    # Only the one that is meant is short.
+    first_byte_s, idle_s = (0.15, 50.0) if cause == "first_byte_timeout" else (50.0, 0.15)
+    deadlines = Deadlines(2.0, first_byte_s, idle_s)
     got = await cause_of(client, sends(data), read=True, deadlines=deadlines, wait_for_body=wait_for_body)
     assert got == cause
+
+
+async def test_an_answer_that_keeps_coming_is_not_idle(client: HttpClient) -> None:
+    async def slowly(request: Request, wire: Wire) -> None:
+        await wire.begin_chunks()
+        for _ in range(12):
+            await wire.chunk(b".")
+            await asyncio.sleep(0.1)
+        await wire.end_chunks()
+
+    async with scripted(slowly) as upstream:
+        answer = await ask(client, upstream, deadlines=Deadlines(2.0, 1.0, 1.0))
+        assert await answer.read(100) == b"." * 12
 
 
 async def test_an_answer_that_dribbles_for_ever_meets_the_last_deadline(client: HttpClient) -> None:
@@ -464,6 +482,23 @@ async def test_an_early_answer_to_a_body_still_being_sent_leaves_no_kept_connect
         answer = await ask(client, origin, b"x" * 30_000_000)
         assert (answer.status, await answer.read(10)) == (413, b"big")
         assert client.idle_connections(origin) == 0
+
+
+async def test_a_closed_connection_is_freed_without_the_collector(client: HttpClient) -> None:
+    def connections() -> int:
+        return sum(isinstance(one, Connection) for one in gc.get_objects())
+
+    closing = HEAD + b"connection: close\r\ncontent-length: 2\r\n\r\nok"
+    gc.collect()
+    before = connections()
+    async with scripted(sends_then_closes(closing)) as upstream:
+        gc.disable()
+        try:
+            for _ in range(5):
+                await (await ask(client, upstream)).read(10)
+            await upstream.until(lambda: connections() == before)
+        finally:
+            gc.enable()
 
 
 # ── giving up ──
