@@ -6,8 +6,6 @@ their placeholders stand. Made by `guards.py` for one request; the pipeline call
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from ridgeline.gateway.errors import GatewayError
@@ -46,7 +44,10 @@ class Restorer:
 
     def answer(self, kind: str, body: bytes) -> bytes:
         """A whole answer. Raises Blocked or GuardFailed, and then nothing of it may be passed on."""
-        return self._guarded(lambda: self._answer(body))
+        try:
+            return self._answer(body)
+        except Exception as error:
+            raise _failure(error) from None
 
     def stream(self, kind: str) -> AnswerStream:
         """An object with feed(bytes) -> bytes and finish() -> bytes, for one streamed answer."""
@@ -109,37 +110,38 @@ class Restorer:
         replaced = self._replace(kind, value)
         return value if replaced == value else f'"{replaced}"'
 
-    def _guarded(self, work: Callable[[], bytes]) -> bytes:
-        try:
-            return work()
-        except GatewayError:
-            raise
-        except OutOfTime:
-            raise GuardFailed("the guard took longer than it may; the answer is held back") from None
-        except Exception as error:
-            raise GuardFailed(f"the guard failed ({type(error).__name__}); the answer is held back") from None
-
 
 class AnswerStream:
     """GuardedStream that fails closed: after an error nothing more comes out."""
 
     def __init__(self, restorer: Restorer) -> None:
-        self._restorer = restorer
         self._stream: GuardedStream | None = GuardedStream(restorer._texts())
 
     def feed(self, data: bytes) -> bytes:
-        return self._do(lambda stream: stream.feed(data))
+        return self._done(data)
 
     def finish(self) -> bytes:
-        return self._do(lambda stream: stream.finish())
+        return self._done(None)
 
-    def _do(self, work: Callable[[GuardedStream], bytes]) -> bytes:
+    def _done(self, data: bytes | None) -> bytes:
         stream, self._stream = self._stream, None
         if stream is None:
             raise GuardFailed("the answer was held back")
-        out = self._restorer._guarded(lambda: work(stream))
+        try:
+            out = stream.finish() if data is None else stream.feed(data)
+        except Exception as error:
+            raise _failure(error) from None
         self._stream = stream
         return out
+
+
+def _failure(error: Exception) -> GatewayError:
+    """What the client is told: nothing of an error's own message, which may hold text of the answer."""
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, OutOfTime):
+        return GuardFailed("the guard took longer than it may; the answer is held back")
+    return GuardFailed(f"the guard failed ({type(error).__name__}); the answer is held back")
 
 
 class _Chain:

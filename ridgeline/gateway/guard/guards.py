@@ -90,7 +90,11 @@ class Guard:
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
         patterns = compiled(config.patterns, known=KINDS)
-        phone = PhoneDetector(config.phone_regions, config.phone_bare)
+        requests = (*config.redact, *config.block, *config.log)
+        answers = (*config.answers_redact, *config.answers_block, *config.answers_log)
+        phone = None
+        if "phone" in requests or "phone" in answers:
+            phone = PhoneDetector(config.phone_regions, config.phone_bare)
         allow = _allowed(config.allow)
 
         def scanner(kinds: Iterable[str]) -> Scanner:
@@ -98,8 +102,7 @@ class Guard:
             lines = {kind: pattern for kind, pattern in patterns.items() if kind in wanted}
             return Scanner(built_in(wanted, phone), lines, allow)
 
-        self._scanner = scanner((*config.redact, *config.block, *config.log))
-        answers = (*config.answers_redact, *config.answers_block, *config.answers_log)
+        self._scanner = scanner(requests)
         self._answer_scanner = scanner(answers) if answers else None
         self._names = NameFinder(config) if config.ner else None
 
@@ -141,6 +144,7 @@ class Guard:
         self, kind: str, fields: Fields, values: dict[str, Any], names: dict[str, list[Finding]]
     ) -> GuardedRequest:
         check = _Check(self, Budget(self.config.timeout_ms / 1000), names)
+        check.vault.start_behind(_earlier(values))
         if self.config.restore and any(b"<" in raw or b"&lt;" in raw for raw in map(bytes, fields.values())):
             check.avoid(values)
         changed = {}
@@ -151,15 +155,16 @@ class Guard:
             raise Blocked("the request", check.blocked, param=check.blocked_param)
         # Written anew although nothing may have changed: a name that stands twice in an object is then read
         # by the upstream as it was read here.
-        forwarded = {
-            name: fields[name] if _is_same(value, values.get(name)) else msgspec.Raw(_encode(value))
-            for name, value in changed.items()
-        }
+        if self.config.redact or self.config.block:
+            fields = {
+                name: fields[name] if _is_same(value, values.get(name)) else msgspec.Raw(_encode(value))
+                for name, value in changed.items()
+            }
         vault = check.vault if self.config.restore and check.vault else None
         restorer = None
         if vault is not None or self._answer_scanner is not None:
             restorer = Restorer(self.config, kind, vault, self._answer_scanner)
-        return GuardedRequest(forwarded, check.found, "redacted" if check.vault else "pass", restorer)
+        return GuardedRequest(fields, check.found, "redacted" if check.vault else "pass", restorer)
 
     async def _found_names(self, values: dict[str, Any]) -> dict[str, list[Finding]]:
         """Findings of NER by text, for every text that is looked at."""
@@ -274,6 +279,12 @@ def _quoted(replace: Callable[[str, str], str]) -> Callable[[str, str], str]:
         return value if replaced == value else f'"{replaced}"'
 
     return quoted
+
+
+def _earlier(values: dict[str, Any]) -> str:
+    """The id of what an upstream remembers for this request, with placeholders that are not known here."""
+    earlier = values.get("previous_response_id") or values.get("conversation") or ""
+    return earlier if isinstance(earlier, str) else _encode(earlier).decode()
 
 
 def _is_same(value: Any, original: Any) -> bool:

@@ -7,6 +7,7 @@ A vault lives as long as its request, in memory alone; nothing of it is ever wri
 from __future__ import annotations
 
 import re
+import zlib
 
 _BODY = r"[A-Za-z0-9_ \\-]"
 # Models write placeholders anew: in lower case, with spaces, with Markdown's or HTML's escapes.
@@ -26,9 +27,15 @@ class Vault:
         self._values: dict[tuple[str, int], str] = {}
         self._counts: dict[str, int] = {}
         self._taken: set[tuple[str, int]] = set()
+        self._first = 1
 
     def __bool__(self) -> bool:
         return bool(self._values)
+
+    def start_behind(self, earlier: str) -> None:
+        """Numbers begin elsewhere for each conversation that an upstream goes on with: its old placeholders
+        stand for values that are forgotten here, and must not be taken for new ones."""
+        self._first = 1000 + zlib.crc32(earlier.encode()) % 900_000 if earlier else 1
 
     def avoid(self, text: str) -> None:
         """Placeholders that the text holds of its own are given to no value."""
@@ -39,7 +46,7 @@ class Vault:
         placeholder = self._placeholders.get((kind, value))
         if placeholder is None:
             label = kind.upper()
-            number = self._counts.get(label, 0) + 1
+            number = self._counts.get(label, self._first - 1) + 1
             while (label, number) in self._taken:
                 number += 1
             self._counts[label] = number

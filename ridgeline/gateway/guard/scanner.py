@@ -56,6 +56,7 @@ _NUMBER = re.compile(rb"(?<!0)0(?=(?:[ .,/():_-]{0,3}0){3})")
 _ACCOUNT = re.compile(
     rb"00(?<=[A-Za-z][A-Za-z]00)(?=[ .-]{0,2}[A-Za-z0])"
 )  # begins with what is searched fast
+_AT = re.compile(rb"@|%40")
 _COLONS = re.compile(r":[0-9a-f]{0,4}:")
 _WORD = re.compile(SECRET_WORDS)
 _TELLING = re.compile(f"{SECRET_WORDS}|{PHONE_WORDS}")
@@ -196,7 +197,7 @@ class Scanner:
         if b"Q~" in data:
             hints.append(data.index(b"Q~"))
         if b"@" in data or b"%40" in data:
-            hints += [at for at, code in enumerate(data) if code == 0x40 or data.startswith(b"%40", at)]
+            hints += [match.start() for match in _AT.finditer(data)]
         colon = b":" in data
         if colon and (b"::" in data or data.count(b":") >= 7):
             hints += [match.start() for match in _COLONS.finditer(piece.lower())]

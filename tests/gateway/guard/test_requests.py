@@ -159,6 +159,24 @@ def test_a_longer_conversation_has_the_same_placeholders_from_the_start():
     assert second[2]["content"] == "<EMAIL_3>"
 
 
+def test_a_conversation_that_the_upstream_remembers_has_other_placeholders():
+    """The old ones stand there for values that are not known here any more."""
+    first = forwarded({"input": "a@x.org"}, "responses")
+    second = forwarded({"input": "b@x.org", "previous_response_id": "resp_1"}, "responses")
+    third = forwarded({"input": "b@x.org", "previous_response_id": "resp_2"}, "responses")
+    assert len({first["input"], second["input"], third["input"]}) == 3
+    assert second["previous_response_id"] == "resp_1"
+
+
+def test_a_policy_that_only_logs_forwards_the_bytes_that_came():
+    body = b'{"prompt" : "a@x.org",  "x":[1, 2]}'
+    fields = read_fields(body)
+    config = GuardConfig(redact=(), log=("email",))
+    asked = asyncio.run(Guard(config).request("completions", fields))
+    assert asked.fields is fields
+    assert asked.findings == {"email": 1}
+
+
 @pytest.mark.parametrize("body", [{"input": [1, 2, 3]}, {"input": [[1, 2], [3]]}, {"prompt": [464, 2068]}])
 def test_token_ids_cannot_be_read_and_are_refused_unless_the_policy_lets_them(body):
     with pytest.raises(Unreadable):
