@@ -97,6 +97,16 @@ def test_a_tenant_that_used_free_places_owes_nothing_for_them() -> None:
     assert abs(Counter(waiter.tenant for waiter in upstream.started)["early"] - 5) <= 1
 
 
+def test_a_tenant_that_comes_late_shares_from_then_on_and_does_not_catch_up() -> None:
+    upstream = Upstream(1)
+    upstream.add("early", count=300)
+    upstream.run(99.5, {"early": 1.0})
+    upstream.started.clear()
+    upstream.add("late", count=300)
+    upstream.run(119.5, {"early": 1.0, "late": 1.0})
+    assert abs(Counter(waiter.tenant for waiter in upstream.started)["early"] - 10) <= 1
+
+
 def test_a_higher_priority_goes_first_whatever_its_tenant_has_used() -> None:
     upstream = Upstream(2, ageing_s=1e9)
     upstream.add("low", priority=2, count=50)

@@ -72,6 +72,20 @@ def test_no_sixty_seconds_ever_see_more_requests_than_the_limit(
         assert bisect.bisect_left(admitted, moment + 60.0) - index <= limit
 
 
+@settings(max_examples=200, deadline=None)
+@given(start=st.floats(0, 1000), gap=st.floats(59.5, 60.5))
+def test_a_request_counts_for_sixty_seconds_and_for_less_than_a_bucket_more(start: float, gap: float) -> None:
+    clock = Clock(start)
+    limiter = limiter_at(clock)
+    reserve(limiter, key(requests_per_minute=1))
+    clock.now += gap
+    if gap < 60.0:
+        with pytest.raises(Limited):
+            reserve(limiter, key(requests_per_minute=1))
+    elif gap > 60.2501:
+        reserve(limiter, key(requests_per_minute=1))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     limit=st.integers(20, 200),
