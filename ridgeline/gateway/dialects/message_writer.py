@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,13 +41,14 @@ _DELTA = {"text": "text_delta", "thinking": "thinking_delta"}
 _encoder = msgspec.json.Encoder()
 
 Event = dict[str, Any]
+Shown = Literal["yes", "omitted", "no"]
 
 
 class MessageWriter:
-    """`thinking`: the client asked to be shown it. Without, an answer has none, as from Anthropic itself."""
+    """`thinking`: what the client asked to be shown of it: all, blocks without their text, or nothing."""
 
-    def __init__(self, thinking: bool = False) -> None:
-        self._shows_thinking = thinking
+    def __init__(self, thinking: Shown = "no") -> None:
+        self._thinking = thinking
         self._usage = Usage()
         self._end = End("stop")
         self._head: dict[str, Any] = {}
@@ -87,7 +88,7 @@ class MessageWriter:
                 block = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 return [*self._close(cut=False), *self._start(block)]
             case Thinking() | Signature() | Redacted():
-                return self._think(step) if self._shows_thinking else []
+                return [] if self._thinking == "no" else self._think(step)
             case Begin(id, model):
                 self._head = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}
                 empty = {**self._message([], message_usage(self._usage)), "stop_reason": None}
@@ -115,7 +116,8 @@ class MessageWriter:
             case Thinking(text):
                 self._digest.update(text.encode())
                 block = {"type": "thinking", "thinking": "", "signature": ""}
-                return [*self._ensure("thinking", block), self._grown("thinking", text)]
+                begun = self._ensure("thinking", block)
+                return [*begun, self._grown("thinking", text)] if self._thinking == "yes" else begun
             case Redacted(data):
                 block = {"type": "redacted_thinking", "data": data}
                 return [*self._close(cut=False), *self._start(block), *self._close(cut=False)]

@@ -114,7 +114,9 @@ def _source(kind: str, family: Family) -> Source:
 def _writer(kind: str, fields: Fields) -> Writer:
     if kind == "messages":
         thinking: dict[str, Any] = field(fields, "thinking", dict, {})
-        return MessageWriter(thinking=thinking.get("type") in ("enabled", "adaptive"))
+        if thinking.get("type") not in ("enabled", "adaptive"):
+            return MessageWriter()
+        return MessageWriter("omitted" if thinking.get("display") == "omitted" else "yes")
     if kind == "responses":
         return ResponseWriter(fields)
     options: dict[str, Any] = field(fields, "stream_options", dict, {})

@@ -127,7 +127,7 @@ class Bridge:
 
 
 def openai_over(bridge: Bridge) -> AsyncOpenAI:
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(bridge))
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(bridge))
     return AsyncOpenAI(base_url="http://bridge/v1", api_key="k", http_client=http, max_retries=0)
 
 

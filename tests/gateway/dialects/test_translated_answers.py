@@ -113,12 +113,14 @@ async def test_a_chat_client_gets_from_messages_what_chat_itself_would_say(name:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("thinking", ["adaptive", "disabled"])
+@pytest.mark.parametrize(
+    "thinking", [{"type": "adaptive"}, {"type": "adaptive", "display": "omitted"}, {"type": "disabled"}]
+)
 async def test_a_messages_client_gets_from_chat_what_messages_itself_would_say(
-    name: str, thinking: str
+    name: str, thinking: dict[str, str]
 ) -> None:
     stage = stage_of(name)
-    fields: dict[str, Any] = {"tools": TOOLS, "stop_sequences": ["END"], "thinking": {"type": thinking}}
+    fields: dict[str, Any] = {"tools": TOOLS, "stop_sequences": ["END"], "thinking": thinking}
     direct = await whole_message(anthropic_over(Bridge(server_of(stage))), **fields)
     async with anthropic_over(Bridge(server_of(stage), "openai")) as client:
         whole = await whole_message(client, **fields)
