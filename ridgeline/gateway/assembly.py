@@ -66,6 +66,8 @@ class Assembly:
                 caches=caches,
                 ledger_backlog_rows=max(ledger.written - ledger.moved, 0),
                 ledger_backlog_bytes=ledger.waiting_bytes,
+                ledger_rows_dropped=ledger.dropped,
+                ledger_store_away_s=ledger.store_away_s,
                 policy_age_s=parts.policy.snapshot()["policy_age_s"],
                 limits_degraded=parts.limiter.degraded,
                 spans_dropped=parts.tracer.dropped if parts.tracer is not None else 0,

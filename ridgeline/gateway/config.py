@@ -174,6 +174,8 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
             "[gateway] workers: several processes count limits together through Redis: set [redis] url, "
             "or workers = 1"
         )
+    if settings.cache.place == "redis" and not settings.redis.url:
+        raise OptionError('[cache] place = "redis" needs [redis] url')
     if not gateway.require_keys and gateway.host not in LOOPBACK:
         raise OptionError(
             f"[gateway] require_keys = false would open {gateway.host} to everybody: listen on 127.0.0.1, "

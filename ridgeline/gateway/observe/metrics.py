@@ -49,6 +49,8 @@ FAMILIES: dict[str, Family] = {
     "upstream_breaker": Family("gauge", "Workers whose breaker of an upstream is in this state"),
     "upstream_credentials": Family("gauge", "An upstream's credentials in this state", "max"),
     "ledger_backlog_rows": Family("gauge", "Ledger rows on disk here, not yet in the store"),
+    "ledger_rows_dropped_total": Family("counter", "Ledger rows that neither file nor memory could take"),
+    "ledger_store_away_seconds": Family("gauge", "How long the ledger's store has not answered", "max"),
     "ledger_backlog_bytes": Family("gauge", "Their bytes in the write-ahead files"),
     "policy_age_seconds": Family("gauge", "Since keys and teams were last known to be up to date", "max"),
     "limits_degraded": Family("gauge", "1 while limits' shared state cannot be reached", "max"),
@@ -87,6 +89,8 @@ class Readings:
     caches: Sequence[CacheReading] = ()
     ledger_backlog_rows: int = 0
     ledger_backlog_bytes: int = 0
+    ledger_rows_dropped: int = 0
+    ledger_store_away_s: float = 0.0
     policy_age_s: float = 0.0
     limits_degraded: bool = False
     spans_dropped: int = 0
@@ -335,6 +339,8 @@ def _add_readings(page: Page, readings: Readings) -> None:
             page.add("upstream_credentials", count, (of_upstream, ("state", state)))
     page.add("ledger_backlog_rows", readings.ledger_backlog_rows)
     page.add("ledger_backlog_bytes", readings.ledger_backlog_bytes)
+    page.add("ledger_rows_dropped_total", readings.ledger_rows_dropped)
+    page.add("ledger_store_away_seconds", readings.ledger_store_away_s)
     page.add("policy_age_seconds", readings.policy_age_s)
     page.add("limits_degraded", readings.limits_degraded)
     page.add("spans_dropped_total", readings.spans_dropped)

@@ -1,0 +1,117 @@
+"""gateway.toml: what fits together is taken, what does not is refused in words that say what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.cli.gateway import EXAMPLE_FILE
+from ridgeline.gateway.catalog import Catalog, allows
+from ridgeline.gateway.config import (
+    GatewaySettings,
+    checked,
+    embedded,
+    from_json,
+    make_settings,
+    read_settings,
+    to_json,
+)
+from ridgeline.gateway.errors import NotFound
+from ridgeline.gateway.upstreams.outgoing import Target
+from ridgeline.options import OptionError
+
+UPSTREAM = {"name": "a", "kind": "openai", "url": "http://127.0.0.1:1"}
+
+
+def settings(**values: Any) -> GatewaySettings:
+    return checked(
+        make_settings({"upstreams": [UPSTREAM], "models": [{"name": "m", "targets": ("a/x",)}], **values})
+    )
+
+
+def test_the_printed_example_is_a_good_file(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(EXAMPLE_FILE)
+    read = read_settings(path, {"port": 9999})
+    assert (read.gateway.port, read.models[0].name) == (9999, "fast")
+
+
+def test_a_worker_reads_the_settings_as_they_were_written(tmp_path: Path) -> None:
+    made = settings(
+        gateway={"state_dir": tmp_path, "drain_s": 1.5},
+        routes=[{"name": "auto", "models": ("m",)}],
+        guards=[{"name": "default", "block": ("card",)}],
+    )
+    assert from_json(to_json(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"upstreams": []}, "no [[upstreams]]"),
+        ({"models": []}, "no [[models]]"),
+        ({"models": [{"name": "m", "targets": ("b/x",)}]}, "no upstream is named 'b'"),
+        ({"models": [{"name": "m", "targets": ("a",)}]}, "must be upstream/model"),
+        ({"models": [{"name": "m", "targets": ()}]}, "targets is empty"),
+        ({"models": [{"name": "m", "targets": ("a/x*-1",)}]}, "weight"),
+        ({"models": [{"name": "m", "targets": ("a/x",)}] * 2}, "two tables are named 'm'"),
+        ({"gateway": {"workers": 2}}, "[redis] url"),
+        ({"gateway": {"workers": 0}}, "at least 1"),
+        ({"gateway": {"require_keys": False, "host": "0.0.0.0"}}, "open 0.0.0.0 to everybody"),
+        ({"routes": [{"name": "auto", "models": ("other",)}]}, "no [[models]] is named 'other'"),
+        ({"cache": {"place": "redis"}}, "[redis] url"),
+        ({"gateway": {"objects_upstream": "b"}}, "objects_upstream"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        settings(**values)
+    assert says in str(refused.value)
+
+
+def test_an_unknown_key_is_an_error_that_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text("[gateway]\nprot = 1\n")
+    with pytest.raises(OptionError, match="did you mean 'port'"):
+        read_settings(path)
+
+
+def test_the_embedded_default_forwards_every_name_to_one_server() -> None:
+    catalog = Catalog(embedded("http://127.0.0.1:8000"))
+    assert catalog.find("any/name").targets == (Target("local", "any/name"),)
+    assert catalog.open_upstreams() == ["local"]
+
+
+def test_the_longest_pattern_counts_and_a_star_stands_for_what_it_matched() -> None:
+    models = [
+        {"name": "*", "targets": ("a/*",)},
+        {"name": "gpt-*", "targets": ("a/near-*", "a/far*2.5")},
+        {"name": "gpt-4", "targets": ("a/four",)},
+    ]
+    catalog = Catalog(settings(models=models))
+    assert catalog.find("other").targets == (Target("a", "other"),)
+    assert catalog.find("gpt-5").targets == (Target("a", "near-5"), Target("a", "far", 2.5))
+    assert catalog.find("gpt-4").targets == (Target("a", "four"),)
+
+
+def test_a_name_that_nothing_matches_is_not_found_and_a_long_one_is_not_repeated() -> None:
+    catalog = Catalog(settings())
+    with pytest.raises(NotFound) as refused:
+        catalog.find("x" * 100_000)
+    assert len(refused.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "may"),
+    [
+        ((), "x", True),
+        (("x",), "x", True),
+        (("x",), "xy", False),
+        (("x*",), "xy", True),
+        (("a", "b"), "c", False),
+    ],
+)
+def test_a_scope_holds_names_and_beginnings(scope: tuple[str, ...], name: str, may: bool) -> None:
+    assert allows(scope, name) is may
