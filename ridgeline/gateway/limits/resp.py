@@ -169,6 +169,8 @@ class _Address:
     """What a Redis URL says."""
 
     def __init__(self, config: RedisConfig) -> None:
+        if not config.url:
+            raise OptionError("[redis] url is needed: redis://host:6379/0")
         try:
             parts = urllib.parse.urlsplit(config.url)
             self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 6379

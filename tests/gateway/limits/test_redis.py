@@ -569,3 +569,8 @@ def test_a_url_that_is_none_is_refused_without_saying_it(url: str) -> None:
     with pytest.raises(OptionError, match="redis://") as refused:
         RedisClient(RedisConfig(url=url))
     assert url not in str(refused.value)
+
+
+def test_without_a_url_there_is_no_client() -> None:
+    with pytest.raises(OptionError, match="url is needed"):
+        RedisClient(RedisConfig())
