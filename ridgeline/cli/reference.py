@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
+from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.lab.bench.options import BenchOptions
 from ridgeline.lab.bench.sweep_options import SweepOptions
 from ridgeline.lab.plan.options import PlanOptions
@@ -21,6 +22,7 @@ from ridgeline.server.config import ServerConfig
 TABLES = {
     "server": markdown_table(ServerConfig),
     "engine": markdown_table(EngineConfig, skip=("model",)),
+    "gateway": markdown_table(GatewayConfig),
     "sampling": markdown_table(Sampling),
     "bench": markdown_table(BenchOptions),
     "plan": markdown_table(PlanOptions),
