@@ -92,6 +92,24 @@ def test_recall_on_the_corpus_is_as_promised():
         assert score.precision >= 0.95, (kind, score.wrong)
 
 
+def test_phone_numbers_of_every_country_are_found_as_the_library_writes_them():
+    """Examples that nobody here chose: with + of all countries, national of those that are configured."""
+    library = pytest.importorskip("phonenumbers")
+    styles, kinds = library.PhoneNumberFormat, library.PhoneNumberType
+    missed, asked = [], 0
+    for region in sorted(library.SUPPORTED_REGIONS):
+        numbers = [library.example_number_for_type(region, kind) for kind in (kinds.FIXED_LINE, kinds.MOBILE)]
+        wanted = [styles.E164, styles.INTERNATIONAL] + [styles.NATIONAL] * (region in DEFAULT_REGIONS)
+        for number in filter(None, numbers):
+            for style in wanted:
+                text = library.format_number(number, style)
+                asked += 1
+                missed += [text] if found(f"Please use {text}, thanks.") != [("phone", text)] else []
+    assert asked > 1000
+    assert len(missed) <= asked * 0.01, missed
+    assert not [text for text in missed if text.startswith("+")]
+
+
 def test_everything_presidio_finds_by_pattern_is_found_here():
     presidio = pytest.importorskip("presidio_analyzer.predefined_recognizers")
     recognizers = {
