@@ -35,6 +35,7 @@ class Cascading:
             whole = await self._forwarding.whole(exchange, job)
         except UpstreamFailed as error:
             exchange.end_as("upstream_failed", error.status, error.code)
+            exchange.usage = await self._booking.late_usage(exchange)
         else:
             if whole.status < 400:
                 confidence = decision.cascade.confidence(whole.body)

@@ -28,6 +28,26 @@ class Booking:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._ours = {one.name for one in parts.settings.upstreams if one.kind == "ridgeline"}
+
+    def is_late(self, exchange: Exchange) -> bool:
+        """Broken off at a server of ours, which knows what it has used."""
+        return exchange.late_usage and exchange.row.upstream in self._ours
+
+    async def late_usage(self, exchange: Exchange) -> Usage | None:
+        """What its upstream says of a request that was broken off; else what was seen of it here."""
+        row = exchange.row
+        if not self.is_late(exchange):
+            return exchange.usage
+        try:
+            told = await self._parts.upstreams.usage_of(row.upstream, row.request_id, row.at_ms)
+            return told or exchange.usage
+        except Exception as error:
+            log.warning(
+                "an upstream could not be asked what a request used",
+                extra={"request_id": row.request_id, "upstream": row.upstream, "cause": str(error)},
+            )
+            return exchange.usage
 
     def close(self, exchange: Exchange) -> LedgerRow:
         parts, row, usage = self._parts, exchange.row, exchange.usage or _NOTHING
@@ -59,7 +79,6 @@ class Finishing:
         self._parts = parts
         self._booking = booking
         self._late: set[asyncio.Task[None]] = set()
-        self._ours = {one.name for one in parts.settings.upstreams if one.kind == "ridgeline"}
 
     def finish(self, exchange: Exchange) -> None:
         now = time.monotonic()
@@ -72,7 +91,7 @@ class Finishing:
         if exchange.key is None:  # nobody we know: counted, but no row; anybody could fill the ledger
             self._parts.metrics.refused(row.status)
             return
-        if exchange.late_usage and row.upstream in self._ours:
+        if self._booking.is_late(exchange):
             task = asyncio.get_running_loop().create_task(self._finish_late(exchange))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
@@ -86,16 +105,7 @@ class Finishing:
 
     async def _finish_late(self, exchange: Exchange) -> None:
         try:
-            usage = await self._parts.upstreams.usage_of(
-                exchange.row.upstream, exchange.id, exchange.row.at_ms
-            )
-            if usage is not None:
-                exchange.usage = usage
-        except Exception as error:
-            log.warning(
-                "an upstream could not be asked what a request used",
-                extra={"request_id": exchange.id, "upstream": exchange.row.upstream, "cause": str(error)},
-            )
+            exchange.usage = await self._booking.late_usage(exchange)
         finally:
             self._end(exchange)
 

@@ -9,6 +9,7 @@ apart.
     lateN    N ms before the first byte        failN    answers with status N and computes nothing
     flakyN   every Nth request fails with 500  cutN     the connection breaks after N tokens
     reasonN  N of the tokens are reasoning     cachedN  N tokens of the prompt come from a cache
+    sureN    each token was N % probable
     silent   says nothing of usage             other words only tell names apart
 
 GET /v1/usage/{id} answers as ridgeline's server does; GET /mock/books has every request; POST /mock/forget
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import re
 import signal
 import time
@@ -108,6 +110,7 @@ class Script:
     cut: int = 0
     reason: int = 0
     cached: int = 0
+    sure: int = 0
     silent: bool = False
     other: list[str] = field(default_factory=list)
 
@@ -135,6 +138,7 @@ class MockUpstream:
         self.asked: dict[str, int] = {}  # requests by model
         self.connections: set[Connection] = set()
         self.last_headers: list[tuple[bytes, bytes]] = []
+        self.last_body = b""
 
     @property
     def url(self) -> str:
@@ -210,7 +214,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         path = self.path.decode().partition("?")[0]
         kind = _KINDS.get(path)
-        self.upstream.last_headers = self.headers
+        self.upstream.last_headers, self.upstream.last_body = self.headers, bytes(self.body)
         if kind is not None:
             self._model(kind)
         elif path.startswith("/v1/usage/"):
@@ -387,7 +391,10 @@ def _answer_of(book: Book, silent: bool) -> dict[str, object]:
     usage: dict[str, object] = {} if silent else {"usage": book.openai()}
     if kind == "chat":
         message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice: dict[str, object] = {"index": 0, "message": message, "finish_reason": "stop"}
+        if sure := Script.of(model).sure:
+            token = {"token": TOKEN, "logprob": math.log(sure / 100), "bytes": None, "top_logprobs": []}
+            choice["logprobs"] = {"content": [token] * book.tokens_out}
         return {
             "id": "c",
             "object": "chat.completion",
