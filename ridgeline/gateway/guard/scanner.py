@@ -56,6 +56,7 @@ _NUMBER = re.compile(rb"(?<!0)0(?=(?:[ .,/():_-]{0,3}0){3})")
 _ACCOUNT = re.compile(
     rb"00(?<=[A-Za-z][A-Za-z]00)(?=[ .-]{0,2}[A-Za-z0])"
 )  # begins with what is searched fast
+_RARE = re.compile(rb"Q~|-----BEGIN")
 _AT = re.compile(rb"@|%40")
 _COLONS = re.compile(r":[0-9a-f]{0,4}:")
 _WORD = re.compile(SECRET_WORDS)
@@ -194,8 +195,8 @@ class Scanner:
         if b"0" in digits:
             hints += [match.start() for match in _NUMBER.finditer(digits)]
             hints += [match.start() for match in _ACCOUNT.finditer(digits)]
-        if b"Q~" in data:
-            hints.append(data.index(b"Q~"))
+        if b"~" in data or b"-----BEGIN" in data:
+            hints += [match.start() for match in _RARE.finditer(data)]
         if b"@" in data or b"%40" in data:
             hints += [match.start() for match in _AT.finditer(data)]
         colon = b":" in data

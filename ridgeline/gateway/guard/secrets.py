@@ -54,6 +54,7 @@ _PEM = re.compile(
     r"(?:-----END [A-Z0-9 ]{0,30}PRIVATE KEY[A-Z ]{0,10}-----|\Z)"
 )
 
+_SAYS = re.compile(r"[0-9:=]")
 _WORD = re.compile(SECRET_WORDS)
 # From the end of the word to its value: the rest of a name, quotes, a few words, and what says `is`.
 _VALUE = re.compile(
@@ -96,6 +97,8 @@ def secrets(zone: str) -> Iterator[Span]:
 
 def _named(zone: str) -> Iterator[Span]:
     """What a word like `password` or `api_key` gives as its value, if it looks like one."""
+    if not _SAYS.search(zone):
+        return  # also what makes the scanner look for the words at all
     lowered = zone.lower()
     if len(lowered) != len(zone):  # a letter that has no lower case of its own length
         lowered = "".join(character.lower()[:1] for character in zone)

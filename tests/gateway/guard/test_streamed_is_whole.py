@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.gateway.guard.config import DEFAULT_REGIONS, KINDS
+from ridgeline.gateway.guard.fold import fold
 from ridgeline.gateway.guard.json_text import JsonText
 from ridgeline.gateway.guard.phones import PhoneDetector
 from ridgeline.gateway.guard.placeholders import RestoredText, Vault
 from ridgeline.gateway.guard.scanner import ScannedText, Scanner, built_in
-from ridgeline.gateway.guard.zones import LONGEST
+from ridgeline.gateway.guard.zones import LONGEST, first_cut
 from tests.gateway.guard.corpus import corpus
 
 SCANNER = Scanner(built_in(KINDS, PhoneDetector(DEFAULT_REGIONS, False)))
@@ -28,7 +29,7 @@ PIECES = st.sampled_from([
     "DE89", "370400440532013000", "192.168", ".0.1", "fe80::1", "2001:db8:", "password", "passw", " is ",
     "hunter2", "api_key", "key", "secret: ",
     "Bearer ", "abcdefgh12345678", "sk-abcdefghijklmnop1234", "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
-    "postgres://u:", "pw1@h/db", "call ",
+    "postgres://u:", "pw1@h/db", "call ", "~", "8Q~", " lautet ", "correct horse", "a:b:", "f:",
     "phone", "tel. ", "电话", "电", "话", "密码", "是", "，", "。", "word", "the quick ", "-----BEGIN ",
     "RSA PRIVATE KEY-----", "\nMIIEowIBAAKCAQEA\n",
     "-----END RSA PRIVATE KEY-----", "İ", "é", "１２３", "123-45-6789", "2024-05-06",
@@ -62,6 +63,20 @@ def test_findings_do_not_depend_on_where_a_text_is_divided(text, cuts):
     assert streamed(ScannedText(SCANNER, mark), text, cuts) == whole
     assert streamed(ScannedText(SCANNER, mark), text, list(range(len(text)))) == whole
     assert SCANNER.replaced(text, mark) == whole
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEXTS)
+@example('my password is "correct horse battery" he said: so')
+@example("a:b:c:d:e:f:a:b")
+@example("98n8Q~Vf_KZJsW~FcvHI6N3saBHya.uhdM_xAviL 98n8Q~Vf_KZJsW~FcvHI6N3saBHya.uhdM_xAviL")
+def test_the_quick_look_leaves_out_no_zone_with_a_finding(text):
+    folded, every, at = fold(text), [], 0
+    while at < len(folded):
+        end = first_cut(folded, at, len(folded)) or len(folded)
+        every += SCANNER.zone(folded, at, end)
+        at = end
+    assert SCANNER.findings(text) == every
 
 
 def test_every_split_of_every_text_of_the_corpus_gives_the_whole():
