@@ -128,12 +128,12 @@ class Exchange:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and (len(announced) > 15 or int(announced) > max_bytes):
             raise _too_large(max_bytes)
+        self.wait_until(self.arrived + timeout_s, lambda: _too_slow(timeout_s))
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         body: bytes = message.get("body", b"")
         if message.get("more_body", False):
-            self.wait_until(self.arrived + timeout_s, lambda: _too_slow(timeout_s))
             parts, size = [body], len(body)
             while message.get("more_body", False):
                 message = await receive()

@@ -265,13 +265,14 @@ async def test_a_body_too_large_is_413_and_one_too_slow_408(tmp_path: Path) -> N
     async with staged(tmp_path, limits) as stage:
         answer = await stage.http.post(CHAT, json=asking(x="y" * 2000))
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-        reader, writer = await asyncio.open_connection(stage.http.base_url.host, stage.http.base_url.port)
-        writer.write(
-            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stage.secret}\r\n"
-            "content-type: application/json\r\ncontent-length: 50\r\n\r\n{".encode()
-        )
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 408 ")
-        writer.close()
+        for begun in ("", "{"):
+            reader, writer = await asyncio.open_connection(stage.http.base_url.host, stage.http.base_url.port)
+            writer.write(
+                f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stage.secret}\r\n"
+                f"content-type: application/json\r\ncontent-length: 50\r\n\r\n{begun}".encode()
+            )
+            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 408 ")
+            writer.close()
         assert not stage.mock.books
 
 
@@ -332,3 +333,17 @@ async def test_a_reader_that_takes_nothing_is_cut(tmp_path: Path) -> None:
         assert not stage.mock.running
         writer.close()
         assert reader
+
+
+async def test_audio_is_passed_on_as_it_came_but_for_the_models_name(tmp_path: Path) -> None:
+    models = [{"name": "hear", "targets": ("mock/whisper-9",)}]
+    async with staged(tmp_path, {"models": models}) as stage:
+        sound = bytes(range(256)) * 40
+        sent = {"data": {"model": "hear", "language": "en"}, "files": {"file": ("a.wav", sound, "audio/wav")}}
+        answer = await stage.http.post("/v1/audio/transcriptions", **sent)  # type: ignore[arg-type]
+        assert answer.status_code == 404, "the mock hears nothing, and its answer is the client's"
+        assert sound in stage.mock.last_body
+        assert b"whisper-9" in stage.mock.last_body
+        assert b"hear" not in stage.mock.last_body
+        kinds = dict(stage.mock.last_headers)[b"content-type"]
+        assert kinds == answer.request.headers["content-type"].encode()
