@@ -107,7 +107,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse_head(f"of more than {MAX_HEADERS} lines")
         else:
             # An app that wants to know of a lost client at once need not keep a task that waits for it.
-            self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+            self.scope[CONNECTION] = self  # type: ignore[literal-required]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
