@@ -215,3 +215,26 @@ def test_a_server_imports_the_http_stack_only_after_its_engine_was_started():
     early = run("import sys, ridgeline.server.main; print(*sys.modules)").split()
     late = {"uvicorn", "starlette", "tokenizers", "jinja2", "numpy", "prometheus_client", "msgspec"}
     assert late.isdisjoint(early)
+
+
+@pytest.mark.parametrize("module", ["ridgeline.gateway.main", "ridgeline.gateway.worker"])
+def test_the_gateway_imports_nothing_of_the_server_nor_what_few_gateways_need(module):
+    """It talks to servers over HTTP; whatever is for some settings only is imported where they ask for it."""
+    imported = set(run(f"import sys, {module}; print(*sys.modules)").split())
+    assert module in imported
+    layers = {f"ridgeline.{layer}" for layer in ("server", "engine", "models", "ops", "lab", "cli")}
+    seldom = {
+        "numpy",
+        "asyncpg",
+        "presidio_analyzer",
+        "spacy",
+        "opentelemetry",
+        "genai_prices",
+        "phonenumbers",
+    }
+    assert imported.isdisjoint({*TORCH_PACKAGES, *layers, *seldom})
+
+
+def test_the_gateway_s_supervisor_leaves_the_http_stack_and_what_answers_requests_to_its_workers():
+    imported = set(run("import sys, ridgeline.gateway.main; print(*sys.modules)").split())
+    assert imported.isdisjoint({"uvicorn", "starlette", "ridgeline.gateway.app", "ridgeline.gateway.worker"})

@@ -12,7 +12,6 @@ from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.batch_booking import BatchBooking
 from ridgeline.gateway.caching.exact import ExactCache
-from ridgeline.gateway.caching.semantic import SemanticCache
 from ridgeline.gateway.catalog import Catalog
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.endpoints import NAMES
@@ -23,8 +22,6 @@ from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
 from ridgeline.gateway.parts import Parts
-from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
-from ridgeline.gateway.routing.router import ModelRouter
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.gateway.tenants.watch import PolicyWatch
@@ -32,7 +29,10 @@ from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:
+    from ridgeline.gateway.caching.semantic import SemanticCache
     from ridgeline.gateway.limits.resp import RedisClient
+    from ridgeline.gateway.routing.embedder import Embedder
+    from ridgeline.gateway.routing.router import ModelRouter
 
 EMBED_S = 5.0
 MAX_VECTORS_BYTES = 16 << 20
@@ -113,7 +113,6 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     limiter = await _limiter(settings, ledger)
     stack.push_async_callback(limiter.close)
     embedder = _embedder(settings, upstreams)
-    router = ModelRouter(settings.routes, settings.rules, embedder) if settings.routes else None
     guards = Guards(settings.guards)
     stack.push_async_callback(guards.close)
     access_log = AccessLog(settings.observe)
@@ -139,9 +138,9 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
         metrics=GatewayMetrics(settings.observe, models, [one.name for one in settings.upstreams], NAMES),
         access_log=access_log,
         owned=owned,
-        router=router,
+        router=_router(settings, embedder),
         exact=ExactCache(settings.cache, await _cache_redis(settings, stack), prefix=settings.redis.prefix),
-        semantic=SemanticCache(settings.cache, embedder) if embedder is not None else None,
+        semantic=_semantic(settings, embedder),
         tracer=tracer,
     )
     parts.deadlines.start()
@@ -173,6 +172,7 @@ def _embedder(settings: GatewaySettings, upstreams: Upstreams) -> Embedder | Non
     config = settings.embeddings
     if not config.upstream:
         return None
+    from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
 
     async def post(body: bytes) -> bytes:
         headers = [(b"content-type", b"application/json")]
@@ -196,6 +196,22 @@ def _embedder(settings: GatewaySettings, upstreams: Upstreams) -> Embedder | Non
             opened.abort()
 
     return Embedder(config, post)
+
+
+def _router(settings: GatewaySettings, embedder: Embedder | None) -> ModelRouter | None:
+    if not settings.routes:
+        return None
+    from ridgeline.gateway.routing.router import ModelRouter
+
+    return ModelRouter(settings.routes, settings.rules, embedder)
+
+
+def _semantic(settings: GatewaySettings, embedder: Embedder | None) -> SemanticCache | None:
+    if embedder is None:
+        return None
+    from ridgeline.gateway.caching.semantic import SemanticCache
+
+    return SemanticCache(settings.cache, embedder)
 
 
 async def _cache_redis(settings: GatewaySettings, stack: AsyncExitStack) -> RedisClient | None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ridgeline.gateway.exchange import Receive, Scope, Send
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the supervisor comes here too, and has no use for what answers requests
     from ridgeline.gateway.assembly import Assembly
+    from ridgeline.gateway.exchange import Receive, Scope, Send
+
+
+def internal_path(state_dir: Path, number: int) -> Path:
+    """The worker's socket; the folder is its owner's alone."""
+    return state_dir / f"worker-{number}.sock"
 
 
 class InternalApp:

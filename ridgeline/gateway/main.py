@@ -20,8 +20,8 @@ import msgspec
 
 from ridgeline.gateway.config import GatewaySettings, to_json
 from ridgeline.gateway.errors import BadRequest, Unavailable
+from ridgeline.gateway.internal import internal_path
 from ridgeline.gateway.observe.metrics import merged
-from ridgeline.gateway.worker import internal_path
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 from ridgeline.version import __version__

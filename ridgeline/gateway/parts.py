@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.caching.exact import ExactCache
-from ridgeline.gateway.caching.semantic import SemanticCache
 from ridgeline.gateway.catalog import Catalog
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.exchange import Deadlines
@@ -15,11 +15,16 @@ from ridgeline.gateway.guard.guards import Guards
 from ridgeline.gateway.limits.limiter import Limiter
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics
-from ridgeline.gateway.observe.traces import Tracer
-from ridgeline.gateway.routing.router import ModelRouter
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.watch import PolicyWatch
 from ridgeline.gateway.upstreams.upstreams import Upstreams
+
+if (
+    TYPE_CHECKING
+):  # made only where the settings ask for them; a worker without them imports neither, nor numpy
+    from ridgeline.gateway.caching.semantic import SemanticCache
+    from ridgeline.gateway.observe.traces import Tracer
+    from ridgeline.gateway.routing.router import ModelRouter
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from ridgeline.gateway.app import Gateway
 from ridgeline.gateway.assembly import Assembly
 from ridgeline.gateway.config import GatewaySettings, from_json
-from ridgeline.gateway.internal import InternalApp
+from ridgeline.gateway.internal import InternalApp, internal_path
 from ridgeline.telemetry import logs
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
@@ -110,10 +110,6 @@ def _internal_socket(state_dir: Path, number: int) -> socket.socket:
     internal.bind(str(path))
     internal.setblocking(False)
     return internal
-
-
-def internal_path(state_dir: Path, number: int) -> Path:
-    return state_dir / f"worker-{number}.sock"
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:
