@@ -41,6 +41,7 @@ Action = Literal["pass", "redacted", "blocked"]
 # Bytes of a body that is checked right away; a longer one in a thread, so that the worker's other requests
 # go on meanwhile.
 _AT_ONCE = 32_768
+_NONE = object()
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -157,7 +158,9 @@ class Guard:
         # by the upstream as it was read here.
         if self.config.redact or self.config.block:
             fields = {
-                name: fields[name] if _is_same(value, values.get(name)) else msgspec.Raw(_encode(value))
+                name: fields[name]
+                if _is_same(value, values.get(name, _NONE))
+                else msgspec.Raw(_encode(value))
                 for name, value in changed.items()
             }
         vault = check.vault if self.config.restore and check.vault else None

@@ -79,6 +79,11 @@ _LONG_WORD = re.compile(r"[A-Za-z0-9_-]{16}")
 _LONG = re.compile(r"[A-Za-z0-9+/_.~=-]+")
 
 
+def is_key(text: str) -> bool:
+    """Whether a text as a whole is written like a provider's key."""
+    return _FORMATS.fullmatch(text) is not None
+
+
 def secrets(zone: str) -> Iterator[Span]:
     if _LONG_WORD.search(zone) or "Q~" in zone:
         for match in _FORMATS.finditer(zone):

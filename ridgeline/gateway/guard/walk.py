@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ridgeline.gateway.guard.secrets import is_key
+
 _FREE = frozenset((
     "metadata", "parameters", "input_schema", "schema", "json_schema", "arguments", "properties", "variables",
     "structured_content", "additional_drop_params", "extra_body",
@@ -56,7 +58,7 @@ class Walk:
         if isinstance(value, dict):
             return self._object(value, free or name in _FREE or name == "input")
         if isinstance(value, list):
-            if value and isinstance(value[0], int) and not free and name in _TOKENS:
+            if not free and name in _TOKENS and any(isinstance(item, int) for item in value):
                 self._tokens(name)
             return [self.value(item, name, free) for item in value]
         if free and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -75,7 +77,7 @@ class Walk:
     def _string(self, value: str, name: str, free: bool) -> str:
         if free:
             return self._text(value, name)
-        if name in _NAMES and _IDENTIFIER.fullmatch(value):
+        if name in _NAMES and _IDENTIFIER.fullmatch(value) and not is_key(value):
             return value
         if name == "thinking":
             return self._thinking(value)

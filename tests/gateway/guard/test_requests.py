@@ -91,6 +91,15 @@ def test_text_that_is_dressed_up_as_a_picture_is_read():
     assert MAIL not in json.dumps(forwarded({"messages": [{"role": "user", "content": content}]}))
 
 
+def test_a_key_in_place_of_an_id_is_no_id():
+    body = {"previous_response_id": "sk-proj-abcdefghij0123456789", "input": "x"}
+    assert "abcdefghij" not in json.dumps(forwarded(body, "responses"))
+
+
+def test_a_value_in_place_of_a_name_is_redacted():
+    assert forwarded({MAIL: None, "input": "x"}, "responses") == {"<EMAIL_1>": None, "input": "x"}
+
+
 def test_names_of_fields_tell_what_their_values_are():
     arguments = json.dumps(
         {"password": "tulip-x", "apiKey": "a1b2c3d4e5f6g7h8", "phone": "5550142", "n": 5550142}
@@ -177,7 +186,9 @@ def test_a_policy_that_only_logs_forwards_the_bytes_that_came():
     assert asked.findings == {"email": 1}
 
 
-@pytest.mark.parametrize("body", [{"input": [1, 2, 3]}, {"input": [[1, 2], [3]]}, {"prompt": [464, 2068]}])
+@pytest.mark.parametrize(
+    "body", [{"input": [1, 2, 3]}, {"input": ["x", 1]}, {"input": [[1, 2], [3]]}, {"prompt": [464, 2068]}]
+)
 def test_token_ids_cannot_be_read_and_are_refused_unless_the_policy_lets_them(body):
     with pytest.raises(Unreadable):
         ask(body, "embeddings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 from hypothesis import example, given, settings
@@ -63,6 +64,17 @@ def test_findings_do_not_depend_on_where_a_text_is_divided(text, cuts):
     assert streamed(ScannedText(SCANNER, mark), text, cuts) == whole
     assert streamed(ScannedText(SCANNER, mark), text, list(range(len(text)))) == whole
     assert SCANNER.replaced(text, mark) == whole
+
+
+LINES = Scanner(built_in(KINDS, None), {"project": re.compile("quick +word|word the")})
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS, CUTS)
+def test_patterns_over_lines_do_not_depend_on_it_either(text, cuts):
+    whole = LINES.replaced(text, mark)
+    assert streamed(ScannedText(LINES, mark), text, cuts) == whole
+    assert streamed(ScannedText(LINES, mark), text, list(range(len(text)))) == whole
 
 
 @settings(max_examples=400, deadline=None)
