@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from typing import Any
@@ -282,8 +283,11 @@ def _fields(client: AdminClient, args: argparse.Namespace) -> dict[str, Any]:
 def _expiry(text: str) -> dict[str, Any]:
     if text in ("none", "never"):
         return {"expires_at": None}
-    seconds = duration_s(text)
-    return {"expires_at": text} if seconds is None else {"expires_in_s": seconds}
+    if (seconds := duration_s(text)) is not None:
+        return {"expires_in_s": seconds}
+    if not re.match(r"\d{4}-|\d{9}", text):
+        raise RemoteError(f"--expires {text!r} is not a time such as 30d, 12h or 2027-01-31T12:00:00Z")
+    return {"expires_at": text}
 
 
 def _path(client: AdminClient, key: str, *, with_revoked: bool = False) -> str:
@@ -353,11 +357,13 @@ def _difference(before: Any, after: Any) -> str:
     """What a record changed, field by field; of what was made, all that says something."""
     old, new = _flat(before or {}), _flat(after or {})
     changed = [
-        f"{name}: {_short(old.get(name))} → {_short(value)}" if before else f"{name}: {_short(value)}"
+        f"{name}: {_short(name, old.get(name))} → {_short(name, value)}"
+        if before
+        else f"{name}: {_short(name, value)}"
         for name, value in new.items()
         if old.get(name) != value and name != "id"
     ]
-    return ", ".join(changed)[:160]
+    return ", ".join(changed)
 
 
 def _flat(document: dict[str, Any]) -> dict[str, Any]:
@@ -367,5 +373,7 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value in ("", []) else value for name, value in fields.items()}
 
 
-def _short(value: Any) -> str:
+def _short(name: str, value: Any) -> str:
+    if name.endswith("_at") and isinstance(value, int | float):
+        return moment(value)
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

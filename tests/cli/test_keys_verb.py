@@ -180,7 +180,7 @@ def test_json_of_a_new_key_has_its_secret(gateway: Gateway) -> None:
         (("keys", "create", "--name", ""), "name must have from 1 to 128 printable characters"),
         (("keys", "create", "--name", "a", "--endpoint", "chatt"), "did you mean chat?"),
         (("keys", "create", "--name", "a", "--rpm", "-1"), "limits.requests_per_minute must be from 0"),
-        (("keys", "create", "--name", "a", "--expires", "soon"), "expires_at must be"),
+        (("keys", "create", "--name", "a", "--expires", "soon"), "--expires 'soon' is not a time"),
         (("keys", "create", "--name", "a", "--team", "none-such"), "there is no team 'none-such'"),
         (("keys", "show", "nobody"), "there is no key 'nobody'"),
         (("keys", "show", "key_nobody"), "there is no key with this id"),

@@ -133,3 +133,34 @@ def test_a_folder_without_a_ledger_says_what_to_give(
     assert main(["usage", "--state-dir", str(tmp_path)]) == 1
     assert "give --state-dir, --store or --admin-url" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_go_by_their_names_where_people_read(
+    state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ridgeline.gateway.tenants.audit import Actor
+    from ridgeline.gateway.tenants.config import StoreConfig
+    from ridgeline.gateway.tenants.keys import Key
+    from ridgeline.gateway.tenants.registry import Registry
+    from ridgeline.gateway.tenants.store import Store
+
+    async def make(count: int) -> list[str]:
+        store = Store(StoreConfig(), state_dir)
+        actor = Actor("test", "127.0.0.1")
+        made = [await Registry(store).create_key(lambda id: Key(id, "app"), actor) for _ in range(count)]
+        await store.close()
+        return [record.key.id for record, _ in made]
+
+    (id,) = asyncio.run(make(1))
+    ledger = SqliteLedger(state_dir / "ledger.sqlite")
+    ledger.insert([row(9, key_id=id)])
+    ledger.close()
+    assert main(["usage", "--state-dir", str(state_dir), "--key", "app"]) == 0
+    assert f"app ({id})" in capsys.readouterr().out
+    assert main(["usage", "--state-dir", str(state_dir), "--key", "app", "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{id},1,")
+    assert main(["usage", "--state-dir", str(state_dir), "--key", "nobody"]) == 1
+    assert "there is no key 'nobody'" in capsys.readouterr().err
+    asyncio.run(make(1))
+    assert main(["usage", "--state-dir", str(state_dir), "--key", "app"]) == 1
+    assert "2 keys have the name 'app': use an id" in capsys.readouterr().err

@@ -53,20 +53,21 @@ def read_usage(
         reports.close()
 
 
-def written(report: Report, shape: str) -> str:
+def written(report: Report, shape: str, names: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """`names`: of keys and teams by their ids, for the table."""
     if shape == "csv":
         return csv_of(report.by, report.data)
     if shape == "json":
         body = report_of(report.by, report.data, report.waiting_rows)
         return msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
-    return _table(report)
+    return _table(report, names or {})
 
 
-def _table(report: Report) -> str:
+def _table(report: Report, names: Mapping[str, Mapping[str, str]]) -> str:
     heads = [*(name.upper() for name in report.by), *_HEADS]
-    rows = [_cells(report.by, line) for line in report.data]
+    rows = [_cells(report.by, line, names) for line in report.data]
     if report.by:
-        rows.append(_cells(report.by, total(report.data)))
+        rows.append(_cells(report.by, total(report.data), names))
     widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
     texts = len(report.by)
 
@@ -81,10 +82,15 @@ def _table(report: Report) -> str:
     return line(heads) + "".join(line(row) for row in rows) + cut
 
 
-def _cells(by: Sequence[str], line: UsageLine) -> list[str]:
-    names = [line.group.get(name, "") or "-" for name in by] if line.group else _total_cells(by)
+def _cells(by: Sequence[str], line: UsageLine, names: Mapping[str, Mapping[str, str]]) -> list[str]:
+    groups = [_named(line.group.get(kind, ""), names.get(kind, {})) for kind in by]
     figures = [getattr(line, name) for name in _COLUMNS]
-    return names + [f"{figure:,}" if isinstance(figure, int) else figure for figure in figures]
+    texts = [f"{figure:,}" if isinstance(figure, int) else figure for figure in figures]
+    return (groups if line.group else _total_cells(by)) + texts
+
+
+def _named(value: str, names: Mapping[str, str]) -> str:
+    return f"{names[value]} ({value})" if value in names else value or "-"
 
 
 def _total_cells(by: Sequence[str]) -> list[str]:
