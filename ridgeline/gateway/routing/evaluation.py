@@ -17,7 +17,13 @@ import numpy.typing as npt
 from ridgeline.gateway.routing.classifier import Floats
 from ridgeline.gateway.routing.curve import Curve, choices, curve, merit
 from ridgeline.gateway.routing.examples import Examples
-from ridgeline.gateway.routing.fitting import Prepared, calibration_error, fit_examples, threshold_for
+from ridgeline.gateway.routing.fitting import (
+    Prepared,
+    calibration_error,
+    check_gain,
+    fit_examples,
+    threshold_for,
+)
 from ridgeline.gateway.routing.neighbours import Scores, Weighing, nearest
 from ridgeline.gateway.routing.predictor import FOLDS, Report, group_folds, quiet, random_folds
 from ridgeline.options import OptionError
@@ -98,6 +104,7 @@ def evaluate(
     """
     if split == "part" and repeats > 1:
         raise OptionError("a part of the rows is held back once: repeat folds or groups")
+    check_gain(prepared.examples)
     times = [_held(prepared, split, held_back, gap, seed + 100 * n, report) for n in range(repeats)]
     held = Held(
         times[0].examples,

@@ -64,11 +64,7 @@ def fit_artefact(
     examples = prepared.examples
     if len(names) != len(examples.models):
         raise OptionError(f"--names: {len(names)} names for {len(examples.models)} models")
-    gain = float(examples.outcomes[:, -1].mean() - examples.outcomes[:, 0].mean())
-    if gain <= 0:
-        raise OptionError(
-            f"{examples.models[-1]} is no better than {examples.models[0]} on these examples: nothing to gain"
-        )
+    check_gain(examples)
     fitted = fit_examples(prepared, seed, report=report)
     threshold = threshold_for(fitted.out_of_fold, examples.outcomes, examples.scaled_costs, gap, seed)
     return Artefact(
@@ -82,6 +78,13 @@ def fit_artefact(
         cascade_threshold=_cascade_threshold(examples, gap, seed),
         report=_report(fitted, examples, threshold, gap, seed),
     )
+
+
+def check_gain(examples: Examples) -> None:
+    if float(examples.outcomes[:, -1].mean()) <= float(examples.outcomes[:, 0].mean()):
+        raise OptionError(
+            f"{examples.models[-1]} is no better than {examples.models[0]} on these examples: nothing to gain"
+        )
 
 
 def threshold_for(scores: Scores, outcomes: Outcomes, costs: Floats, gap: float, seed: int) -> float:

@@ -17,7 +17,7 @@ from ridgeline.gateway.routing.language import language_of
 
 USER_TURNS = 3  # the last and two before it
 CHARS_PER_TOKEN = 4  # of English; an estimate
-CHARS_PER_TOKEN_WIDE = 1.5  # of scripts outside of Latin, Greek, Cyrillic …
+CHARS_PER_TOKEN_WIDE = 1.5  # of Chinese, Japanese, Korean …
 IMAGE_TOKENS = 1000
 _IMAGE_PARTS = frozenset({"image_url", "image", "input_image"})
 
@@ -151,5 +151,5 @@ def _max_tokens(fields: Fields) -> int | None:
 
 
 def _wide(text: str) -> int:
-    """Characters from Hebrew and Arabic on: tokenizers cut these finer. ASCII, the common case, is free."""
-    return 0 if text.isascii() else sum(character > "\u0590" for character in text)
+    """Characters that tokenizers cut finer, from the bytes they take: Chinese counts whole, Cyrillic half."""
+    return 0 if text.isascii() else (len(text.encode("utf-8", "replace")) - len(text)) // 2

@@ -7,6 +7,7 @@ import csv
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ridgeline.gateway.routing.artefact import load
 from ridgeline.gateway.routing.evaluation import Evaluation, evaluate
 from ridgeline.gateway.routing.examples import Costing, read_examples
 from ridgeline.gateway.routing.fitting import Prepared
+from ridgeline.options import OptionError
 from tests.gateway.routing.stand import vector_of
 
 ROUTING = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing"
@@ -78,6 +80,13 @@ def test_what_cannot_be_told_apart_saves_no_more_than_chance(prepared: Prepared)
     found = evaluate(blind, split="part", draws=100)
     assert found.ahead["random"].low <= 0.0
     assert found.ways[0].area.low < 0.5
+
+
+def test_models_between_which_there_is_no_gap_are_not_judged(prepared: Prepared) -> None:
+    examples = prepared.examples
+    turned = replace(examples, outcomes=examples.outcomes[:, ::-1].copy())
+    with pytest.raises(OptionError, match="large is no better than small"):
+        evaluate(replace(prepared, examples=turned))
 
 
 @pytest.mark.parametrize("split", ["folds", "groups"])
