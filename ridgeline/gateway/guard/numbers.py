@@ -15,7 +15,7 @@ Span = tuple[int, int]
 _PHONE_WORD = re.compile(PHONE_WORDS)
 _RUN = re.compile(r"(?<![0-9A-Za-z])[0-9]+(?:[-._ ][0-9]+| [- ] ?[0-9]+)*(?![0-9A-Za-z])")
 _GROUP = re.compile(r"[0-9]+")
-_ISSUERS = re.compile(r"1(?![0-9]{12}\Z)|2[2-7]|3[0-9]|4|5[0-8]|6|8[16]|9[27]")
+_ISSUERS = re.compile(r"1(?=[0-9]{14}\Z)|2[2-7]|3[0-9]|4|5[0-8]|6|8[16]|9[27]")
 _DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
 _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[0-9]{2}(?=[ .-]{0,2}[A-Za-z0-9])")

@@ -31,6 +31,7 @@ _DATE = re.compile(
     r"|(?:0?[1-9]|[12][0-9]|3[01])[-./](?:0?[1-9]|1[0-2])[-./](?:(?:1[89]|20)[0-9]{2}|[0-9]{2})"
     r"|(?:0?[1-9]|1[0-2])[-./](?:0?[1-9]|[12][0-9]|3[01])[-./](?:(?:1[89]|20)[0-9]{2}|[0-9]{2}))(?![0-9]|[-./][0-9])"
 )
+_MONTH = re.compile(r"(?:19|20)[0-9]{2}[-/](?:0[1-9]|1[0-2])")
 _DECIMAL = re.compile(
     r"(?:0|[1-9][0-9]{0,3})\.[0-9]+(?![.0-9]|[-/ ][0-9]{2})|(?:0|[1-9][0-9]{0,3})\.[0-9]{5,}"
 )
@@ -109,14 +110,14 @@ class PhoneDetector:
         if text.lstrip("(").startswith("+") or (text.startswith("00") and len(digits) >= 10):
             return self._is_international(digits.removeprefix("00"))
         if named:
-            return len(digits) <= 15
+            return len(digits) <= 15 and text.count(".") != 1 and not _MONTH.fullmatch(text)
         if (
             len(digits) < 9
             or len(digits) > 13
             or (_DOTTED.fullmatch(text) and "." in text[:4] and len(digits) > 11)
         ):
             return False
-        if _REFERENCE.fullmatch(text):
+        if _REFERENCE.fullmatch(text) or (text.count(".") == 1 and not text.startswith("0")):
             return False
         written = not text.isdigit() or digits.startswith("0") or self._bare
         if not written or (_THOUSANDS.fullmatch(text) and not digits.startswith("0")):

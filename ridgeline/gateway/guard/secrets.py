@@ -69,6 +69,7 @@ _PASSWORD_WORDS = re.compile(
     r"|パスワード|비밀번호|senha|clave"
 )
 _SCHEME = re.compile(r"(?:bearer|basic|token|apikey|digest)\s+([A-Za-z0-9+/_.~=-]{8,1024})", re.I)
+_FILE = re.compile(r"file|path|dir", re.I)
 _NOT_SECRET = re.compile(
     r"[$%@&]?[{<(\[].*|\$\w+|%\w+%|[*•x.#_-]+|(?:none|null|nil|true|false|undefined|str|string|int|bytes|bool|required"
     r"|optional|changeme|example|redacted|hidden|secret|password|token)[.;!?]*|.*(?:\.environ|getenv|process\.env|\(\)).*"
@@ -115,13 +116,15 @@ def _named(zone: str) -> Iterator[Span]:
         scheme = _SCHEME.match(zone, start)
         if scheme is not None:
             start, end = scheme.span(1)
+        elif zone[end : end + 1] in ("(", "[") or _FILE.search(match["name"]):
+            continue  # code: what is called or indexed is not the value itself; or where it is kept
         elif zone[start] in "\"'`":
             start, end = start + 1, end - 1
         value = zone[start:end]
         if zone[start - 1] not in "\"'`":
             value = value.rstrip(".!?*:|\\")
             end = start + len(value)
-        if _is_secret(word.group(), match, value):
+        if (scheme is not None and len(value) >= 16) or _is_secret(word.group(), match, value):
             yield start, end
 
 

@@ -71,6 +71,8 @@ def test_a_value_is_found_in_its_surroundings(text, kind, value):
         'password = os.environ["PW"]; password = ${PW}; password = None',
         "max_tokens = 4096; key = value; token_count: 128",
         "icon@2x.png and pkg@1.2.3",
+        "call it 113804.432, text 2048 1529.0, items[::2] and x[1::]",
+        "password = read_secret(path); token_file = /etc/abc1234/x1y2z3",
     ],
 )
 def test_what_only_looks_like_one_is_left_alone(text):
