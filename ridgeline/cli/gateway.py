@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
 from ridgeline.gateway.gateway_config import GatewayConfig
@@ -21,9 +22,9 @@ lets running answers finish, then stops."""
 
 EXAMPLES = """\
   ridgeline serve & ridgeline gateway
-  ridgeline gateway --upstream http://127.0.0.1:9000 --port 8080
+  ridgeline gateway --upstream http://127.0.0.1:9000 --port 9080 --admin-port 9081 --state-dir second
   ridgeline gateway --print-example > gateway.toml && ridgeline gateway --config gateway.toml
-  ridgeline keys create --name app --rpm 600 --daily-usd 5
+  KEY=$(ridgeline keys create --name app --rpm 600 --daily-usd 5)
   curl 127.0.0.1:8080/v1/chat/completions -H "authorization: Bearer $KEY" \\
        -H "content-type: application/json" -d @request.json
   ridgeline usage --by key,model
@@ -65,6 +66,9 @@ def add_parser(verbs: Verbs) -> None:
         metavar="URL",
         help=f"without --config: the server to front (default: {DEFAULT_UPSTREAM})",
     )
+    parser.add_argument(
+        "--admin-port", type=int, metavar="N", help="port of the admin API (default: the file's, or 8081)"
+    )
     parser.add_argument("--print-example", action="store_true", help="print a small gateway.toml and stop")
     parser.add_argument("--print-schema", action="store_true", help="print the file's JSON schema and stop")
     parser.add_argument("--check", action="store_true", help="read and check the configuration, and stop")
@@ -87,13 +91,19 @@ def run(args: argparse.Namespace) -> int:
 
     def read() -> GatewaySettings:
         if args.config is not None:
-            return read_settings(args.config, flags)
-        return embedded(args.upstream or DEFAULT_UPSTREAM, flags)
+            found = read_settings(args.config, flags)
+        else:
+            found = embedded(args.upstream or DEFAULT_UPSTREAM, flags)
+        if args.admin_port is None:
+            return found
+        return replace(found, admin=replace(found.admin, port=args.admin_port))
 
     settings = read()
     if args.check:
-        models, upstreams = len(settings.models), len(settings.upstreams)
-        print(f"{args.config or 'the embedded default'}: {upstreams} upstreams, {models} models, all fits")
+        parts = ("upstreams", "models", "routes", "guards")
+        counts = [(len(getattr(settings, part)), part) for part in parts]
+        shown = ", ".join(f"{n} {part if n > 1 else part[:-1]}" for n, part in counts if n)
+        print(f"{args.config or 'the embedded default'}: {shown}, all fits")
         return 0
     from ridgeline.gateway.main import run as serve
 

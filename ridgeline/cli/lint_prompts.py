@@ -124,7 +124,8 @@ def _post(url: str, path: str, model: str | None, body: dict[str, Any], source: 
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
-        raise RemoteError(f"{source}: {url} answers {path} with {error.code}") from None
+        hint = "; a gateway has no such path: name a server behind it" if error.code == 404 else ""
+        raise RemoteError(f"{source}: {url} answers {path} with {error.code}{hint}") from None
     except (OSError, ValueError) as error:
         raise RemoteError(f"{url} cannot be asked: {error}; is `ridgeline serve` running there?") from error
 

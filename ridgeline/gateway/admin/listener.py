@@ -76,5 +76,8 @@ class AdminListener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
         except OSError as error:
-            raise OptionError(f"[admin] cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise OptionError(
+                f"[admin] cannot listen on {host}:{port}: {error.strerror or error}; --admin-port or "
+                "[admin] port names another"
+            ) from error
         return listener
