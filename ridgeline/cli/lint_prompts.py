@@ -160,7 +160,8 @@ def _print(report: Report | None, templates: list[TemplateReport]) -> None:
 
 def _print_requests(report: Report) -> None:
     now, ideal = report.tokens_shared, report.tokens_shared_ideal
-    print(f"{report.requests:,} requests, {report.tokens:,} tokens ({report.measured_in})")
+    measured = "" if report.measured_in == "tokens" else f" ({report.measured_in})"
+    print(f"{report.requests:,} requests, {report.tokens:,} tokens{measured}")
     print(f"  shareable now               {report.share:6.1%}  {now:>12,} tokens")
     print(f"  with what varies put last   {report.share_ideal:6.1%}  {ideal:>12,} tokens  (+{ideal - now:,})")
     if report.breakers:
