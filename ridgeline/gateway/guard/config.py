@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.options import OptionError, option
+from ridgeline.options import OptionError, check_range, option
 
 # What the built-in detectors find. Patterns of the config and NER's entities add kinds of their own.
 KINDS = ("email", "phone", "card", "iban", "ip", "ssn", "secret")
@@ -70,6 +70,5 @@ class GuardConfig:
                 raise OptionError(
                     f"[[guards]] {self.name}: {field}: names and places are found in requests only"
                 )
-        for field in ("timeout_ms", "ner_timeout_ms", "ner_processes"):
-            if getattr(self, field) < 1:
-                raise OptionError(f"[[guards]] {self.name}: {field} must be at least 1")
+        check_range(self, f"[[guards]] {self.name}:", 1, 600_000, "timeout_ms", "ner_timeout_ms")
+        check_range(self, f"[[guards]] {self.name}:", 1, 64, "ner_processes")

@@ -99,6 +99,8 @@ class PhoneDetector:
         ends = [group.end() for group in _DIGITS.finditer(zone, start, stop)]
         for end in reversed(ends):
             text = zone[start:end]
+            if zone[end : end + 1] in ("-", ".") and end < stop:
+                continue  # half of something else
             if text.count("(") == text.count(")") and self._is_number(text, named):
                 return start, end
         return None
