@@ -146,6 +146,14 @@ def build(config: type[Config], *layers: Mapping[str, Any]) -> Config:
 # ---- documentation ----
 
 
+def check_range(config: object, where: str, least: float, most: float, *names: str) -> None:
+    """For a `__post_init__`: these options, where they are set, lie within the bounds."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not least <= value <= most:
+            raise OptionError(f"{where} {name} must be from {least:,} to {most:,}, got {value}")
+
+
 def markdown_table(config: type, skip: Iterable[str] = ()) -> str:
     """The options as a Markdown table: flag, default, meaning."""
     head = ["| flag | default | meaning |", "|---|---|---|"]

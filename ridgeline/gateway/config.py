@@ -25,9 +25,11 @@ from ridgeline.gateway.tenants.config import StoreConfig
 from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.outgoing import Target
-from ridgeline.options import OptionError, build, check_values, option, read_file
+from ridgeline.options import OptionError, build, check_range, check_values, option, read_file
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+MOST_LIMIT = 10**12
+MOST_PRICE = 10**6  # US dollars per million tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,14 @@ class ModelConfig:
     semantic_threshold: float | None = option(
         None, "similarity that counts as the same question; default: [cache]"
     )
+
+    def __post_init__(self) -> None:
+        where = f"[[models]] {self.name or '(no name)'}:"
+        check_range(self, where, 0, MOST_LIMIT, "requests_per_minute", "tokens_per_minute", "concurrent")
+        prices = ("price_in", "price_cached", "price_cache_write", "price_out")
+        check_range(self, where, 0, MOST_PRICE, *prices)
+        check_range(self, where, 1, 600_000, "hedge_after_ms")
+        check_range(self, where, 0.01, 1, "semantic_threshold")
 
     @property
     def limits(self) -> Limits:
@@ -167,8 +177,6 @@ def embedded(url: str, flags: Mapping[str, Any] | None = None) -> GatewaySetting
 def checked(settings: GatewaySettings) -> GatewaySettings:
     """The settings, or an OptionError that names what does not fit."""
     gateway = settings.gateway
-    if gateway.workers < 1:
-        raise OptionError("[gateway] workers must be at least 1")
     if gateway.workers > 1 and not settings.redis.url:
         raise OptionError(
             "[gateway] workers: several processes count limits together through Redis: set [redis] url, "

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ridgeline.options import option
+from ridgeline.options import check_range, option
+
+GIGABYTE = 1 << 30
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,14 @@ class GatewayConfig:
         "info", "least severe line that is logged"
     )
     log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
+
+    def __post_init__(self) -> None:
+        check_range(self, "[gateway]", 0, 65_535, "port")
+        check_range(self, "[gateway]", 1, 256, "workers")
+        check_range(self, "[gateway]", 1, GIGABYTE, "max_body_bytes", "max_answer_bytes", "max_head_bytes")
+        check_range(self, "[gateway]", 1, 64 * GIGABYTE, "max_upload_bytes")
+        waits = ("upload_timeout_s", "request_timeout_s", "stream_stall_s", "head_timeout_s")
+        check_range(self, "[gateway]", 0.01, DAY_S, *waits)
+        check_range(self, "[gateway]", 0, DAY_S, "drain_s")
+        check_range(self, "[gateway]", 1, 1_000_000, "max_connections", "max_connections_per_address")
+        check_range(self, "[gateway]", 0, 10_000_000, "output_estimate")

@@ -10,6 +10,8 @@ import pytest
 from ridgeline.cli.gateway import EXAMPLE_FILE
 from ridgeline.gateway.catalog import Catalog, allows
 from ridgeline.gateway.config import (
+    LISTS,
+    SECTIONS,
     GatewaySettings,
     checked,
     embedded,
@@ -20,8 +22,9 @@ from ridgeline.gateway.config import (
 )
 from ridgeline.gateway.errors import NotFound
 from ridgeline.gateway.upstreams.outgoing import Target
-from ridgeline.options import OptionError
+from ridgeline.options import OptionError, build, options_of
 
+OWN_CHECKS = ("embeddings", "routes", "rules", "guards")  # checked where they are put to use
 UPSTREAM = {"name": "a", "kind": "openai", "url": "http://127.0.0.1:1"}
 
 
@@ -58,7 +61,7 @@ def test_a_worker_reads_the_settings_as_they_were_written(tmp_path: Path) -> Non
         ({"models": [{"name": "m", "targets": ("a/x*-1",)}]}, "weight"),
         ({"models": [{"name": "m", "targets": ("a/x",)}] * 2}, "two tables are named 'm'"),
         ({"gateway": {"workers": 2}}, "[redis] url"),
-        ({"gateway": {"workers": 0}}, "at least 1"),
+        ({"gateway": {"workers": 0}}, "[gateway] workers must be from 1"),
         ({"gateway": {"require_keys": False, "host": "0.0.0.0"}}, "open 0.0.0.0 to everybody"),
         ({"routes": [{"name": "auto", "models": ("other",)}]}, "no [[models]] is named 'other'"),
         ({"cache": {"place": "redis"}}, "[redis] url"),
@@ -69,6 +72,16 @@ def test_what_does_not_fit_is_refused_by_name(values: dict[str, Any], says: str)
     with pytest.raises(OptionError) as refused:
         settings(**values)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("section", [name for name in (*SECTIONS, *LISTS) if name not in OWN_CHECKS])
+def test_every_number_has_bounds(section: str) -> None:
+    config = {**SECTIONS, **LISTS}[section]
+    numbers = [one for one in options_of(config) if one.base in (int, float) and not one.repeated]
+    for number in numbers:
+        for value in (-1, 10**16):
+            with pytest.raises(OptionError, match=number.name):
+                build(config, {"name": "x"} if section in LISTS else {}, {number.name: number.base(value)})
 
 
 def test_an_unknown_key_is_an_error_that_names_the_nearest(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.options import OptionError, option
+from ridgeline.options import OptionError, check_range, option
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,4 @@ class PricesConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"[prices] {name} must not be below 0, got {getattr(self, name)}")
+        check_range(self, "[prices]", 0, 10**9, "gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s")

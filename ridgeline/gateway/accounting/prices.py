@@ -148,8 +148,6 @@ def _set_prices(model: PricedModel) -> TokenPrices | None:
     given = (model.price_in, model.price_cached, model.price_cache_write, model.price_out)
     if all(price is None for price in given):
         return None
-    if any(price is not None and price < 0 for price in given):
-        raise OptionError(f"[[models]] {model.name}: a price cannot be below 0")
     fresh = _per_token(model.price_in or 0.0)
     return TokenPrices(
         fresh=fresh,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.options import OptionError, option
+from ridgeline.options import check_range, option
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,8 @@ class CacheConfig:
     semantic_max_bytes: int = option(64 << 20, "Bytes of vectors and answers in one worker's memory")
 
     def __post_init__(self) -> None:
-        if not self.ttl_s > 0:
-            raise OptionError(f"ttl_s must be above 0, got {self.ttl_s}")
-        if not 0 < self.semantic_threshold <= 1:
-            raise OptionError(
-                f"semantic_threshold must be above 0 and at most 1, got {self.semantic_threshold}"
-            )
-        for name in (
-            "max_bytes",
-            "max_answer_bytes",
-            "semantic_text_bytes",
-            "semantic_entries",
-            "semantic_max_bytes",
-        ):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_range(self, "[cache]", 0.001, 10 * 365 * 86_400, "ttl_s")
+        check_range(self, "[cache]", 0.01, 1, "semantic_threshold")
+        check_range(self, "[cache]", 1, 1 << 40, "max_bytes", "semantic_max_bytes")
+        check_range(self, "[cache]", 1, 1 << 30, "max_answer_bytes", "semantic_text_bytes")
+        check_range(self, "[cache]", 1, 10_000_000, "semantic_entries")

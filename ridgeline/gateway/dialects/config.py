@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.options import option
+from ridgeline.options import check_range, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +24,6 @@ class DialectConfig:
     send_reasoning: bool = option(
         False, "send earlier thinking to an OpenAI upstream as reasoning_content; the hosted one refuses it"
     )
+
+    def __post_init__(self) -> None:
+        check_range(self, "[dialects]", 1, 10_000_000, "default_max_tokens")

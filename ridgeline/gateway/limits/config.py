@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.options import OptionError, option
+from ridgeline.options import OptionError, check_range, option
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,7 @@ class RedisConfig:
     reconcile_s: float = option(300.0, "how often spending is compared with the ledger")
 
     def __post_init__(self) -> None:
-        for name in ("timeout_ms", "connect_timeout_ms", "lease_s", "reconcile_s"):
-            if getattr(self, name) <= 0:
-                raise OptionError(f"{name} must be more than 0, got {getattr(self, name)}")
+        check_range(self, "[redis]", 1, 60_000, "timeout_ms", "connect_timeout_ms")
+        check_range(self, "[redis]", 0.01, 31 * 86_400, "lease_s", "reconcile_s")
         if self.url and not self.url.startswith(("redis://", "rediss://")):
-            raise OptionError("url must begin with redis:// or rediss://")
+            raise OptionError("[redis] url must begin with redis:// or rediss://")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.options import OptionError, option
+from ridgeline.options import OptionError, check_range, option
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class ObserveConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trace_sample <= 1:
-            raise OptionError(f"trace_sample must be between 0 and 1, got {self.trace_sample}")
-        for name in ("log_body_bytes", "max_series", "trace_queue"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_range(self, "[observe]", 0, 1, "trace_sample")
+        check_range(self, "[observe]", 1, 1_000_000, "max_series", "trace_queue")
+        check_range(self, "[observe]", 1, 1 << 26, "log_body_bytes")
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise OptionError(f"otlp_endpoint must be an http:// or https:// URL, got {self.otlp_endpoint!r}")
+            raise OptionError(
+                f"[observe] otlp_endpoint must be an http:// or https:// URL, got {self.otlp_endpoint!r}"
+            )

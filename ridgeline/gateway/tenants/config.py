@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.options import OptionError, option
+from ridgeline.options import OptionError, check_range, option
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,10 @@ class StoreConfig:
         scheme = self.url.partition("://")[0]
         if self.url and scheme not in ("postgresql", "postgres"):
             raise OptionError(
-                f"store.url must begin with postgresql://, or be empty for SQLite, not {scheme!r}"
+                f"[store] url must begin with postgresql://, or be empty for SQLite, not {scheme!r}"
             )
         # A revocation must reach every worker within a second, a slow poll included.
-        if not 0.02 <= self.poll_s <= 0.3:
-            raise OptionError(f"store.poll_s must be from 0.02 to 0.3, got {self.poll_s:g}")
-        if not 0.1 <= self.timeout_s <= 60:
-            raise OptionError(f"store.timeout_s must be from 0.1 to 60, got {self.timeout_s:g}")
-        for name in ("connections", "max_keys", "max_owned"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"store.{name} must be at least 1, got {getattr(self, name)}")
+        check_range(self, "[store]", 0.02, 0.3, "poll_s")
+        check_range(self, "[store]", 0.1, 60, "timeout_s")
+        check_range(self, "[store]", 1, 1000, "connections")
+        check_range(self, "[store]", 1, 100_000_000, "max_keys", "max_owned")

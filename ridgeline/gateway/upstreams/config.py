@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ridgeline.options import OptionError, option
+from ridgeline.options import OptionError, check_range, option
 
 Kind = Literal["ridgeline", "openai", "anthropic"]
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,11 @@ class UpstreamConfig:
 
     def __post_init__(self) -> None:
         where = f"[[upstreams]] {self.name or '(no name)'}:"
-        for name in ("max_concurrent", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{where} {name} must be at least 1")
-        names = ("queue_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s")
-        for name in (*names, "probe_timeout_s"):
-            if not 0 < getattr(self, name) <= 86_400:
-                raise OptionError(f"{where} {name} must be above 0 and at most a day")
-        if self.stall_s < 0 or (self.probe_s or 0) < 0:
-            raise OptionError(f"{where} stall_s and probe_s must not be below 0")
+        check_range(self, where, 1, 1_000_000, "max_concurrent", "max_waiting")
+        waits = ("queue_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s")
+        check_range(self, where, 0.001, DAY_S, *waits, "probe_timeout_s")
+        check_range(self, where, 0, DAY_S, "stall_s", "probe_s")
+        check_range(self, where, 0, 10**9, "gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s")
         if self.probe_path is not None and not self.probe_path.startswith("/"):
             raise OptionError(f"{where} probe_path must begin with /")
 
@@ -87,17 +84,12 @@ class RetryConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.retries <= 10:
-            raise OptionError("[retries] retries must be from 0 to 10")
-        if not 0 <= self.budget_ratio <= 1:
-            raise OptionError("[retries] budget_ratio must be from 0 to 1")
-        if not 0 < self.breaker_ratio <= 1:
-            raise OptionError("[retries] breaker_ratio must be above 0 and at most 1")
-        if self.breaker_failures < 1:
-            raise OptionError("[retries] breaker_failures must be at least 1")
-        for name in ("breaker_window_s", "breaker_open_s", "breaker_open_max_s", "credential_dead_s"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"[retries] {name} must be above 0")
-        for name in ("backoff_ms", "backoff_max_ms", "retry_after_max_s", "budget_per_s"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"[retries] {name} must not be below 0")
+        check_range(self, "[retries]", 0, 10, "retries")
+        check_range(self, "[retries]", 0, 1, "budget_ratio")
+        check_range(self, "[retries]", 0.01, 1, "breaker_ratio")
+        check_range(self, "[retries]", 1, 1_000_000, "breaker_failures")
+        check_range(self, "[retries]", 0, 1_000_000, "budget_per_s")
+        pauses = ("breaker_window_s", "breaker_open_s", "breaker_open_max_s", "credential_dead_s")
+        check_range(self, "[retries]", 0.001, DAY_S, *pauses)
+        check_range(self, "[retries]", 0, 1000 * DAY_S, "backoff_ms", "backoff_max_ms")
+        check_range(self, "[retries]", 0, DAY_S, "retry_after_max_s")

@@ -117,7 +117,7 @@ def test_an_hour_s_price_without_rates_is_refused_with_what_to_do() -> None:
 
 
 def test_a_price_below_nothing_is_refused() -> None:
-    with pytest.raises(OptionError, match="below 0"):
+    with pytest.raises(OptionError, match="price_out must be from 0"):
         prices(ModelConfig(name="m", price_out=-1.0))
 
 

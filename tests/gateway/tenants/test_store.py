@@ -315,7 +315,7 @@ def test_settings_of_the_store_are_checked() -> None:
         ({"poll_s": 0.5}, "poll_s"),
         ({"connections": 0}, "connections"),
     ):
-        with pytest.raises(OptionError, match=f"store.{name}"):
+        with pytest.raises(OptionError, match=rf"\[store\] {name} must"):
             StoreConfig(**wrong)
 
 
