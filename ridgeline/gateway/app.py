@@ -73,8 +73,7 @@ class Gateway:
             await self._refuse(exchange, GatewayError(message), send)
         finally:
             self._live.discard(exchange)
-            if exchange.connection is not None:
-                exchange.connection.when_gone = None
+            exchange.stay()
             self._finishing.finish(exchange)
 
     async def drained(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from ridgeline.gateway.body import Fields, field, raw
 from ridgeline.gateway.catalog import allows
-from ridgeline.gateway.endpoints import Place, find
+from ridgeline.gateway.endpoints import Endpoint, Place, find
 from ridgeline.gateway.errors import BadRequest, Forbidden
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.guard.guards import Guard
@@ -45,26 +45,32 @@ async def read_batch_file(
     """The file as the upstream is to see it: its own model names, and what the guard left of the texts."""
     lines: list[bytes] = []
     public, there = "", ""
+    endpoints: set[str] = set()
     for number, text in enumerate(content.split(b"\n"), start=1):
         if not text.strip():
             continue
         if len(lines) == MAX_LINES:
             raise _bad(number, f"more than {MAX_LINES} requests")
         line = _read_line(text, number)
-        kind = _checked_kind(line, exchange, number)
+        endpoint = _checked_endpoint(line, exchange, number)
+        endpoints.add(endpoint.name)
         name = field(line.body, "model", str, "")
         if public and name != public:
             raise _bad(number, f"model {name[:80]!r}: all lines of a file ask for one model")
         if not public:
             public, there = name, _model_at(name, exchange, parts, upstream, number)
-        fields: Fields = {**line.body, "model": raw(there)}
+        fields: Fields = line.body
         if guard is not None:
-            fields = (await guard.request(kind, fields)).fields
-        line.body = {name: msgspec.Raw(value) for name, value in fields.items()}
+            fields = (await guard.request(endpoint.kind, fields)).fields
+            named = {"custom_id": raw(line.custom_id)}
+            if (await guard.request("batches", named)).fields != named:
+                raise _bad(number, "custom_id holds what this key's policy lets nobody send")
+        line.body = {**fields, "model": raw(there)}
         lines.append(_encoder.encode(line))
     if not lines:
         raise BadRequest("file: holds no requests", param="file")
-    return BatchFile(b"\n".join(lines) + b"\n", {"model": public, "upstream_model": there})
+    meta = {"model": public, "upstream_model": there, "endpoints": sorted(endpoints)}
+    return BatchFile(b"\n".join(lines) + b"\n", meta)
 
 
 def _read_line(text: bytes, number: int) -> _Line:
@@ -74,7 +80,7 @@ def _read_line(text: bytes, number: int) -> _Line:
         raise _bad(number, str(error)) from None
 
 
-def _checked_kind(line: _Line, exchange: Exchange, number: int) -> str:
+def _checked_endpoint(line: _Line, exchange: Exchange, number: int) -> Endpoint:
     place = find(line.method, line.url)
     if not isinstance(place, Place) or place.endpoint.kind not in BATCHED:
         raise _bad(number, f"url {line.url[:80]!r} cannot be asked in a batch")
@@ -85,7 +91,7 @@ def _checked_kind(line: _Line, exchange: Exchange, number: int) -> str:
             f"file: line {number}: this key may not use the endpoint {place.endpoint.name!r}",
             code="endpoint_not_allowed",
         )
-    return place.endpoint.kind
+    return place.endpoint
 
 
 def _model_at(name: str, exchange: Exchange, parts: Parts, upstream: str, number: int) -> str:

@@ -28,12 +28,14 @@ class Cascading:
         asked = dict(own)
         is_asked = ask_for_logprobs(kind, asked)
         if is_asked:
-            exchange.fields, was_changed, job.changed = asked, job.changed, True
+            exchange.fields = asked
         confidence: float | None = None
         try:
             await self._forwarding.open(exchange, job)
             whole = await self._forwarding.whole(exchange, job)
         except UpstreamFailed as error:
+            if exchange.opened is not None:
+                exchange.opened.abort()  # an answer that broke off still holds its place
             exchange.end_as("upstream_failed", error.status, error.code)
             exchange.usage = await self._booking.late_usage(exchange)
         else:
@@ -46,7 +48,7 @@ class Cascading:
                 return
             exchange.end_as("ok" if whole.status < 400 else "refused", whole.status, "escalated")
         if is_asked:
-            exchange.fields, job.changed = own, was_changed
+            exchange.fields = own
         self._escalate(exchange, job, confidence)
         await self._forwarding.forward(exchange, job, send)
 

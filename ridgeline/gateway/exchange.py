@@ -118,6 +118,11 @@ class Exchange:
             self.gone = True
             self.task.cancel()
 
+    def stay(self) -> None:
+        """From here on the request is carried out, whether or not its client waits for it."""
+        if self.connection is not None:
+            self.connection.when_gone = None
+
     def expire(self) -> None:
         if self.expired is None and self.deadline_error is not None:
             self.expired = self.deadline_error()
@@ -146,6 +151,9 @@ class Exchange:
             body = b"".join(parts)
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
+        connection = self.connection
+        if connection is not None and connection.flow.read_paused and not connection.pipeline:
+            connection.flow.resume_reading()  # the last piece was large; an unread socket never tells its end
         return bytes(body)
 
 

@@ -7,6 +7,7 @@ had not asked for stands between. The ledger knows of a request before its first
 from __future__ import annotations
 
 import time
+from hashlib import sha256
 from typing import NamedTuple
 
 from ridgeline.gateway.accounting.row import Opening
@@ -17,7 +18,7 @@ from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.dialects.translate import translate_answer, translate_request
 from ridgeline.gateway.dialects.usage_reader import Hide, ask_for_usage
 from ridgeline.gateway.endpoints import Endpoint
-from ridgeline.gateway.errors import Unauthorized, UpstreamFailed
+from ridgeline.gateway.errors import BadRequest, Unauthorized, UpstreamFailed
 from ridgeline.gateway.exchange import ANONYMOUS, Exchange, Headers, Send
 from ridgeline.gateway.job import Job, Sent
 from ridgeline.gateway.parts import Parts
@@ -28,6 +29,7 @@ from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
 # What of a client's own headers goes on; everything else, keys and forged ones above all, stays here.
 PASSED_ON = (b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"idempotency-key")
+LONGEST_PASSED_ON = 512  # bytes of a value: these are words of a protocol, and no guard reads them
 # What of an upstream's headers comes back.
 PASSED_BACK = frozenset({b"content-type", b"content-disposition", b"openai-processing-ms", b"openai-version"})
 PATHS = {
@@ -43,6 +45,23 @@ PATHS = {
     "transcriptions": "/v1/audio/transcriptions",
     "translations": "/v1/audio/translations",
 }
+
+
+def passed_on(exchange: Exchange) -> Headers:
+    """The client's own headers that its upstream sees."""
+    headers: Headers = []
+    for name in PASSED_ON:
+        value = exchange.headers.get(name)
+        if value is None:
+            continue
+        if len(value) > LONGEST_PASSED_ON:
+            text = f"the header {name.decode()} is longer than {LONGEST_PASSED_ON} bytes"
+            raise BadRequest(text, code="invalid_header")
+        if name == b"idempotency-key":
+            # To the upstream all tenants are one client: what one of them has had answered is no other's.
+            value = sha256(exchange.tenant.encode() + b"\0" + value).hexdigest().encode()
+        headers.append((name, value))
+    return headers
 
 
 class Whole(NamedTuple):
@@ -102,7 +121,7 @@ class Forwarding:
 
     def _prepare(self, exchange: Exchange, job: Job, target: Target) -> Outgoing:
         """The request as this target is to see it, written ahead to the ledger."""
-        endpoint, row, given = exchange.place.endpoint, exchange.row, exchange.headers
+        endpoint, row = exchange.place.endpoint, exchange.row
         if exchange.key is not ANONYMOUS and self._parts.policy.policy.key(row.key_id) is None:
             # Revoked or expired while it waited for a limit, a turn or a retry.
             raise Unauthorized("the API key has been revoked", code="revoked_api_key")
@@ -123,42 +142,35 @@ class Forwarding:
         )
         exchange.late_usage = True  # asked, and until its end has come only the upstream knows what it used
         row.upstream, row.upstream_model = target.upstream, target.model
-        headers: Headers = [(b"x-request-id", row.request_id.encode())]
-        headers += [(name, given[name]) for name in PASSED_ON if name in given]
+        headers: Headers = [(b"x-request-id", row.request_id.encode()), *passed_on(exchange)]
         if exchange.trace is not None:
             headers.append((b"traceparent", exchange.trace.traceparent(target.upstream)))
         if job.form is not None:
-            body = job.form.body
-            if target.model != row.model_asked:
-                body = job.form.replaced("model", target.model.encode())
-            headers.append((b"content-type", given[b"content-type"]))
+            content_type, body = job.form.written({"model": target.model.encode()})
+            headers.append((b"content-type", content_type))
             return Outgoing("POST", PATHS[endpoint.kind], headers, body, False)
         headers.append((b"content-type", b"application/json"))
-        path, fields, changed = self._fields_for(exchange, job, target)
-        # A field that stands there twice would be read by us one way, and perhaps otherwise upstream.
-        if changed or exchange.body.count(b'"model"') != 1:
-            return Outgoing("POST", path, headers, write_fields(fields), row.stream)
-        return Outgoing("POST", path, headers, exchange.body, row.stream)
+        path, fields = self._fields_for(exchange, job, target)
+        # Each value is the client's own bytes; only a field that stood there twice stands there once.
+        return Outgoing("POST", path, headers, write_fields(fields), row.stream)
 
-    def _fields_for(self, exchange: Exchange, job: Job, target: Target) -> tuple[str, Fields, bool]:
+    def _fields_for(self, exchange: Exchange, job: Job, target: Target) -> tuple[str, Fields]:
         endpoint, row, fields = exchange.place.endpoint, exchange.row, exchange.fields
-        changed, kind, path = job.changed, endpoint.kind, PATHS[endpoint.kind]
+        kind, path = endpoint.kind, PATHS[endpoint.kind]
         hide: Hide = ""
         family = self._family(endpoint, target)
         is_translated = family != endpoint.family
         if is_translated:
             other, fields = translate_request(kind, fields, family, self._parts.settings.dialects)
-            path, changed = other or path, True
-        if target.model != row.model_asked or changed:
-            fields = {**fields, "model": raw(target.model)}
-            changed = True
+            path = other or path
+        fields = {**fields, "model": raw(target.model)}
         if row.stream and family != "anthropic":
             asked = dict(fields)
             hide = ask_for_usage("chat" if is_translated else kind, asked)
             if hide:
-                fields, changed = asked, True
+                fields = asked
         job.note(target, Sent(family, is_translated, hide))
-        return path, fields, changed
+        return path, fields
 
     def _family(self, endpoint: Endpoint, target: Target) -> Family:
         """Our own server speaks both; others are asked in their own."""

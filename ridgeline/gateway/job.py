@@ -30,7 +30,6 @@ class Job:
     form: Form | None = None
     model: PublicModel | None = None
     targets: Sequence[Target] = ()  # fewer than the model has, where only some can answer
-    changed: bool = False  # fields are no longer the client's bytes
     restorer: Any = None  # of a guard: what it took out goes back into the answer
     question: Question | None = None  # to the router,
     decision: Decision | None = None  # and its answer

@@ -10,7 +10,7 @@ import msgspec
 from ridgeline.gateway.body import field, read_fields
 from ridgeline.gateway.caching.answers import CacheUse
 from ridgeline.gateway.cascading import Cascading
-from ridgeline.gateway.catalog import PublicModel, allows
+from ridgeline.gateway.catalog import MAX_NAME, PublicModel, allows
 from ridgeline.gateway.errors import BadRequest, Forbidden, UpstreamTimeout
 from ridgeline.gateway.exchange import Exchange, Receive, Send
 from ridgeline.gateway.finishing import Booking
@@ -28,6 +28,8 @@ STREAMED_KINDS = frozenset({"chat", "completions", "responses", "messages"})
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 BYTES_PER_TOKEN = 4
 NO_LIMITS = Limits()
+MANY_ANSWERS = frozenset({"chat", "completions"})  # kinds of which one request may ask for several
+MOST_ANSWERS = 1024
 LONGEST_OUTPUT = 10_000_000  # tokens anybody may ask for; beyond it a figure is a mistake
 
 
@@ -66,6 +68,9 @@ class ModelRequests:
         config, endpoint, row = self._config, exchange.place.endpoint, exchange.row
         content_type = exchange.headers.get(b"content-type", b"")
         form: Form | None = None
+        if exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            message = "Content-Encoding: a compressed body is not read here; send it as it is"
+            raise BadRequest(message, status=415, code="unsupported_media_type")
         if endpoint.multipart:
             exchange.body = await exchange.read_body(
                 receive, config.max_upload_bytes, config.upload_timeout_s
@@ -80,16 +85,25 @@ class ModelRequests:
             exchange.body = await exchange.read_body(receive, config.max_body_bytes, config.upload_timeout_s)
             exchange.fields = read_fields(exchange.body)
             asked = field(exchange.fields, "model", str, "")
+            for name in exchange.fields:
+                if len(name) == 5 and name != "model" and name.lower() == "model":
+                    # Upstreams written in Go read it as the model's name all the same.
+                    raise BadRequest(f"{name}: write it model", param=name)
             if endpoint.kind in STREAMED_KINDS:
                 row.stream = field(exchange.fields, "stream", bool, False)
         if not asked:
             raise BadRequest(
                 "model: name a model; GET /v1/models lists them", code="missing_field", param="model"
             )
-        row.model_asked = asked[:256]
+        if len(asked) > MAX_NAME or not asked.isprintable():
+            raise BadRequest(
+                f"model: no name has more than {MAX_NAME} characters, or such as cannot be printed",
+                param="model",
+            )
+        row.model_asked = asked
         assert exchange.key is not None
         if not allows(exchange.key.models, asked):
-            message = f"this key may not use the model {asked[:256]!r}"
+            message = f"this key may not use the model {asked!r}"
             raise Forbidden(message, code="model_not_allowed", param="model")
         return Job(form)
 
@@ -128,13 +142,20 @@ class ModelRequests:
         if exchange.place.endpoint.kind not in STREAMED_KINDS:
             return 0
         fields = exchange.fields
+        answers = 1
+        for name in ("n", "best_of") if exchange.place.endpoint.kind in MANY_ANSWERS else ():
+            if name in fields:
+                asked = field(fields, name, int, 1)
+                if not 1 <= asked <= MOST_ANSWERS:
+                    raise BadRequest(f"{name}: must be 1 to {MOST_ANSWERS}", param=name)
+                answers = max(answers, asked)
         for name in OUTPUT_LIMITS:
             if name in fields:
                 asked = field(fields, name, int, self._config.output_estimate)
                 if not 0 <= asked <= LONGEST_OUTPUT:
                     raise BadRequest(f"{name}: {asked} is out of range", param=name)
-                return asked
-        return self._config.output_estimate
+                return asked * answers
+        return self._config.output_estimate * answers
 
     def _route_models(self, route: str) -> list[PublicModel]:
         names = next(one.models for one in self._parts.settings.routes if one.name == route)
@@ -158,7 +179,7 @@ class ModelRequests:
                 {"policy": guard.config.name, "action": guarded.action, "found": guarded.findings}
             ).decode()
         if guarded.fields is not exchange.fields:
-            exchange.fields, job.changed = guarded.fields, True
+            exchange.fields = guarded.fields
         self._parts.metrics.guard_found(guarded.findings, guarded.action)
         job.restorer = guarded.restorer
 

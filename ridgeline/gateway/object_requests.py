@@ -6,18 +6,27 @@ batch's file is read on its way: every line must be one that its key could have 
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ridgeline.gateway.batch_files import read_batch_file
-from ridgeline.gateway.body import field, read_fields
+from ridgeline.gateway.body import field, read_fields, write_fields
+from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.endpoints import FILES
-from ridgeline.gateway.errors import BadRequest, NotFound, Unavailable, UpstreamFailed, UpstreamTimeout
+from ridgeline.gateway.errors import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    Unavailable,
+    UpstreamFailed,
+    UpstreamTimeout,
+)
 from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
 from ridgeline.gateway.forms import Form
-from ridgeline.gateway.forwarding import PASSED_BACK, PASSED_ON
+from ridgeline.gateway.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.limits.limiter import Subject
 from ridgeline.gateway.own_requests import answer_json
@@ -25,9 +34,13 @@ from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
+T = TypeVar("T")
+
 MAX_ID = 128
 MAX_PAGE = 100
 MAX_PAGES = 50  # of an upstream's list, looked through for one tenant's own
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
+UPLOAD_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
 
 
@@ -85,7 +98,7 @@ class ObjectRequests:
         if kind == "batch":
             body = await self._read(exchange, answer)
             if answer.status < 300:
-                await self._own_files(exchange, owned.upstream, msgspec.json.decode(body, type=_Made))
+                await self._own_files(exchange, owned.upstream, _read_json(body, _Made))
             await self._send(exchange, answer, body, send)
         else:
             await self._relay(exchange, answer, send)
@@ -102,17 +115,21 @@ class ObjectRequests:
             raise BadRequest("after: not an id", param="after")
         for _ in range(MAX_PAGES):
             path = f"{base}?limit={MAX_PAGE}" + (f"&after={after}" if after else "")
-            body = await self._read(exchange, await self._ask(exchange, upstream, "GET", path, b"", []))
-            page = msgspec.json.decode(body, type=_Page)
+            answer = await self._ask(exchange, upstream, "GET", path, b"", [])
+            body = await self._read(exchange, answer)
+            if answer.status != 200:  # of a cursor that it does not know, for example
+                await self._send(exchange, answer, body, send)
+                return
+            page = _read_json(body, _Page)
             for one in page.data:
-                made = msgspec.json.decode(one, type=_Made)
+                made = _read_json(one, _Made)
                 owned = await self._parts.owned.owner(made.id)
                 if owned is not None and owned.tenant == exchange.tenant and owned.kind == kind:
                     mine.append((made.id, one))
                     await self._own_files(exchange, upstream, made)
             if len(mine) > limit or not page.has_more or not page.data:
                 break
-            after = msgspec.json.decode(page.data[-1], type=_Made).id
+            after = _read_json(page.data[-1], _Made).id
         shown = mine[:limit]
         listed = {
             "object": "list",
@@ -139,15 +156,25 @@ class ObjectRequests:
         body = await exchange.read_body(receive, config.max_upload_bytes, config.upload_timeout_s)
         form = Form.read(content_type, body)
         meta: dict[str, Any] = {}
+        changes: dict[str, bytes] = {}
         guard = self._guard(exchange)
+        unknown = form.names - UPLOAD_FIELDS
+        if unknown:
+            name = min(unknown)
+            raise BadRequest(f"{name}: no such field; known: {', '.join(sorted(UPLOAD_FIELDS))}", param=name)
+        for name in form.names - {"file"}:
+            if not _WORD.fullmatch(form.text(name)):
+                raise BadRequest(f"{name}: must be a word or a number", param=name)
         if form.text("purpose") == "batch":
             content = form.content("file")
             if content is None:
                 raise BadRequest("file: is missing", code="missing_field", param="file")
             batch = await read_batch_file(content, exchange, self._parts, self._upstream(), guard)
-            body, meta = form.replaced("file", batch.content), batch.meta
+            changes, meta = {"file": batch.content}, batch.meta
         elif guard is not None:
             guard.refuse_unreadable("files")
+        content_type, body = form.written(changes, with_filenames=guard is None)
+        exchange.stay()
         answer = await self._ask(
             exchange, self._upstream(), "POST", "/v1/files", body, [(b"content-type", content_type)]
         )
@@ -165,11 +192,31 @@ class ObjectRequests:
             raise BadRequest(
                 "input_file_id: the file was not uploaded with purpose batch", param="input_file_id"
             )
+        self._check_scope(exchange, owned.meta)
+        guard = self._guard(exchange)
+        if guard is not None:
+            own = {name: value for name, value in exchange.fields.items() if name != "input_file_id"}
+            guarded = (await guard.request("batches", own)).fields
+            exchange.fields = {**guarded, "input_file_id": exchange.fields["input_file_id"]}
+        exchange.stay()  # a batch that was made and is not remembered would never be booked
         headers: Headers = [(b"content-type", b"application/json")]
-        answer = await self._ask(exchange, owned.upstream, "POST", "/v1/batches", exchange.body, headers)
+        body = write_fields(exchange.fields)
+        answer = await self._ask(exchange, owned.upstream, "POST", "/v1/batches", body, headers)
         assert exchange.key is not None
         meta = {**owned.meta, "key": exchange.key.id, "team": exchange.key.team}
         await self._relay_made(exchange, answer, "batch", meta, send)
+
+    def _check_scope(self, exchange: Exchange, meta: dict[str, Any]) -> None:
+        """Another key of the team may have put the file there, with more to its scope than this one has."""
+        key = exchange.key
+        assert key is not None
+        if not allows(key.models, meta["model"]):
+            message = f"input_file_id: this key may not use the model {meta['model']!r}"
+            raise Forbidden(message, code="model_not_allowed", param="input_file_id")
+        for name in meta.get("endpoints", ()):
+            if key.endpoints and name not in key.endpoints:
+                message = f"input_file_id: this key may not use the endpoint {name!r}"
+                raise Forbidden(message, code="endpoint_not_allowed", param="input_file_id")
 
     # ---- there and back ----
 
@@ -188,12 +235,7 @@ class ObjectRequests:
     ) -> Answer:
         key, team = exchange.key, exchange.team
         assert key is not None
-        given = exchange.headers
-        headers = [
-            (b"x-request-id", exchange.id.encode()),
-            *((name, given[name]) for name in PASSED_ON if name in given),
-            *headers,
-        ]
+        headers = [(b"x-request-id", exchange.id.encode()), *passed_on(exchange), *headers]
         outgoing = Outgoing(method, path, headers, body, False)
         if exchange.opened is not None:
             exchange.opened.abort()
@@ -223,10 +265,11 @@ class ObjectRequests:
         """Nobody learns an id before the gateway remembers whose it is."""
         body = await self._read(exchange, answer)
         if answer.status < 300:
-            made = msgspec.json.decode(body, type=_Made)
-            await self._parts.owned.remember(
+            made = _read_json(body, _Made)
+            if not await self._parts.owned.remember(
                 made.id, exchange.tenant, exchange.row.upstream, kind=kind, meta=meta
-            )
+            ):
+                raise UpstreamFailed("the upstream gave an id that it had given before")
         await self._send(exchange, answer, body, send)
 
     async def _relay(self, exchange: Exchange, answer: Answer, send: Send) -> None:
@@ -264,6 +307,13 @@ def _path(exchange: Exchange) -> str:
         place.endpoint.kind
     ]
     return f"{base}/{place.object_id}" + (f"/{place.action}" if place.action else "")
+
+
+def _read_json(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError:
+        raise UpstreamFailed("the upstream's answer cannot be read") from None
 
 
 def _query(query: bytes) -> dict[str, str]:

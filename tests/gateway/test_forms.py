@@ -31,7 +31,7 @@ def test_fields_and_files_are_found_and_one_is_replaced() -> None:
     sound = bytes(range(256)) * 10
     form = Form.read(TYPE, body(part("model", b"whisper"), part("file", sound, "a.wav")))
     assert (form.text("model"), form.content("file"), form.files) == ("whisper", sound, frozenset({"file"}))
-    changed = Form.read(TYPE, form.replaced("model", b"other"))
+    changed = Form.read(*form.written({"model": b"other"}))
     assert (changed.text("model"), changed.content("file")) == ("other", sound)
 
 
