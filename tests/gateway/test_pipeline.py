@@ -346,4 +346,6 @@ async def test_audio_is_passed_on_as_it_came_but_for_the_models_name(tmp_path: P
         assert b"whisper-9" in stage.mock.last_body
         assert b"hear" not in stage.mock.last_body
         kinds = dict(stage.mock.last_headers)[b"content-type"]
-        assert kinds == answer.request.headers["content-type"].encode()
+        assert kinds.startswith(b"multipart/form-data; boundary=")
+        assert kinds != answer.request.headers["content-type"].encode(), "the client's boundary is not ours"
+        assert b"audio/wav" in stage.mock.last_body
