@@ -1,6 +1,6 @@
 """What can go wrong with a request at the gateway, with the status and code its client is told.
 
-Raised by every part, turned into an answer in one place (`answers.py`), in the shape of the client's own
+Raised by every part, turned into an answer in one place (`app.py`), in the shape of the client's own
 dialect. A message never holds a key, an upstream's address or text of the request.
 """
 
@@ -78,6 +78,10 @@ class UpstreamFailed(GatewayError):
 
 class UpstreamTimeout(UpstreamFailed):
     status, code = 504, "upstream_timeout"
+
+
+def out_of_time() -> UpstreamTimeout:
+    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")
 
 
 class ClientGone(Exception):

@@ -11,7 +11,7 @@ from ridgeline.gateway.body import field, read_fields
 from ridgeline.gateway.caching.answers import CacheUse
 from ridgeline.gateway.cascading import Cascading
 from ridgeline.gateway.catalog import MAX_NAME, PublicModel, allows
-from ridgeline.gateway.errors import BadRequest, Forbidden, UpstreamTimeout
+from ridgeline.gateway.errors import BadRequest, Forbidden, out_of_time
 from ridgeline.gateway.exchange import Exchange, Receive, Send
 from ridgeline.gateway.finishing import Booking
 from ridgeline.gateway.forms import Form
@@ -42,7 +42,7 @@ class ModelRequests:
 
     async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         job = await self._read(exchange, receive)
-        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, _out_of_time)
+        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
         catalog, asked = self._parts.catalog, exchange.row.model_asked
         job.model = None if asked in catalog.routes else catalog.find(asked)
         await self._reserve(exchange, job.model)
@@ -203,7 +203,3 @@ class ModelRequests:
 
 def _has_budget(subject: Subject) -> bool:
     return subject.limits.daily_usd is not None or subject.limits.monthly_usd is not None
-
-
-def _out_of_time() -> UpstreamTimeout:
-    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")

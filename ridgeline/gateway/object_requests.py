@@ -22,7 +22,7 @@ from ridgeline.gateway.errors import (
     NotFound,
     Unavailable,
     UpstreamFailed,
-    UpstreamTimeout,
+    out_of_time,
 )
 from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
 from ridgeline.gateway.forms import Form
@@ -61,7 +61,7 @@ class ObjectRequests:
         self._config = parts.settings.gateway
 
     async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
-        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, _out_of_time)
+        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
         await self._reserve(exchange)
         place = exchange.place
         if place.object_id:
@@ -282,9 +282,9 @@ class ObjectRequests:
         total = exchange.deadline
         try:
             while (data := await answer.next()) is not None:
-                exchange.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), _out_of_time)
+                exchange.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), out_of_time)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-                exchange.wait_until(total, _out_of_time)
+                exchange.wait_until(total, out_of_time)
         except UpstreamBroken as error:
             # Not ended: the server closes the connection, and the client sees that the body is not whole.
             raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
@@ -326,7 +326,3 @@ def _limit(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_PAGE:
         raise BadRequest(f"limit: must be 1 to {MAX_PAGE}", param="limit")
     return int(text)
-
-
-def _out_of_time() -> UpstreamTimeout:
-    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")

@@ -14,7 +14,7 @@ from typing import Protocol
 from ridgeline.gateway.dialects.error_bodies import error_event
 from ridgeline.gateway.dialects.translate import StreamTranslator
 from ridgeline.gateway.dialects.usage_reader import UsageReader
-from ridgeline.gateway.errors import GatewayError, UpstreamFailed, UpstreamTimeout
+from ridgeline.gateway.errors import GatewayError, UpstreamFailed, out_of_time
 from ridgeline.gateway.exchange import Exchange, Headers, Send
 from ridgeline.gateway.job import Job
 from ridgeline.gateway.parts import Parts
@@ -142,7 +142,7 @@ class StreamRelay:
         exchange = self._exchange
         exchange.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
         await send({"type": "http.response.body", "body": out, "more_body": True})
-        exchange.wait_until(self._total, _out_of_time)
+        exchange.wait_until(self._total, out_of_time)
 
     async def _end(self, broken: GatewayError | None, send: Send) -> None:
         exchange, reader = self._exchange, self._reader
@@ -175,7 +175,3 @@ class StreamRelay:
 
 def _slow_reader() -> GatewayError:
     return GatewayError("the client took nothing for too long", status=499, code="slow_reader")
-
-
-def _out_of_time() -> UpstreamTimeout:
-    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")
