@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.services import free_port
+from tests.conftest import free_port
 from tests.gateway.stage import CHAT, asking
 
 START_S = 60.0
@@ -119,6 +119,15 @@ def streamed(http: httpx.Client, model: str, into: list[str]) -> threading.Threa
         assert time.monotonic() < until
         time.sleep(0.01)
     return thread
+
+
+def test_a_key_works_as_soon_as_it_is_shown_and_ends_as_soon_as_it_is_revoked(gateway: Gateway) -> None:
+    for number in range(4):
+        made = gateway.admin("POST", "/admin/keys", name=f"key {number}").json()
+        headers = {"authorization": f"Bearer {made['secret']}"}
+        assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 200
+        gateway.admin("POST", f"/admin/keys/{made['id']}/revoke")
+        assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 401
 
 
 def test_sigterm_lets_a_stream_finish_and_its_row_is_written(gateway: Gateway) -> None:

@@ -51,6 +51,7 @@ def admin_app(
     status: Callable[[], Any] | None = None,
     metrics: Callable[[], Any] | None = None,
     reload: Callable[[], Any] | None = None,
+    settled: Callable[[], Awaitable[None]] | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """
@@ -60,24 +61,26 @@ def admin_app(
                   as may be the other two
     metrics:      text for Prometheus
     reload:       reads the configuration again; what it returns is shown
+    settled:      waited for after a change, before it is answered: workers know of it then
     extra_routes: behind the same gate
     """
     registry = Registry(store)
     api = _Api(registry, endpoints, guards)
+    changing = functools.partial(_audited, registry, settled)
     routes: list[BaseRoute] = [
         Route("/health", _health),
         Route("/admin/keys", api.list_keys, methods=["GET"]),
-        Route("/admin/keys", _audited(registry, "key.create", api.create_key), methods=["POST"]),
+        Route("/admin/keys", changing("key.create", api.create_key), methods=["POST"]),
         Route("/admin/keys/{id}", api.show_key, methods=["GET"]),
-        Route("/admin/keys/{id}", _audited(registry, "key.update", api.update_key), methods=["PATCH"]),
-        Route("/admin/keys/{id}", _audited(registry, "key.delete", api.delete_key), methods=["DELETE"]),
-        Route("/admin/keys/{id}/rotate", _audited(registry, "key.rotate", api.rotate_key), methods=["POST"]),
-        Route("/admin/keys/{id}/revoke", _audited(registry, "key.revoke", api.revoke_key), methods=["POST"]),
+        Route("/admin/keys/{id}", changing("key.update", api.update_key), methods=["PATCH"]),
+        Route("/admin/keys/{id}", changing("key.delete", api.delete_key), methods=["DELETE"]),
+        Route("/admin/keys/{id}/rotate", changing("key.rotate", api.rotate_key), methods=["POST"]),
+        Route("/admin/keys/{id}/revoke", changing("key.revoke", api.revoke_key), methods=["POST"]),
         Route("/admin/teams", api.list_teams, methods=["GET"]),
-        Route("/admin/teams", _audited(registry, "team.create", api.create_team), methods=["POST"]),
+        Route("/admin/teams", changing("team.create", api.create_team), methods=["POST"]),
         Route("/admin/teams/{id}", api.show_team, methods=["GET"]),
-        Route("/admin/teams/{id}", _audited(registry, "team.update", api.update_team), methods=["PATCH"]),
-        Route("/admin/teams/{id}", _audited(registry, "team.delete", api.delete_team), methods=["DELETE"]),
+        Route("/admin/teams/{id}", changing("team.update", api.update_team), methods=["PATCH"]),
+        Route("/admin/teams/{id}", changing("team.delete", api.delete_team), methods=["DELETE"]),
         Route("/admin/audit", api.audit, methods=["GET"]),
     ]
     if status is not None:
@@ -193,13 +196,15 @@ class _Nothing(msgspec.Struct):
     """The body of an action that takes no fields."""
 
 
-def _audited(registry: Registry, action: str, handler: Handler) -> Handler:
+def _audited(
+    registry: Registry, settled: Callable[[], Awaitable[None]] | None, action: str, handler: Handler
+) -> Handler:
     """What is refused or fails is recorded too; what is done, the registry records with the change."""
 
     @functools.wraps(handler)
     async def audited(request: Request) -> Response:
         try:
-            return await handler(request)
+            answer = await handler(request)
         except StoreUnavailable:
             raise  # nothing was changed, and nothing can be written
         except Exception as error:
@@ -213,6 +218,9 @@ def _audited(registry: Registry, action: str, handler: Handler) -> Handler:
             except Exception as unrecorded:
                 log.warning("%s was refused or failed, and is not in the audit log: %s", action, unrecorded)
             raise
+        if settled is not None:
+            await settled()
+        return answer
 
     return audited
 
@@ -224,7 +232,7 @@ def _reload(registry: Registry, reload: Callable[[], Any]) -> Handler:
         await registry.record(actor(request), "gateway.reload", "", "done")
         return _json({"reloaded": await _called(reload)})
 
-    return _audited(registry, "gateway.reload", handler)
+    return _audited(registry, None, "gateway.reload", handler)
 
 
 def _shown(source: Callable[[], Any]) -> Handler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,12 +14,21 @@ from ridgeline.gateway.admin.app import admin_app
 from ridgeline.gateway.admin.credentials import AdminKeys, key_file
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.endpoints import NAMES
+from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.options import OptionError
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
 
 LIMITS = ConnectionLimits(head_bytes=32 << 10, head_s=10.0, connections=256, per_address=None)
+
+
+SETTLE_S = 1.0  # longest wait for workers that do not say; every one of them polls by itself
+
+
+def policy_versions(status: dict[str, Any]) -> list[int]:
+    """Of the workers that answer."""
+    return [worker["policy"]["policy_version"] for worker in status["workers"].values() if worker]
 
 
 class AdminListener:
@@ -54,12 +64,21 @@ class AdminListener:
             status=self._status,
             metrics=self._metrics,
             reload=self._reload,
+            settled=self._settled,
             extra_routes=usage_routes(self._reader),
         )
         host, port = listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._server = HttpServer(app, LIMITS)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def _settled(self) -> None:
+        """Return when this gateway's workers know of the last change: a key works as soon as it is shown."""
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                version = await self._store.version()
+                while min(policy_versions(await self._status()), default=version) < version:
+                    await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         if self._server is not None and self._serving is not None:
