@@ -110,7 +110,14 @@ class Finishing:
             self._end(exchange)
 
     def _end(self, exchange: Exchange) -> None:
-        row = self._booking.close(exchange)
+        row = exchange.row
+        try:
+            self._booking.close(exchange)
+        except Exception as error:
+            log.error(
+                "a request could not be booked",
+                extra={"request_id": exchange.id, "kind": type(error).__name__},
+            )
         if exchange.reservation is not None:
             tokens = row.tokens_in + row.tokens_out + exchange.tokens_before
             self._parts.limiter.settle(exchange.reservation, tokens, row.cost_pusd + exchange.pusd_before)

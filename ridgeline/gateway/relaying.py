@@ -21,6 +21,9 @@ from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.stored_responses import remember_response
 from ridgeline.gateway.upstreams.answer import UpstreamBroken
 
+SLOW_READER = "slow_reader"
+LAST_WORDS_S = 5.0  # for the end of a stream whose time is up to be taken
+
 
 class Stage(Protocol):
     """Something the bytes of a streamed answer pass through."""
@@ -46,6 +49,7 @@ class StreamRelay:
             self._stages.append(self._keeper)
         if job.restorer is not None:
             self._stages.append(job.restorer.stream(self._kind))
+        self._last = b""  # that the client was sent
 
     async def run(self, headers: Headers, send: Send) -> None:
         exchange, reader = self._exchange, self._reader
@@ -67,11 +71,18 @@ class StreamRelay:
             elif not reader.done:
                 message = "the upstream ended its stream before it was whole"
                 broken = UpstreamFailed(message, code="upstream_broken")
-        except UpstreamBroken:
+        except UpstreamBroken as error:
             broken = UpstreamFailed("the upstream's stream broke off", code="upstream_broken")
+            if error.cause == "total_timeout":
+                broken = out_of_time()
         except GatewayError as error:  # of a guard: what it holds back is never sent
             broken = error
             self._stages.clear()
+        except asyncio.CancelledError:
+            if exchange.gone or exchange.expired is None or exchange.expired.code == SLOW_READER:
+                raise
+            exchange.task.uncancel()  # its time is up: the client is told
+            broken, exchange.expired = exchange.expired, None
         finally:
             exchange.usage = reader.usage  # also when the client is gone
         await self._end(broken, send)
@@ -127,6 +138,10 @@ class StreamRelay:
             await opened.answer.relay(sink)
             if waiting is not None:
                 await waiting
+        except GatewayError:
+            if waiting is not None:
+                await waiting  # what came before it broke is the client's still
+            raise
         finally:
             if waiting is not None:
                 waiting.cancel()
@@ -135,6 +150,8 @@ class StreamRelay:
         out = self._reader.feed(data)
         for stage in self._stages:
             out = stage.feed(out)
+        if out:
+            self._last = out
         return out
 
     async def _send(self, out: bytes, send: Send) -> None:
@@ -152,6 +169,9 @@ class StreamRelay:
         usage = exchange.usage = reader.usage
         if broken is not None:
             exchange.end_as("upstream_failed", exchange.opened.answer.status, broken.code)
+            last = out or self._last
+            if last and not last.endswith((b"\n\n", b"\r\n\r\n")):
+                out += b"\n\n"  # half an event: what follows is one of its own
             out += error_event(
                 self._kind,
                 broken.status,
@@ -169,9 +189,10 @@ class StreamRelay:
             if self._keeper is not None and self._job.cache is not None:
                 answer = exchange.opened.answer
                 await self._job.cache.keep_stream(self._keeper, answer.status, answer.headers, usage)
-        exchange.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
+        now = time.monotonic()
+        exchange.wait_until(min(now + self._stall_s, max(self._total, now + LAST_WORDS_S)), _slow_reader)
         await send({"type": "http.response.body", "body": out})
 
 
 def _slow_reader() -> GatewayError:
-    return GatewayError("the client took nothing for too long", status=499, code="slow_reader")
+    return GatewayError("the client took nothing for too long", status=499, code=SLOW_READER)

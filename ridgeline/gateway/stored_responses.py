@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from ridgeline.gateway.body import field
-from ridgeline.gateway.errors import NotFound
+from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.job import Job
 from ridgeline.gateway.parts import Parts
 
 MAX_ID = 128
+NULL = msgspec.Raw(b"null")
 _ID = re.compile(rb'"id"\s*:\s*"(resp[-_A-Za-z0-9]{1,120})"')
 
 
 async def continue_response(parts: Parts, exchange: Exchange, job: Job) -> None:
     """Where the request goes on from a response: only its owner may, and only there."""
+    if field(exchange.fields, "background", bool, False):
+        raise BadRequest("background: not through the gateway, which could not book it", param="background")
+    if exchange.fields.get("conversation", NULL) != NULL:
+        # Whose it is nobody here knows: to the upstream all tenants are one client.
+        message = "conversation: not through the gateway; go on from a response with previous_response_id"
+        raise BadRequest(message, param="conversation")
     before = field(exchange.fields, "previous_response_id", str, "")
     if not before:
         return
