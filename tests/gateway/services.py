@@ -21,14 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import free_port
+
 START_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes], what: str) -> None:

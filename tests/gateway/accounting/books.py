@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -72,10 +70,3 @@ def stored(state_dir: Path, columns: str = "request_id") -> list[Any]:
 
 def journal_folders(state_dir: Path) -> list[Path]:
     return [path for path in (state_dir / "ledger").iterdir() if path.is_dir()]
-
-
-async def until(true: Callable[[], bool], within_s: float = 20.0) -> None:
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.01)

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from ridgeline.gateway.accounting.records import line_of
-from tests.gateway.accounting.books import QUICK, journal_folders, opening, row, started, stored, until
+from tests.gateway.accounting.books import QUICK, journal_folders, opening, row, started, stored
+from tests.gateway.waiting import until
 
 ROUNDS = 5
 

@@ -22,7 +22,8 @@ from ridgeline.gateway.accounting.sqlite import SqliteLedger
 from ridgeline.gateway.errors import Unavailable
 from ridgeline.gateway.usage import Usage
 from ridgeline.options import OptionError
-from tests.gateway.accounting.books import QUICK, journal_folders, opening, row, started, stored, until
+from tests.gateway.accounting.books import QUICK, journal_folders, opening, row, started, stored
+from tests.gateway.waiting import until
 
 
 async def test_a_closed_row_is_in_the_table_with_all_its_fields(tmp_path: Path) -> None:

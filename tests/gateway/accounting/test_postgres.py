@@ -11,8 +11,9 @@ import pytest
 
 from ridgeline.gateway.accounting.config import LedgerConfig
 from ridgeline.gateway.accounting.postgres import PostgresLedger
-from tests.gateway.accounting.books import QUICK, opening, row, started, until
+from tests.gateway.accounting.books import QUICK, opening, row, started
 from tests.gateway.services import OwnPostgres
+from tests.gateway.waiting import until
 
 
 @pytest.fixture

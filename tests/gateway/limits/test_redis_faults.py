@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.limits.resp import RedisUnavailable
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.services import OwnRedis
+from tests.gateway.waiting import until
 
 KEY = Subject("key", "k", Limits(requests_per_minute=1000))
 
@@ -47,11 +48,6 @@ async def limiter(redis: OwnRedis, *arguments: Any, **values: Any) -> AsyncItera
         yield made
     finally:
         await made.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def at_once(work: Coroutine[Any, Any, Reservation]) -> Reservation:

@@ -26,6 +26,7 @@ from ridgeline.gateway.tenants.store import Store
 from ridgeline.gateway.tenants.watch import PolicyWatch
 from tests.gateway.services import OwnPostgres
 from tests.gateway.tenants.conftest import BY
+from tests.gateway.waiting import until
 
 WAIT_S = 20.0
 
@@ -40,12 +41,6 @@ async def watching(
         yield watch
     finally:
         await watch.stop()
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not what():
-            await asyncio.sleep(0.01)
 
 
 async def test_every_process_on_a_store_sees_a_change_and_then_a_revocation(
