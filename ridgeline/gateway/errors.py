@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 INVALID = "invalid_request_error"
+LONG_WAIT_S = 120.0  # SDKs would sleep until a budget's day is over: told so, they raise at once
 
 
 class GatewayError(Exception):
@@ -64,6 +65,8 @@ class Limited(GatewayError):
         super().__init__(message, **fields)  # type: ignore[arg-type]
         self.retry_after_s = retry_after_s
         self.headers = {"retry-after": str(max(math.ceil(retry_after_s), 1)), **self.headers}
+        if retry_after_s > LONG_WAIT_S:
+            self.headers["x-should-retry"] = "false"
 
 
 class Unavailable(GatewayError):

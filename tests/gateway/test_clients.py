@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -193,6 +194,28 @@ async def test_errors_have_the_classes_that_the_sdk_knows(tmp_path: Path, sdk: A
         assert limited.value.request_id.startswith("req_")
         rows = await gateway.rows(4)
     assert [row["outcome"] for row in rows] == ["invalid", "invalid", "ok", "limited"]
+
+
+async def test_a_spent_budget_is_told_at_once_and_not_after_hours_of_waiting(tmp_path: Path) -> None:
+    """As the SDKs are by default: they retry a 429, and one of them sleeps as long as `retry-after` says."""
+    limits = Limits(monthly_usd=0.0001)
+    async with before_a_script(tmp_path, say("hi"), limits=limits) as gateway:
+        client = anthropic.AsyncAnthropic(base_url=gateway.url, api_key=gateway.secret)
+        other = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.secret)
+        async with client, other, asyncio.timeout(20):
+            await client.messages.create(model=OWN, messages=ASKED, max_tokens=10)
+            with pytest.raises(anthropic.RateLimitError, match=r"0\.0001 USD per month") as limited:
+                await spend(client)
+            assert limited.value.response.headers["x-should-retry"] == "false"
+            with pytest.raises(openai.RateLimitError, match=r"0\.0001 USD per month"):
+                await other.chat.completions.create(model=OWN, messages=ASKED, max_tokens=10)
+        rows = [row["outcome"] for row in gateway.written_rows()]
+    assert rows.count("limited") <= 2  # each asked once
+
+
+async def spend(client: anthropic.AsyncAnthropic) -> None:
+    for _ in range(10):
+        await client.messages.create(model=OWN, messages=ASKED, max_tokens=10)
 
 
 @SDKS
