@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import free_port
 from tests.gateway.stage import CHAT, asking
 
 START_S = 60.0
@@ -26,7 +25,6 @@ class Gateway:
 
     def __init__(self, folder: Path, *lines: str) -> None:
         self.folder = folder
-        self.port, self.admin_port = free_port(), free_port()
         self.mock = subprocess.Popen(
             [sys.executable, "-m", "tests.gateway.mock_upstream", "--port", "0"], stdout=subprocess.PIPE
         )
@@ -37,8 +35,8 @@ class Gateway:
         self.start()
 
     def write_config(self, *lines: str, model: str = "*", target: str = "mock/*") -> None:
-        gateway = [f"port = {self.port}", f'state_dir = "{self.folder / "state"}"', "drain_s = 10.0"]
-        text = ["[gateway]", *gateway, *lines, "[admin]", f"port = {self.admin_port}"]
+        gateway = ["port = 0", f'state_dir = "{self.folder / "state"}"', "drain_s = 10.0"]
+        text = ["[gateway]", *gateway, *lines, "[admin]", "port = 0"]
         text += ["[[upstreams]]", 'name = "mock"', 'kind = "ridgeline"', f'url = "{self.mock_url}"']
         text += ["[[models]]", f'name = "{model}"', f'targets = ["{target}"]']
         self.config.write_text("\n".join(text))
@@ -56,18 +54,17 @@ class Gateway:
             assert line, self.process.stderr.read().decode()  # type: ignore[union-attr]
             assert time.monotonic() < until
             self.printed += line
+        self.url = _word_after("serving on", self.printed)
+        self.admin_url = _word_after("admin", self.printed)
         # Nobody else reads the log: a full pipe would stop the gateway.
         threading.Thread(target=self.process.stderr.read, daemon=True).start()  # type: ignore[union-attr]
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
     def admin(self, method: str, path: str, **body: Any) -> httpx.Response:
         key = (self.folder / "state" / "admin-key").read_text().strip()
-        url = f"http://127.0.0.1:{self.admin_port}{path}"
         options = {} if method == "GET" else {"json": body}
-        return httpx.request(method, url, headers={"authorization": f"Bearer {key}"}, timeout=30, **options)
+        return httpx.request(
+            method, self.admin_url + path, headers={"authorization": f"Bearer {key}"}, timeout=30, **options
+        )
 
     def client(self) -> httpx.Client:
         """With a key of its own, once a worker knows it."""
@@ -92,6 +89,10 @@ class Gateway:
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+def _word_after(words: str, printed: bytes) -> str:
+    return printed.decode().split(f"{words} ")[1].split()[0]
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_the_admin_listener_shows_health_metrics_and_audit_and_needs_its_key(gat
     assert status["workers"]["0"]["upstreams"][0]["name"] == "mock"
     assert "ridgeline_gateway_requests_total" in gateway.admin("GET", "/metrics").text
     assert gateway.admin("GET", "/admin/audit").json()["data"][0]["action"] == "key.create"
-    url = f"http://127.0.0.1:{gateway.admin_port}"
+    url = gateway.admin_url
     assert httpx.get(f"{url}/metrics").status_code == 401
     assert httpx.get(f"{gateway.url}/admin/keys").status_code == 404, "not on the clients' listener"
     key = http.headers["authorization"]
@@ -204,17 +205,18 @@ def test_without_a_file_it_fronts_one_server_for_this_machine_alone(tmp_path: Pa
     )
     assert gateway.mock.stdout is not None
     url = gateway.mock.stdout.readline().decode().split()[-1]
-    program, port = Path(sys.executable).parent / "ridgeline", free_port()
-    command = [program, "gateway", "--upstream", url, "--port", str(port), "--state-dir", tmp_path / "s"]
+    program = Path(sys.executable).parent / "ridgeline"
+    command = [program, "gateway", "--upstream", url, "--port", "0", "--admin-port", "0"]
+    command += ["--state-dir", tmp_path / "s"]
     refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "open 0.0.0.0 to everybody" in refused.stderr
     gateway.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert gateway.process.stdout is not None
-        while b"serving on" not in gateway.process.stdout.readline():
-            assert gateway.process.poll() is None
-        answer = httpx.post(f"http://127.0.0.1:{port}{CHAT}", json=asking("mock_out2"), timeout=30)
+        while b"serving on" not in (line := gateway.process.stdout.readline()):
+            assert line, "it ended before it was ready"
+        answer = httpx.post(_word_after("serving on", line) + CHAT, json=asking("mock_out2"), timeout=30)
         assert answer.json()["usage"]["completion_tokens"] == 2
     finally:
         gateway.end()

@@ -13,7 +13,6 @@ from typing import Any
 import asyncpg
 import httpx
 
-from tests.conftest import free_port
 from tests.gateway.mock_upstream import MockUpstream
 
 START_S = 60.0
@@ -22,11 +21,11 @@ WORKERS = 2
 
 CONFIG = """\
 [gateway]
-port = {port}
+port = 0
 workers = {workers}
 state_dir = "{state}"
 [admin]
-port = {admin_port}
+port = 0
 [store]
 url = "{store}"
 [redis]
@@ -45,21 +44,21 @@ targets = ["mock/mock_out2"]
 async def gateway(folder: Path, **values: Any) -> tuple[asyncio.subprocess.Process, str, str]:
     """A running gateway: its process, its URL and that of its admin API."""
     folder.mkdir()
-    port, admin_port = free_port(), free_port()
-    config = CONFIG.format(
-        port=port, admin_port=admin_port, state=folder / "state", workers=WORKERS, **values
-    )
-    (folder / "gateway.toml").write_text(config)
+    (folder / "gateway.toml").write_text(CONFIG.format(state=folder / "state", workers=WORKERS, **values))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ridgeline.cli.main", "gateway", "--config", str(folder / "gateway.toml")),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     assert process.stdout is not None
+    printed = ""
     async with asyncio.timeout(START_S):
-        while b"serving on" not in (line := await process.stdout.readline()):
+        while "serving on" not in printed:
+            line = await process.stdout.readline()
             assert line, "the gateway ended before it was ready"
-    return process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+            printed += line.decode()
+    url, admin = (printed.split(f"{words} ")[1].split()[0] for words in ("serving on", "admin"))
+    return process, url, admin
 
 
 async def until(what: Callable[[], Awaitable[bool]]) -> float:
