@@ -21,17 +21,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import math
-import re
 import signal
 import time
-from dataclasses import dataclass, field
-from functools import lru_cache
 
 import httptools
 import msgspec
 
-_WORD = re.compile(r"([a-z]+)(\d+)?")
+from tests.gateway.mock_answers import (
+    Asked,
+    Book,
+    Script,
+    ending,
+    error_answer,
+    opening,
+    token_event,
+    whole_answer,
+)
+
 _KINDS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
@@ -40,90 +46,9 @@ _KINDS = {
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
 }
-TOKEN = " river"
 
 
-class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-
-
-class Asked(msgspec.Struct):
-    model: str = "mock"
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-
-
-_asked = msgspec.json.Decoder(Asked)
-
-
-@dataclass
-class Book:
-    """One request as the mock counted it. `calls`: how often the same id came."""
-
-    kind: str
-    model: str
-    status: str = "running"  # finished, aborted, failed
-    tokens_in: int = 0
-    tokens_cached: int = 0
-    tokens_out: int = 0
-    tokens_reasoning: int = 0
-    calls: int = 0
-
-    def openai(self) -> dict[str, object]:
-        return {
-            "prompt_tokens": self.tokens_in,
-            "completion_tokens": self.tokens_out,
-            "total_tokens": self.tokens_in + self.tokens_out,
-            "prompt_tokens_details": {"cached_tokens": self.tokens_cached},
-            "completion_tokens_details": {"reasoning_tokens": self.tokens_reasoning},
-        }
-
-    def responses(self) -> dict[str, object]:
-        return {
-            "input_tokens": self.tokens_in,
-            "input_tokens_details": {"cached_tokens": self.tokens_cached},
-            "output_tokens": self.tokens_out,
-            "output_tokens_details": {"reasoning_tokens": self.tokens_reasoning},
-            "total_tokens": self.tokens_in + self.tokens_out,
-        }
-
-    def anthropic(self) -> dict[str, object]:
-        return {
-            "input_tokens": self.tokens_in - self.tokens_cached,
-            "cache_read_input_tokens": self.tokens_cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": self.tokens_out,
-            "output_tokens_details": {"reasoning_tokens": self.tokens_reasoning},
-        }
-
-
-@dataclass
-class Script:
-    """What a model's name says it does."""
-
-    out: int = 16
-    pace: int = 0
-    late: int = 0
-    fail: int = 0
-    flaky: int = 0
-    cut: int = 0
-    reason: int = 0
-    cached: int = 0
-    sure: int = 0
-    silent: bool = False
-    other: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, model: str) -> Script:
-        script = cls()
-        for word in model.split("_"):
-            found = _WORD.fullmatch(word)
-            if found is None or not hasattr(script, found[1]) or found[1] == "other":
-                script.other.append(word)
-            else:
-                setattr(script, found[1], int(found[2]) if found[2] else True)
-        return script
+_asked_of = msgspec.json.Decoder(Asked).decode
 
 
 class MockUpstream:
@@ -255,7 +180,7 @@ class Connection(asyncio.Protocol):
 
     def _model(self, kind: str) -> None:
         upstream = self.upstream
-        asked = _asked.decode(bytes(self.body))
+        asked = _asked_of(self.body)
         script = upstream.script(asked.model)
         number = upstream.asked[asked.model] = upstream.asked.get(asked.model, 0) + 1
         status = script.fail or (500 if script.flaky and number % script.flaky == 0 else 0)
@@ -266,7 +191,7 @@ class Connection(asyncio.Protocol):
             upstream.books[self.request_id] = book
         if status:
             book.status = "failed"
-            self._later(script.late, lambda: self._whole(status, _error(status)))
+            self._later(script.late, lambda: self._whole(status, error_answer(status)))
             return
         self.book = book
         upstream.running += 1
@@ -294,7 +219,7 @@ class Connection(asyncio.Protocol):
             return
         self._end("finished")
         counts = (book.tokens_in, book.tokens_cached, book.tokens_out, book.tokens_reasoning)
-        self._whole(200, _whole_answer(kind, asked.model, counts, script.silent))
+        self._whole(200, whole_answer(kind, asked.model, counts, script.silent))
 
     def _later(self, wait_ms: int, then: object) -> None:
         if wait_ms:
@@ -323,7 +248,7 @@ class StreamedAnswer:
     def begin(self) -> None:
         head = (
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            + _chunk(_opening(self.kind, self.asked.model, self.book, self.script))
+            + _chunk(opening(self.kind, self.asked.model, self.book, self.script))
         )
         if self.script.pace:
             self.connection.transport.write(head)
@@ -352,10 +277,10 @@ class StreamedAnswer:
     def _token(self) -> bytes:
         self.book.tokens_out += 1
         self.book.tokens_reasoning = min(self.script.reason, self.book.tokens_out)
-        return _chunk(_token_event(self.kind, self.asked, self.book))
+        return _chunk(token_event(self.kind, self.asked, self.book))
 
     def _finish(self, parts: list[bytes]) -> None:
-        parts.append(_chunk(_ending(self.kind, self.asked, self.book, self.script)))
+        parts.append(_chunk(ending(self.kind, self.asked, self.book, self.script)))
         parts.append(b"0\r\n\r\n")
         connection = self.connection
         connection._end("finished")
@@ -369,146 +294,6 @@ class StreamedAnswer:
 
 def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-
-
-def _error(status: int) -> dict[str, object]:
-    return {"error": {"message": f"scripted {status}", "type": "server_error", "code": "scripted"}}
-
-
-def _event(content: object, name: str = "") -> bytes:
-    data = b"data: " + msgspec.json.encode(content) + b"\n\n"
-    return f"event: {name}\n".encode() + data if name else data
-
-
-@lru_cache(4096)
-def _whole_answer(kind: str, model: str, counts: tuple[int, int, int, int], silent: bool) -> bytes:
-    book = Book(kind, model, "finished", *counts)
-    return msgspec.json.encode(_answer_of(book, silent))
-
-
-def _answer_of(book: Book, silent: bool) -> dict[str, object]:
-    kind, model, text = book.kind, book.model, TOKEN * book.tokens_out
-    usage: dict[str, object] = {} if silent else {"usage": book.openai()}
-    if kind == "chat":
-        message = {"role": "assistant", "content": text}
-        choice: dict[str, object] = {"index": 0, "message": message, "finish_reason": "stop"}
-        if sure := Script.of(model).sure:
-            token = {"token": TOKEN, "logprob": math.log(sure / 100), "bytes": None, "top_logprobs": []}
-            choice["logprobs"] = {"content": [token] * book.tokens_out}
-        return {
-            "id": "c",
-            "object": "chat.completion",
-            "created": 0,
-            "model": model,
-            "choices": [choice],
-        } | usage
-    if kind == "completions":
-        choice = {"index": 0, "text": text, "finish_reason": "stop"}
-        return {
-            "id": "c",
-            "object": "text_completion",
-            "created": 0,
-            "model": model,
-            "choices": [choice],
-        } | usage
-    if kind == "responses":
-        return _response(model, "completed", text, None if silent else book)
-    if kind == "messages":
-        content = [{"type": "text", "text": text}]
-        return _message(model, content, "end_turn", {} if silent else book.anthropic())
-    if kind == "rerank":
-        results = [{"index": 0, "relevance_score": 0.5}]
-        return {"id": "r", "model": model, "results": results} | usage
-    data = [{"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 0.125, 0.0]}]
-    return {"object": "list", "model": model, "data": data} | usage
-
-
-def _response(model: str, status: str, text: str, book: Book | None) -> dict[str, object]:
-    content = [{"type": "output_text", "text": text, "annotations": []}]
-    item = {"type": "message", "id": "m", "role": "assistant", "status": status, "content": content}
-    usage = None if book is None else book.responses()
-    about = {"id": "resp_1", "object": "response", "created_at": 0, "model": model, "status": status}
-    return about | {"output": [item] if text else [], "usage": usage}
-
-
-def _message(model: str, content: list[dict[str, str]], stop: str | None, usage: object) -> dict[str, object]:
-    about = {"id": "msg_1", "type": "message", "role": "assistant", "model": model}
-    return about | {"content": content, "stop_reason": stop, "stop_sequence": None, "usage": usage}
-
-
-def _opening(kind: str, model: str, book: Book, script: Script) -> bytes:
-    if kind == "chat":
-        return _event(_chat_chunk(model, {"role": "assistant", "content": ""}, None))
-    if kind == "responses":
-        began = _response(model, "in_progress", "", None)
-        return _event({"type": "response.created", "response": began}, "response.created")
-    if kind == "messages":
-        usage = {} if script.silent else book.anthropic()
-        block = {"type": "text", "text": ""}
-        return _event(
-            {"type": "message_start", "message": _message(model, [], None, usage)}, "message_start"
-        ) + _event({"type": "content_block_start", "index": 0, "content_block": block}, "content_block_start")
-    return b""
-
-
-def _token_event(kind: str, asked: Asked, book: Book) -> bytes:
-    running = asked.stream_options is not None and asked.stream_options.continuous_usage_stats
-    if not running or kind not in ("chat", "completions"):
-        return _plain_event(kind, asked.model)
-    make = _chat_chunk(asked.model, {"content": TOKEN}, None)
-    if kind == "completions":
-        make = _text_chunk(asked.model, TOKEN, None)
-    return _event(make | {"usage": book.openai()})
-
-
-@lru_cache(1024)
-def _plain_event(kind: str, model: str) -> bytes:
-    if kind == "chat":
-        return _event(_chat_chunk(model, {"content": TOKEN}, None))
-    if kind == "completions":
-        return _event(_text_chunk(model, TOKEN, None))
-    if kind == "responses":
-        name = "response.output_text.delta"
-        return _event(
-            {"type": name, "item_id": "m", "output_index": 0, "content_index": 0, "delta": TOKEN}, name
-        )
-    delta = {"type": "text_delta", "text": TOKEN}
-    return _event({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
-
-
-def _ending(kind: str, asked: Asked, book: Book, script: Script) -> bytes:
-    model = asked.model
-    wanted = not script.silent and asked.stream_options is not None and asked.stream_options.include_usage
-    if kind == "chat":
-        last = _event(_chat_chunk(model, {}, "stop"))
-        about = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": model, "choices": []}
-        usage = _event(about | {"usage": book.openai()}) if wanted else b""
-        return last + usage + b"data: [DONE]\n\n"
-    if kind == "completions":
-        last = _event(_text_chunk(model, "", "stop"))
-        about = {"id": "c", "object": "text_completion", "created": 0, "model": model, "choices": []}
-        usage = _event(about | {"usage": book.openai()}) if wanted else b""
-        return last + usage + b"data: [DONE]\n\n"
-    if kind == "responses":
-        whole = _response(model, "completed", TOKEN * book.tokens_out, None if script.silent else book)
-        return _event({"type": "response.completed", "response": whole}, "response.completed")
-    usage_of = {} if script.silent else book.anthropic()
-    ended = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage_of}
-    return (
-        _event({"type": "content_block_stop", "index": 0}, "content_block_stop")
-        + _event(ended, "message_delta")
-        + _event({"type": "message_stop"}, "message_stop")
-    )
-
-
-def _chat_chunk(model: str, delta: dict[str, str], finish: str | None) -> dict[str, object]:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": model, "choices": [choice]}
-
-
-def _text_chunk(model: str, text: str, finish: str | None) -> dict[str, object]:
-    choice = {"index": 0, "text": text, "finish_reason": finish}
-    return {"id": "c", "object": "text_completion", "created": 0, "model": model, "choices": [choice]}
 
 
 async def _serve(port: int) -> None:
