@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,12 +54,29 @@ def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int
     state_dir = settings.state_dir
     state_dir.mkdir(parents=True, exist_ok=True)
     state_dir.chmod(0o700)
-    listener = _bind(gateway.host, gateway.port, "[gateway]")
-    if sys.platform != "win32":
-        import uvloop
+    with _alone(state_dir):
+        listener = _bind(gateway.host, gateway.port, "[gateway]")
+        if sys.platform != "win32":
+            import uvloop
 
-        return uvloop.run(Supervisor(settings, reread, listener).run())
-    return asyncio.run(Supervisor(settings, reread, listener).run())
+            return uvloop.run(Supervisor(settings, reread, listener).run())
+        return asyncio.run(Supervisor(settings, reread, listener).run())
+
+
+@contextlib.contextmanager
+def _alone(state_dir: Path) -> Iterator[None]:
+    """Two gateways in one folder would each count limits by themselves, and take each other's sockets."""
+    with (state_dir / "gateway.lock").open("wb") as lock:
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OptionError(
+                    f"[gateway] state_dir: another gateway runs in {state_dir}; stop it, or name another"
+                ) from None
+        yield
 
 
 class Supervisor:
@@ -69,6 +87,7 @@ class Supervisor:
         self._listener = listener
         self._workers: dict[int, Worker] = {}
         self._stopping = self._reloading = False
+        self._failed_starts = 0
         self._pages = merged()
         self._began = time.monotonic()
 
@@ -114,6 +133,7 @@ class Supervisor:
         while not self._stopping:
             worker = await self._start(number)
             if worker is None:
+                self._failed_starts += 1
                 if not begun.done():
                     raise GatewayStartError(f"worker {number} did not come up; its log lines say why")
             else:
@@ -205,25 +225,36 @@ class Supervisor:
         if changed or settings.admin != self._settings.admin or settings.store != self._settings.store:
             what = ", ".join([f"[gateway] {name}" for name in changed] or ["[admin] or [store]"])
             raise BadRequest(f"{what}: changed; that needs a restart of the gateway")
+        before = self._settings
         self._settings, self._reloading = settings, True
         try:
             for number in list(self._workers):
-                await self._replace(number)
+                if not await self._replace(number):
+                    self._settings = before  # with which it is tried again in a moment
+                    raise BadRequest(
+                        "a worker did not come up with the new settings (its log lines say why); "
+                        "the gateway goes on with the old ones",
+                        code="invalid_configuration",
+                    )
         finally:
             self._reloading = False
         return {"workers": len(self._workers), "models": [one.name for one in settings.models]}
 
-    async def _replace(self, number: int) -> None:
-        old = self._workers.get(number)
+    async def _replace(self, number: int) -> bool:
+        """Whether another one is there in its place."""
+        old, failed = self._workers.get(number), self._failed_starts
         if old is None:
-            return
+            return True
         old.process.send_signal(signal.SIGTERM)
         until = time.monotonic() + self._settings.gateway.drain_s + STOP_GRACE_S + START_S
         while time.monotonic() < until:
             new = self._workers.get(number)
             if new is not None and new is not old and new.is_ready:
-                return
+                return True
+            if self._failed_starts != failed:
+                return False
             await asyncio.sleep(0.05)
+        return False
 
     async def _ask(self, method: str, path: str, number: int) -> bytes:
         try:

@@ -19,10 +19,13 @@ import sys
 import time
 from pathlib import Path
 
+from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.app import Gateway
 from ridgeline.gateway.assembly import Assembly
 from ridgeline.gateway.config import GatewaySettings, from_json
 from ridgeline.gateway.internal import InternalApp, internal_path
+from ridgeline.gateway.tenants.errors import StoreError
+from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
@@ -52,6 +55,9 @@ def main() -> None:
             asyncio.run(work(settings, listener, arguments.number))
     except KeyboardInterrupt:
         pass
+    except (OptionError, StoreError, LedgerError) as error:  # each says what to do
+        log.error("the worker cannot start: %s", error)
+        sys.exit(1)
 
 
 async def work(settings: GatewaySettings, listener: socket.socket, number: int) -> None:

@@ -184,6 +184,25 @@ def test_a_reload_takes_the_new_file_and_a_bad_one_is_refused(gateway: Gateway) 
     assert http.post(CHAT, json=asking("fast")).status_code == 200
 
 
+def test_a_reload_whose_workers_cannot_start_leaves_the_gateway_as_it_was(gateway: Gateway) -> None:
+    http = gateway.client()
+    text = gateway.config.read_text()
+    gateway.config.write_text(text.replace("url =", 'key_env = ["NOT_SET_ANYWHERE"]\nurl ='))
+    refused = gateway.admin("POST", "/admin/reload")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_configuration")
+    assert http.post(CHAT, json=asking("mock_out2")).status_code == 200
+
+
+def test_a_second_gateway_in_the_same_folder_is_refused_in_one_line(gateway: Gateway) -> None:
+    program = Path(sys.executable).parent / "ridgeline"
+    second = subprocess.run(
+        [program, "gateway", "--config", gateway.config], capture_output=True, text=True, timeout=START_S
+    )
+    assert second.returncode != 0
+    assert "state_dir" in second.stderr
+    assert second.stderr.count("\n") == 1
+
+
 def test_the_admin_listener_shows_health_metrics_and_audit_and_needs_its_key(gateway: Gateway) -> None:
     http = gateway.client()
     http.post(CHAT, json=asking("mock_out4"))
