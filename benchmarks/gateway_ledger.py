@@ -37,7 +37,8 @@ sys.path.insert(0, str(ROOT))
 
 from ridgeline.gateway.accounting.reports import Reports, usd  # noqa: E402
 from ridgeline.gateway.accounting.table import JOURNALS, TABLE, store_at  # noqa: E402
-from tests.gateway.services import OwnPostgres, OwnRedis, free_port  # noqa: E402
+from tests.conftest import free_port  # noqa: E402
+from tests.gateway.services import OwnPostgres, OwnRedis  # noqa: E402
 
 START_S = 60.0
 SETTLE_S = 180.0

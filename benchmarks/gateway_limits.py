@@ -37,7 +37,8 @@ from ridgeline.gateway.limits.limiter import Limiter, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
 from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.tenants.keys import Limits
-from tests.gateway.services import OwnPostgres, OwnRedis, free_port
+from tests.conftest import free_port
+from tests.gateway.services import OwnPostgres, OwnRedis
 
 START_S = 60.0
 AWAY_S, BETWEEN_S = 5.0, 4.0

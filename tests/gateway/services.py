@@ -7,8 +7,10 @@ without these the tests skip, and say so.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,9 +23,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import free_port
-
 START_S = 30.0
+# Below those that the kernel gives to whoever asks for any: none is taken while its service is stopped.
+PORTS = range(20_000, 32_000)
+
+
+def service_port() -> int:
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes], what: str) -> None:
@@ -46,7 +56,7 @@ class OwnRedis:
         program = shutil.which("redis-server")
         if program is None:
             pytest.skip("redis-server is not installed (Debian: redis-server)")
-        self._program, self.port = program, free_port()
+        self._program, self.port = program, service_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -92,7 +102,7 @@ class OwnPostgres:
         programs = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))
         if not programs:
             pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
-        self._bin, self.port = Path(programs[-1]).parent, free_port()
+        self._bin, self.port = Path(programs[-1]).parent, service_port()
         self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-postgres-"))
         self._as_user: list[str] = []
         if os.getuid() == 0:  # PostgreSQL refuses to run as root
@@ -155,7 +165,7 @@ class OwnPostgres:
         until = time.monotonic() + START_S
         asked = [str(self._bin / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         while subprocess.run(asked, check=False).returncode != 0:
-            if time.monotonic() > until:
+            if self._process is None or self._process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("PostgreSQL accepts no connections")
             time.sleep(0.05)
 
