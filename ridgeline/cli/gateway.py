@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
+import sys
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
 from ridgeline.gateway.gateway_config import GatewayConfig
@@ -81,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         print(EXAMPLE_FILE, end="")
         return 0
     from ridgeline.gateway.config import LISTS, SECTIONS, GatewaySettings, embedded, read_settings
+    from ridgeline.gateway.trial import try_parts, try_upstreams
 
     if args.print_schema:
         print(json.dumps(json_schema(SECTIONS, lists=LISTS), indent=2))
@@ -94,17 +98,37 @@ def run(args: argparse.Namespace) -> int:
             found = read_settings(args.config, flags)
         else:
             found = embedded(args.upstream or DEFAULT_UPSTREAM, flags)
+        try_upstreams(found)
         if args.admin_port is None:
             return found
         return replace(found, admin=replace(found.admin, port=args.admin_port))
 
     settings = read()
     if args.check:
+        try_parts(settings)
         parts = ("upstreams", "models", "routes", "guards")
         counts = [(len(getattr(settings, part)), part) for part in parts]
         shown = ", ".join(f"{n} {part if n > 1 else part[:-1]}" for n, part in counts if n)
         print(f"{args.config or 'the embedded default'}: {shown}, all fits")
         return 0
+    if args.config is None and not _listens(settings.upstreams[0].url):
+        print(
+            f"nothing listens at {settings.upstreams[0].url} yet: start a server there, for example with "
+            "`ridgeline serve`, or name another with --upstream",
+            file=sys.stderr,
+        )
     from ridgeline.gateway.main import run as serve
 
     return serve(settings, read)
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.hostname is None:  # a socket's path, which has been looked at
+        return True
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname, port), timeout=0.5).close()
+    except OSError:
+        return False
+    return True

@@ -128,3 +128,32 @@ def test_a_name_that_nothing_matches_is_not_found_and_a_long_one_is_not_repeated
 )
 def test_a_scope_holds_names_and_beginnings(scope: tuple[str, ...], name: str, may: bool) -> None:
     assert allows(scope, name) is may
+
+
+@pytest.mark.parametrize(
+    ("changed", "to", "said"),
+    [
+        ('url = "http://', 'url = "', "must begin with http://"),
+        ('kind = "ridgeline"', 'key_env = ["NOT_SET_ANYWHERE"]', "NOT_SET_ANYWHERE is not set"),
+        ("[[models]]", '[[guards]]\nname = "g"\npatterns = ["ids=(a+)+$"]\n[[models]]', "ids"),
+        (
+            "[[models]]",
+            '[[routes]]\nname = "auto"\nmodels = ["fast"]\nartefact = "gone.npz"\n[[models]]',
+            "artefact",
+        ),
+    ],
+)
+def test_check_finds_what_a_worker_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: str, to: str, said: str
+) -> None:
+    from ridgeline.cli.main import main
+
+    path = tmp_path / "gateway.toml"
+    path.write_text(EXAMPLE_FILE)
+    assert main(["gateway", "--config", str(path), "--check"]) == 0
+    assert "1 upstream, 1 model, all fits" in capsys.readouterr().out
+    path.write_text(EXAMPLE_FILE.replace(changed, to, 1))
+    assert main(["gateway", "--config", str(path), "--check"]) != 0
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
