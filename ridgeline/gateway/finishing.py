@@ -22,6 +22,8 @@ log = logging.getLogger("ridgeline.gateway")
 
 _NOTHING = Usage()
 
+MAX_LATE = 10_000  # requests whose upstream is being asked; of more, what was seen here is booked at once
+
 
 class Booking:
     """What a request used and cost goes into its row, and the row to all who keep or count it."""
@@ -91,7 +93,7 @@ class Finishing:
         if exchange.key is None:  # nobody we know: counted, but no row; anybody could fill the ledger
             self._parts.metrics.refused(row.status)
             return
-        if self._booking.is_late(exchange):
+        if self._booking.is_late(exchange) and len(self._late) < MAX_LATE:
             task = asyncio.get_running_loop().create_task(self._finish_late(exchange))
             self._late.add(task)
             task.add_done_callback(self._late.discard)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.gateway import finishing
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, asking, staged
 
@@ -136,6 +137,21 @@ async def test_a_client_that_leaves_frees_the_upstream_at_once_and_is_booked_exa
         assert (row["outcome"], row["status"], row["usage_source"]) == ("client_gone", 499, "reported")
         assert (row["tokens_in"], row["tokens_out"]) == (book.tokens_in, book.tokens_out)
         assert 0 < row["tokens_out"] < 1000
+
+
+async def test_where_too_many_answers_are_asked_after_the_next_is_booked_as_it_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finishing, "MAX_LATE", 0)
+    async with staged(tmp_path) as stage:
+        body = asking("mock_out1000_pace5", stream=True)
+        async with stage.http.stream("POST", CHAT, json=body) as answer:
+            async for line in answer.aiter_lines():
+                if "river" in line:
+                    break
+        (row,) = await stage.rows(1)
+        assert (row["outcome"], row["usage_source"]) == ("client_gone", "counted")
+        assert row["tokens_out"] > 0
 
 
 async def test_a_client_that_leaves_before_a_whole_answer_frees_the_upstream_too(tmp_path: Path) -> None:
