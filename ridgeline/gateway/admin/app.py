@@ -26,6 +26,7 @@ from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
 from ridgeline.gateway.admin.gate import Gate, actor
 from ridgeline.gateway.errors import BadRequest, GatewayError, NotFound
+from ridgeline.gateway.observe.exposition import CONTENT_TYPE
 from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.registry import KeyRecord, Registry, TeamRecord
@@ -244,7 +245,7 @@ def _shown(source: Callable[[], Any]) -> Handler:
 
 def _metrics(source: Callable[[], Any]) -> Handler:
     async def handler(request: Request) -> Response:
-        return Response(await _called(source), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await _called(source), media_type=CONTENT_TYPE)
 
     return handler
 

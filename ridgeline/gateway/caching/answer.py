@@ -10,7 +10,6 @@ from ridgeline.gateway.usage import Usage
 
 Headers = list[tuple[bytes, bytes]]
 
-MISS: tuple[bytes, bytes] = (b"x-ridgeline-cache", b"miss")
 _OVERHEAD = 512  # bytes of objects around an answer in memory, roughly
 
 
