@@ -160,7 +160,10 @@ class Gateway:
             )
             headers.append((b"allow", ", ".join(allowed).encode()))
         else:
-            error = NotFound("no such path; the gateway's documentation lists what is there")
+            error = NotFound(
+                "no such path: there are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, "
+                "/v1/embeddings, /v1/rerank, /v1/models and what else docs/gateway.md lists"
+            )
         self._parts.metrics.refused(error.status)
         body = error_body(family, error.status, error.type, error.message, None, error.code, "")
         headers.append((b"content-length", str(len(body)).encode()))
