@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -172,28 +171,13 @@ def _embedder(settings: GatewaySettings, upstreams: Upstreams) -> Embedder | Non
     config = settings.embeddings
     if not config.upstream:
         return None
-    from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
+    from ridgeline.gateway.routing.embedder import Embedder
 
     async def post(body: bytes) -> bytes:
         headers = [(b"content-type", b"application/json")]
         outgoing = Outgoing("POST", "/v1/embeddings", headers, body, False)
-        opened = await upstreams.open(
-            [Target(config.upstream, config.model)],
-            lambda target: outgoing,
-            tenant="",
-            weight=1.0,
-            priority=0,
-            strategy="ordered",
-            deadline=time.monotonic() + EMBED_S,
-        )
-        try:
-            answer = await opened.answer.read(MAX_VECTORS_BYTES)
-            if opened.answer.status != 200:
-                raise EmbeddingFailed(f"the embeddings' upstream answered {opened.answer.status}")
-            opened.close(True)
-            return answer
-        finally:
-            opened.abort()
+        target = Target(config.upstream, config.model)
+        return await upstreams.fetch(target, outgoing, limit=MAX_VECTORS_BYTES, within_s=EMBED_S, priority=0)
 
     return Embedder(config, post)
 

@@ -26,6 +26,7 @@ log = logging.getLogger("ridgeline.gateway")
 POLL_S = 15.0
 ASK_S = 60.0
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+MAX_BATCH_BYTES = 1 << 20
 MAX_LINE = 16 << 20
 KIND_OF_URL = {"/v1/embeddings": "embeddings", "/v1/responses": "responses", "/v1/completions": "completions"}
 
@@ -74,7 +75,11 @@ class BatchBooking:
                 log.warning("a batch could not be asked for", extra={"batch": owned.id, "cause": str(error)})
 
     async def _book(self, owned: Any) -> None:
-        batch = msgspec.json.decode(await self._get(owned.upstream, f"/v1/batches/{owned.id}"), type=_Batch)
+        asked = Outgoing("GET", f"/v1/batches/{owned.id}", [], b"", False)
+        body = await self._parts.upstreams.fetch(
+            Target(owned.upstream, ""), asked, limit=MAX_BATCH_BYTES, within_s=ASK_S
+        )
+        batch = msgspec.json.decode(body, type=_Batch)
         if batch.status not in ENDED:
             return
         usage = Usage()
@@ -111,7 +116,10 @@ class BatchBooking:
     async def _sum(self, upstream: str, batch: _Batch) -> Usage:
         """Line by line: an output file may be larger than memory."""
         total, kind = Usage(source="reported"), KIND_OF_URL.get(batch.endpoint, "chat")
-        opened = await self._open(upstream, f"/v1/files/{batch.output_file_id}/content")
+        asked = Outgoing("GET", f"/v1/files/{batch.output_file_id}/content", [], b"", False)
+        opened = await self._parts.upstreams.open(
+            [Target(upstream, "")], lambda _: asked, tenant="", deadline=time.monotonic() + ASK_S
+        )
         rest = b""
         try:
             if opened.answer.status != 200:
@@ -127,29 +135,6 @@ class BatchBooking:
         finally:
             opened.abort()
         return total
-
-    async def _get(self, upstream: str, path: str) -> bytes:
-        opened = await self._open(upstream, path)
-        try:
-            body: bytes = await opened.answer.read(1 << 20)
-            if opened.answer.status != 200:
-                raise GatewayError(f"the upstream answered {opened.answer.status}")
-            opened.close(True)
-        finally:
-            opened.abort()
-        return body
-
-    async def _open(self, upstream: str, path: str) -> Any:
-        outgoing = Outgoing("GET", path, [], b"", False)
-        return await self._parts.upstreams.open(
-            [Target(upstream, "")],
-            lambda target: outgoing,
-            tenant="",
-            weight=1.0,
-            priority=1,
-            strategy="ordered",
-            deadline=time.monotonic() + ASK_S,
-        )
 
 
 def _add(total: Usage, kind: str, line: bytes) -> None:

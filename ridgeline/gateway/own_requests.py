@@ -69,20 +69,9 @@ class OwnRequests:
             return known[1]
         outgoing = Outgoing("GET", "/v1/models", [], b"", False)
         try:
-            opened = await self._parts.upstreams.open(
-                [Target(upstream, "")],
-                lambda target: outgoing,
-                tenant="",
-                weight=1.0,
-                priority=0,
-                strategy="ordered",
-                deadline=time.monotonic() + LIST_TIMEOUT_S,
+            body = await self._parts.upstreams.fetch(
+                Target(upstream, ""), outgoing, limit=MAX_LIST_BYTES, within_s=LIST_TIMEOUT_S, priority=0
             )
-            try:
-                body = await opened.answer.read(MAX_LIST_BYTES)
-                opened.close(True)
-            finally:
-                opened.abort()
             names = [one.id for one in msgspec.json.decode(body, type=_List).data]
         except (GatewayError, msgspec.DecodeError, OSError):
             names = []  # what cannot be listed now may still be asked for

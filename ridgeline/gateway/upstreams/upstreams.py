@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from ridgeline.gateway.errors import UpstreamFailed
 from ridgeline.gateway.upstreams.attempts import Attempts, Means
 from ridgeline.gateway.upstreams.budget import RetryBudget
 from ridgeline.gateway.upstreams.call import Call
@@ -18,7 +19,7 @@ from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.health import Health
 from ridgeline.gateway.upstreams.http_client import HttpClient
 from ridgeline.gateway.upstreams.opened import Attempt, AttemptKind, Opened
-from ridgeline.gateway.upstreams.outgoing import Prepare, Target
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Prepare, Target
 from ridgeline.gateway.upstreams.upstream import Upstream, UpstreamState
 from ridgeline.gateway.upstreams.usage_reports import reported_usage
 from ridgeline.gateway.usage import Usage
@@ -79,6 +80,23 @@ class Upstreams:
         if opened is None:
             raise call.error()
         return opened
+
+    async def fetch(
+        self, target: Target, outgoing: Outgoing, *, limit: int, within_s: float, priority: int = 1
+    ) -> bytes:
+        """The gateway's own question: the body of a 200, of `limit` bytes at most, or a GatewayError."""
+        deadline = self._means.clock() + within_s
+        opened = await self.open(
+            [target], lambda _: outgoing, tenant="", priority=priority, deadline=deadline
+        )
+        try:
+            body = await opened.answer.read(limit)
+            if opened.answer.status != 200:
+                raise UpstreamFailed(f"the upstream answered {opened.answer.status}")
+            opened.close(True)
+        finally:
+            opened.abort()  # nothing, if it was closed
+        return body
 
     async def usage_of(self, upstream: str, request_id: str, at_ms: int = 0) -> Usage | None:
         """What a request used in the end; None where its upstream cannot know. Raises where it may, later."""
