@@ -15,6 +15,7 @@ from ridgeline.gateway.limits.limiter import PICODOLLARS, Reservation, Subject
 from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.limits.resp import RedisUnavailable
 from ridgeline.gateway.tenants.keys import Limits
+from tests.gateway.limits.shared_redis import run
 from tests.gateway.services import OwnRedis
 from tests.gateway.waiting import until
 
@@ -34,10 +35,6 @@ def redis(server: OwnRedis) -> OwnRedis:
     server.stop()
     server.start()
     return server
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
 
 
 @contextlib.asynccontextmanager

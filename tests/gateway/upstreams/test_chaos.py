@@ -8,7 +8,7 @@ import time
 
 from ridgeline.gateway.errors import GatewayError
 from tests.gateway.upstreams.scripted import Request, Wire
-from tests.gateway.upstreams.test_upstreams import gateway
+from tests.gateway.upstreams.several import gateway
 
 
 def unreliable(seed: int) -> list[object]:

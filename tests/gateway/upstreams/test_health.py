@@ -19,7 +19,7 @@ from ridgeline.gateway.upstreams.upstreams import Upstreams
 from ridgeline.gateway.usage import Usage
 from ridgeline.options import OptionError, options_of
 from tests.gateway.upstreams.scripted import hangs, replies, resets, scripted, sends
-from tests.gateway.upstreams.test_upstreams import Gateway, gateway
+from tests.gateway.upstreams.several import Gateway, gateway
 
 ONE_BYTE = sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
 

@@ -1,0 +1,39 @@
+"""Asking a scripted upstream by the HTTP client, as its tests do."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
+from ridgeline.gateway.upstreams.origin import Origin, read_url
+from tests.gateway.upstreams.scripted import (
+    Script,
+    Scripted,
+    scripted,
+)
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+SHORT = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
+
+
+async def ask(client: HttpClient, where: Scripted | Origin, body: bytes = b"{}", **options: object) -> Answer:
+    origin = where if isinstance(where, Origin) else read_url(where.url)
+    options.setdefault("deadlines", SHORT)
+    return await client.ask(origin, "POST", "/v1/x", [], body, **options)  # type: ignore[arg-type]
+
+
+async def cause_of(client: HttpClient, *scripts: Script, read: bool = False, **options: object) -> str:
+    """Of the failure that an upstream with these scripts leads to."""
+    async with scripted(*scripts) as upstream:
+
+        async def call() -> None:
+            answer = await ask(client, upstream, **options)
+            if read:
+                await answer.read(1 << 20)
+
+        with pytest.raises(UpstreamBroken) as failure:
+            await call()
+        assert not client.live
+        await upstream.until(lambda: upstream.open == 0)
+    return failure.value.cause
