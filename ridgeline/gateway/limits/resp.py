@@ -106,7 +106,9 @@ class RedisClient:
         while True:
             connection: _Connection | None = None
             try:
-                connection = await asyncio.wait_for(self._connect(), self._connect_timeout_s)
+                # Not wait_for: in Python 3.11 a connection refused in the moment of `close` would swallow it.
+                async with asyncio.timeout(self._connect_timeout_s):
+                    connection = await self._connect()
                 if said:
                     logger.warning("Redis at %s answers again", self._address.shown)
                 backoff_s, said = FIRST_BACKOFF_S, False

@@ -137,3 +137,22 @@ def test_a_url_that_is_none_is_refused_without_saying_it(url: str) -> None:
 def test_without_a_url_there_is_no_client() -> None:
     with pytest.raises(OptionError, match="url is needed"):
         RedisClient(RedisConfig())
+
+
+def test_a_client_closed_in_the_moment_of_a_refusal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        client = RedisClient(config("redis://127.0.0.1:1"))
+
+        async def refused() -> None:
+            await asyncio.sleep(0)
+            assert client._task is not None
+            asyncio.get_running_loop().call_soon(client._task.cancel)
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(client, "_connect", refused)
+        await client.start()
+        assert client._task is not None
+        ended, _ = await asyncio.wait([client._task], timeout=10)
+        assert ended
+
+    run(scenario())
