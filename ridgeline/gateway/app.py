@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 
 from ridgeline.gateway.accounting.row import Outcome
 from ridgeline.gateway.dialects.error_bodies import error_body
@@ -68,7 +69,9 @@ class Gateway:
             await self._refuse(exchange, error, send)
         except Exception as error:
             # The type and the place, never the text: a message of ours could hold a client's words.
-            log.exception("unexpected error", extra={"request_id": exchange.id, "kind": type(error).__name__})
+            where = "".join(traceback.format_tb(error.__traceback__))
+            extra = {"request_id": exchange.id, "kind": type(error).__name__, "traceback": where}
+            log.error("unexpected error", extra=extra)
             message = f"internal error; the gateway's log has it under request id {exchange.id}"
             await self._refuse(exchange, GatewayError(message), send)
         finally:

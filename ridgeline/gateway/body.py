@@ -39,7 +39,7 @@ def field(fields: Fields, name: str, kind: type[T], default: T) -> T:
         decoder = _values[kind] = msgspec.json.Decoder(kind | None)
     try:
         value = decoder.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"{name}: {error}", code="invalid_type", param=name) from None
     return default if value is None else value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,24 @@ async def test_a_response_that_could_not_be_booked_or_is_anybodys_is_refused(
         refused = await stage.http.post("/v1/responses", json={"model": "m", "input": "x", **field})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(field)))
         assert not upstream.asked
+
+
+async def test_a_fault_of_ours_is_logged_by_its_place_and_not_by_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with staged(tmp_path) as stage:
+
+        def fail(name: str) -> None:
+            raise ValueError(f"no such thing: {name}")
+
+        monkeypatch.setattr(stage.parts.catalog, "find", fail)
+        monkeypatch.setattr(logging.getLogger("ridgeline"), "propagate", True)
+        answer = await stage.http.post(CHAT, json=asking("words-of-a-client"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        (record,) = [one for one in caplog.records if one.message == "unexpected error"]
+        assert record.exc_info is None
+        assert "test_endings.py" in vars(record)["traceback"]
+        assert "words-of-a-client" not in str(vars(record))
+        assert "words-of-a-client" not in answer.text
+        (row,) = await stage.rows(1)
+        assert row["status"] == 500

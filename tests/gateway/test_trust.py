@@ -75,6 +75,7 @@ async def test_a_field_that_stands_twice_reaches_the_upstream_once(tmp_path: Pat
         (b'{"model": "open", "messages": []}', {"content-encoding": "gzip"}, 415, None),
         (b'{"model": "open", "messages": []}', {"anthropic-beta": "x" * 600}, 400, None),
         (b'{"model": "open", "n": 5000, "messages": []}', {}, 400, "n"),
+        (b'{"model": "open\xff", "messages": []}', {}, 400, "model"),
     ],
 )
 async def test_what_others_might_read_otherwise_is_refused_and_not_forwarded(
