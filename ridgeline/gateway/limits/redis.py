@@ -279,7 +279,7 @@ class RedisLimiter:
 
     # ---- settling ----
 
-    def _send(self, settlement: Settlement) -> None:
+    def _send(self, settlement: Settlement, ago_ms: int = 0) -> None:
         id = settlement.reservation.id
         if len(self._unsettled) >= MAX_UNSETTLED:
             self._unsettled.pop(next(iter(self._unsettled)))
@@ -294,10 +294,10 @@ class RedisLimiter:
                 self._unsettled.pop(id, None)
 
         with contextlib.suppress(RedisUnavailable):  # sent when Redis is back
-            self._client.submit(self._settle_command(settlement), answered)
+            self._client.submit(self._settle_command(settlement, ago_ms), answered)
 
-    def _settle_command(self, settlement: Settlement) -> bytes:
-        reservation, more_tokens, cost_pusd, ended = settlement
+    def _settle_command(self, settlement: Settlement, ago_ms: int) -> bytes:
+        reservation, more_tokens, cost_pusd, _ = settlement
         wires: Sequence[Wire] = reservation.holds
         return b"".join(
             (
@@ -309,7 +309,7 @@ class RedisLimiter:
                 bulk(reservation.at_ms),
                 bulk(more_tokens),
                 bulk(cost_pusd),
-                bulk(int((time.monotonic() - ended) * 1000)),
+                bulk(ago_ms),
                 *[wire.has for wire in wires],
             )
         )
@@ -323,11 +323,12 @@ class RedisLimiter:
         self._send_renewals()
 
     def _send_unsettled(self) -> None:
-        oldest = time.monotonic() - SETTLE_FOR_S
+        now = time.monotonic()
         waiting, self._unsettled = self._unsettled, {}
         for settlement in waiting.values():
-            if settlement.ended >= oldest:
-                self._send(settlement)
+            ago_s = now - settlement.ended
+            if ago_s <= SETTLE_FOR_S:
+                self._send(settlement, int(ago_s * 1000))
             else:
                 self.settlements_dropped += 1  # its lease has ended; its cost is in the ledger
 

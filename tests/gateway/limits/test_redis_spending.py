@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from ridgeline.gateway.errors import Limited, Unavailable
+from ridgeline.gateway.limits import redis as redis_limiter
 from ridgeline.gateway.limits import scripts
 from ridgeline.gateway.limits.limiter import (
     DAY_MS,
@@ -113,7 +116,8 @@ def test_what_had_ended_before_the_ledger_was_asked_is_not_added_to_what_it_said
             await other._client.call("DEL", f"{shared.prefix}:key:k:m")  # Redis has lost what was spent
             other.settle(await other.reserve((subject,), 0, 1), 0, 0)
             long_ago = time.monotonic() - 10
-            cut_off._send(Settlement(ended, 0, PICODOLLARS // 2, long_ago))  # its row is in the ledger
+            cut_off._unsettled[ended.id] = Settlement(ended, 0, PICODOLLARS // 2, long_ago)
+            cut_off._send_unsettled()  # its row is in the ledger
             await settled(cut_off)
             await other.reserve((subject,), 0, PICODOLLARS * 4 // 10)
 
@@ -154,5 +158,22 @@ def test_days_and_months_are_those_of_the_calendar(redis_url: str) -> None:
             some = moments[start : start + 4000]
             found = await call(config(redis_url), "EVAL", source, "0", *map(str, some))
             assert found == [[at // DAY_MS, month_of(at)] for at in some]
+
+    run(scenario())
+
+
+def test_what_a_request_cost_counts_however_slow_the_machine_is(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended when it was settled, not as long before as sending that took."""
+    steps = itertools.count()
+    monkeypatch.setattr(redis_limiter, "time", SimpleNamespace(monotonic=lambda: next(steps) * 0.01))
+
+    async def scenario() -> None:
+        subject = Subject("key", "k", Limits(daily_usd=1.0))
+        async with limiter(config(redis_url), redis_ms=lambda: MIDNIGHT_MS) as made:
+            made.settle(await made.reserve((subject,), 0, 1), 0, PICODOLLARS)
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, 1)
 
     run(scenario())
