@@ -213,10 +213,10 @@ class Forwarding:
                 await remember_response(self._parts, exchange, body)
             if job.cache is not None:
                 await job.cache.keep(whole.status, whole.headers, body, exchange.usage)
-            if job.restorer is not None:
-                body = job.restorer.answer(endpoint.kind, body)
         else:
             exchange.end_as("refused", whole.status, "upstream_refused")
+        if job.restorer is not None:  # an error may repeat what it was asked
+            body = job.restorer.answer(endpoint.kind, body)
         headers = self.headers(exchange, job, whole.headers)
         headers.append((b"content-length", str(len(body)).encode()))
         exchange.started = True

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.config import GatewaySettings, to_json
-from ridgeline.gateway.errors import BadRequest, Unavailable
+from ridgeline.gateway.errors import BadRequest, GatewayError, Unavailable
 from ridgeline.gateway.internal import internal_path
 from ridgeline.gateway.observe.metrics import merged
 from ridgeline.options import OptionError
@@ -87,6 +87,7 @@ class Supervisor:
         self._listener = listener
         self._workers: dict[int, Worker] = {}
         self._stopping = self._reloading = False
+        self._told: asyncio.Task[None] | None = None  # a reload that a signal asked for
         self._failed_starts = 0
         self._pages = merged()
         self._began = time.monotonic()
@@ -96,6 +97,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
         from ridgeline.gateway.admin.listener import AdminListener
 
         admin = AdminListener(self._settings, self.status, self.metrics, self.reload)
@@ -239,6 +241,15 @@ class Supervisor:
         finally:
             self._reloading = False
         return {"workers": len(self._workers), "models": [one.name for one in settings.models]}
+
+    def _reload_on_signal(self) -> None:
+        async def told() -> None:
+            try:
+                log.info("reloaded", extra=await self.reload())
+            except GatewayError as error:
+                log.error("not reloaded: %s", error)
+
+        self._told = asyncio.get_running_loop().create_task(told())
 
     async def _replace(self, number: int) -> bool:
         """Whether another one is there in its place."""

@@ -247,6 +247,7 @@ class ObjectRequests:
             priority=key.priority,
             strategy="ordered",
             deadline=exchange.deadline,
+            repeatable=method == "GET",
         )
         exchange.row.upstream, exchange.row.attempts = upstream, len(opened.attempts)
         return opened.answer

@@ -37,6 +37,7 @@ class HttpServer(uvicorn.Server):
                 ws_ping_timeout=websocket_ping_s,
                 ws_per_message_deflate=False,  # a small message could unfold into a large one, on the loop
                 log_config=None,
+                log_level="error",  # not a line for each request that is no HTTP: anybody can send those
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=LAST_WORDS_S,

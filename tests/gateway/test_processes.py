@@ -177,8 +177,15 @@ def test_a_reload_takes_the_new_file_and_a_bad_one_is_refused(gateway: Gateway) 
     assert gateway.admin("POST", "/admin/reload").status_code == 200
     assert http.post(CHAT, json=asking("fast")).json()["usage"]["completion_tokens"] == 3
     assert http.post(CHAT, json=asking("other")).status_code == 404
+    gateway.write_config(model="fast", target="mock/mock_out4")
+    gateway.process.send_signal(signal.SIGHUP)
+    until = time.monotonic() + 30
+    while http.post(CHAT, json=asking("fast")).json()["usage"]["completion_tokens"] != 4:
+        assert time.monotonic() < until
+        time.sleep(0.05)
     gateway.config.write_text("[gateway]\nprot = 5")
-    refused = gateway.admin("POST", "/admin/reload")
+    while (refused := gateway.admin("POST", "/admin/reload")).status_code == 503:
+        assert time.monotonic() < until  # the one before is about to end
     assert refused.status_code == 400
     assert "did you mean 'port'" in refused.json()["error"]["message"]
     assert http.post(CHAT, json=asking("fast")).status_code == 200

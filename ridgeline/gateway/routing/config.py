@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.options import option
+from ridgeline.options import check_range, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,12 @@ class RouteConfig:
     )
     shadow: bool = option(False, "decide and write it to the ledger, but send everything to the default")
 
+    def __post_init__(self) -> None:
+        where = f"[[routes]] {self.name}:"
+        check_range(self, where, 0, 1, "cascade_threshold")
+        check_range(self, where, -1, 1, "threshold")
+        check_range(self, where, 0, 365 * 86_400, "sticky_s")
+
 
 @dataclass(frozen=True, slots=True)
 class RuleConfig:
@@ -56,6 +62,10 @@ class RuleConfig:
     keywords: tuple[str, ...] = option((), "words or phrases of the last user turn, in any case")
     pattern: str | None = option(None, "regular expression that the last user turn holds")
 
+    def __post_init__(self) -> None:
+        where = f"[[rules]] {self.name or self.model}:"
+        check_range(self, where, 0, 10**9, "tokens_min", "tokens_max", "max_tokens_min", "max_tokens_max")
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsConfig:
@@ -69,3 +79,8 @@ class EmbeddingsConfig:
     truncate: bool = option(
         True, "send `truncate_prompt_tokens` (ridgeline, vLLM); off for servers that refuse it"
     )
+
+    def __post_init__(self) -> None:
+        check_range(self, "[embeddings]", 1, 600_000, "timeout_ms")
+        check_range(self, "[embeddings]", 0, 10_000_000, "cache_entries")
+        check_range(self, "[embeddings]", 1, 100_000, "max_concurrent")

@@ -51,9 +51,6 @@ class ModelRouter:
         self._sticky = StickyTable()
         self.routes = _checked(routes, compiled(rules), embedder)
 
-    def is_route(self, model: str) -> bool:
-        return model in self.routes
-
     async def decide(self, question: Question) -> Decision:
         """The model for one request; Forbidden where its key may use none of the route's."""
         started = time.perf_counter()

@@ -256,6 +256,7 @@ class Attempts:
         wait_s = max(backoff_s(means.config, self._retries, means.rng), least_s)
         if (
             self._retries < means.config.retries
+            and self._call.repeatable
             and least_s <= means.config.retry_after_max_s
             and means.clock() + wait_s < self._call.deadline
             and self._upstream.breaker.may_admit()

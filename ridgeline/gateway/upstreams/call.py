@@ -11,7 +11,17 @@ EXHAUSTED = "upstream_credentials_exhausted"
 
 
 class Call:
-    __slots__ = ("_failures", "attempts", "deadline", "prepare", "priority", "queue_s", "tenant", "weight")
+    __slots__ = (
+        "_failures",
+        "attempts",
+        "deadline",
+        "prepare",
+        "priority",
+        "queue_s",
+        "repeatable",
+        "tenant",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -21,10 +31,11 @@ class Call:
         priority: int,
         deadline: float,
         attempts: list[Attempt],
+        repeatable: bool = True,
     ) -> None:
         self.prepare, self.deadline = prepare, deadline
         self.tenant, self.weight, self.priority = tenant, weight, priority
-        self.attempts = attempts
+        self.attempts, self.repeatable = attempts, repeatable
         self.queue_s = 0.0
         self._failures: list[GatewayError] = []  # the last of each target
 

@@ -60,15 +60,18 @@ class Upstreams:
         deadline: float,
         hedge_after_s: float | None = None,
         attempts: list[Attempt] | None = None,
+        repeatable: bool = True,
     ) -> Opened:
         """An answer whose body has begun, or a GatewayError.
 
         attempts: filled also when it raises; a hedge that lost is noted a moment later. deadline: for the
         whole answer, by the monotonic clock. hedge_after_s: when nothing has come for so long, a second
-        target is asked too; the first byte wins, and the other request is aborted.
+        target is asked too; the first byte wins, and the other request is aborted. repeatable: false for what
+        makes something upstream: an answer that was lost on its way is no reason to make it twice.
         """
         self._budget.request()
-        call = Call(prepare, tenant, weight, priority, deadline, [] if attempts is None else attempts)
+        tried = [] if attempts is None else attempts
+        call = Call(prepare, tenant, weight, priority, deadline, tried, repeatable)
         if len(targets) == 1:
             opened = await self._ask(targets[0], call, "first", is_last=True)
         else:

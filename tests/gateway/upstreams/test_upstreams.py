@@ -51,6 +51,14 @@ async def test_what_fails_before_the_first_byte_is_retried_unseen(failure: Scrip
         await g.at_rest()
 
 
+@pytest.mark.parametrize("failure", [replies(500), resets])
+async def test_what_makes_something_upstream_is_not_sent_twice(failure: Script) -> None:
+    async with gateway([failure, replies(200, b"ok")]) as g:
+        error = await g.error(repeatable=False)
+        assert (error.status, len(g.servers[0].requests)) == (502, 1)
+        await g.at_rest()
+
+
 @pytest.mark.parametrize("status", [400, 404, 405, 413, 415, 422, 431, 451])
 async def test_a_refusal_is_an_answer(status: int) -> None:
     async with gateway([replies(status, b"no")], [replies(200)]) as g:
