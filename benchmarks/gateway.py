@@ -156,7 +156,11 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f}–{max(values):,.0f})"
+    digits = 2 if statistics.median(values) < 10 else 0
+    middle, least, most = (
+        f"{one:,.{digits}f}" for one in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({least}–{most})"
 
 
 async def per_request(peers: list[Peer], upstream: Peer, rounds: int, count: int) -> dict[str, Any]:
@@ -264,7 +268,7 @@ def table(results: dict[str, Any]) -> str:
         cells = [spread(results[name][key]) for name in names]
         if len(names) > 1:
             ours, theirs = (statistics.median(results[name][key]) for name in names)
-            cells.append(f"{theirs / ours:.1f}×")
+            cells.append(f"{ours / theirs if key == 'rps_c16' else theirs / ours:.1f}×")
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
