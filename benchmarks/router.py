@@ -10,10 +10,15 @@ by an embedding server started for it, on prompts that it has not seen before: f
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in a gateway's worker
+
 import argparse
 import asyncio
+import gc
 import json
-import os
 import sys
 import tempfile
 import time
@@ -39,8 +44,6 @@ from ridgeline.gateway.routing.vectors import VectorServer, store_path, vectors_
 from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
 from ridgeline.gateway.upstreams.origin import read_url
 from ridgeline.models.registry import cache_dir
-
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 ROUTING = Path(__file__).resolve().parents[2] / "shared" / "data" / "routing"
 MODELS = ("mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview")
@@ -141,6 +144,8 @@ async def decisions(artefact: Artefact, url: str, prompts: list[str], tokens: in
         load(path)
         router = ModelRouter([RouteConfig(models=("small", "large"), artefact=path)], (), embedder)
     whole_ms = []
+    gc.collect()
+    gc.freeze()  # as a gateway's worker does
     for prompt in prompts:
         fields = {"messages": raw([{"role": "user", "content": prompt}])}
         started = time.perf_counter()

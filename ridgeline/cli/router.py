@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.gateway.routing.features import Recipe
     from ridgeline.gateway.routing.fitting import Prepared
 
-MODEL, MAX_TOKENS, QUALITY = "all-minilm-l6-v2", 48, 95.0
+MODEL, MAX_TOKENS, QUALITY = "all-minilm-l6-v2", 32, 95.0
 STATE_DIR = "~/.local/state/ridgeline/gateway"
 STORE_S = 60.0  # for the ledger's answer
 

@@ -37,6 +37,9 @@ LAST_ROWS_S = 10.0  # for the ledger to take over what has ended
 
 
 def main() -> None:
+    # numpy's product of a vector with the examples of a route takes a millisecond; threads that wait for the
+    # next one in a loop would take the cores from whoever makes the vectors.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = argparse.ArgumentParser()
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)

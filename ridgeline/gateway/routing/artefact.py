@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ridgeline.gateway.routing.classifier import Classifier, Floats
 from ridgeline.gateway.routing.embedder import Vectors
 from ridgeline.gateway.routing.features import NAMES, Recipe, features_of
-from ridgeline.gateway.routing.neighbours import Weighing
+from ridgeline.gateway.routing.neighbours import Shortlist, Weighing
 from ridgeline.gateway.routing.predictor import Predictor
 from ridgeline.options import OptionError
 
@@ -170,14 +170,16 @@ def load(path: Path) -> Artefact:
 def _artefact(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Artefact:
     near = header["neighbours"]
     temperature = math.inf if near["temperature"] is None else float(near["temperature"])
+    vectors = arrays["vectors"].astype(np.float32)
     predictor = Predictor(
-        vectors=arrays["vectors"].astype(np.float32),
+        vectors=vectors,
         outcomes=arrays["outcomes"].astype(np.float32),
         weighing=Weighing(int(near["k"]), temperature, float(near["prior_weight"])),
         classifier=Classifier(arrays["centre"], arrays["scale"], arrays["weights"]),
         share=float(header["classifier_share"]),
         platt=arrays["platt"],
         prior=arrays["prior"],
+        shortlist=Shortlist.of(vectors),
     )
     return Artefact(
         models=tuple(header["models"]),

@@ -37,7 +37,7 @@ class RouteConfig:
     def __post_init__(self) -> None:
         where = f"[[routes]] {self.name}:"
         check_range(self, where, 0, 1, "cascade_threshold")
-        check_range(self, where, -1, 1, "threshold")
+        check_range(self, where, -1, 1000, "threshold")
         check_range(self, where, 0, 365 * 86_400, "sticky_s")
 
 

@@ -18,6 +18,8 @@ Scores = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 PRIOR_WEIGHT = 4.0  # of the mean over all examples, beside the neighbours': few or far ones say little
+DIRECTIONS = 96  # of 384: with four times as many candidates as neighbours, 99 in 100 of these are found
+FEW = 1000
 SLICE = 512  # texts at a time: similarities of 512 to 10,000 examples are 20 MB
 
 
@@ -56,6 +58,33 @@ def nearest(
         indices.append(near)
         similarities.append(np.take_along_axis(found, near, axis=1))
     return np.concatenate(indices), np.concatenate(similarities)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """Who may be near, read off a few directions in which the examples differ most.
+
+    A product with all of them reads every number, from memory and not from the cache, once an embedding model
+    has run in between; this reads a quarter, and only those who may be near are looked at in full.
+    """
+
+    basis: Vectors  # [dimensions, DIRECTIONS]
+    places: Vectors  # [examples, DIRECTIONS]
+
+    @classmethod
+    def of(cls, examples: Vectors) -> Shortlist | None:
+        """None where there are so few that all can be looked at."""
+        if len(examples) < FEW or examples.shape[1] <= DIRECTIONS:
+            return None
+        _, directions = np.linalg.eigh(examples.T.astype(np.float64) @ examples)
+        basis = np.ascontiguousarray(directions[:, -DIRECTIONS:], np.float32)
+        return cls(basis, np.ascontiguousarray(examples @ basis))
+
+    def likely(self, vector: Vectors, count: int) -> Indices:
+        found = self.places @ (vector @ self.basis)
+        if count >= len(found):
+            return np.arange(len(found))
+        return np.argpartition(found, len(found) - count)[len(found) - count :]
 
 
 def _nearest(similarities: npt.NDArray[np.float32], k: int) -> Indices:

@@ -6,7 +6,7 @@ What it is made of is chosen by cross-validation among the examples: neither way
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,13 @@ from ridgeline.gateway.routing.classifier import Classifier, Floats, fit_path, l
 from ridgeline.gateway.routing.curve import merit
 from ridgeline.gateway.routing.embedder import Vectors
 from ridgeline.gateway.routing.features import Features
-from ridgeline.gateway.routing.neighbours import Outcomes, Scores, Weighing, nearest
+from ridgeline.gateway.routing.neighbours import Outcomes, Scores, Shortlist, Weighing, nearest
 
 FOLDS = 5
 WEIGHINGS = tuple(
     Weighing(k, temperature) for k in (20, 40, 60, 80, 160) for temperature in (0.2, float("inf"))
 )
+CANDIDATES = 4  # for each neighbour that is wanted
 STACKED = Weighing(40)  # the neighbours that the classifier reads
 PENALTIES = (30.0, 100.0, 300.0)
 SHARES = (0.0, 0.3, 0.5, 0.7, 1.0)  # of the classifier in the blend
@@ -46,10 +47,15 @@ class Predictor:
     share: float
     platt: Floats
     prior: Scores  # each model's mean outcome
+    shortlist: Shortlist | None = None  # for decisions, where each is waited for
 
     def one(self, vector: Vectors, features: Features) -> tuple[Scores, float]:
         """Each model's chance, and how near the nearest example is."""
-        chances, near = self.many(vector[None], features[None])
+        asked = self
+        if self.shortlist is not None:
+            likely = self.shortlist.likely(vector, CANDIDATES * max(self.weighing.k, STACKED.k))
+            asked = replace(self, vectors=self.vectors[likely], outcomes=self.outcomes[likely])
+        chances, near = asked.many(vector[None], features[None])
         return chances[0], float(near[0])
 
     def many(self, vectors: Vectors, features: Features) -> tuple[Scores, npt.NDArray[np.float32]]:
