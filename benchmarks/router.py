@@ -16,23 +16,23 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in a gateway's worker
 
 import argparse
-import asyncio
 import gc
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from ridgeline.gateway.body import raw
-from ridgeline.gateway.routing.artefact import Artefact, load, save
+from ridgeline.gateway.routing.artefact import Artefact, save
 from ridgeline.gateway.routing.config import EmbeddingsConfig, RouteConfig
-from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
+from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed, Vectors
 from ridgeline.gateway.routing.evaluation import GRID, evaluate
 from ridgeline.gateway.routing.examples import Costing, Examples, read_examples
 from ridgeline.gateway.routing.features import Recipe
@@ -41,6 +41,7 @@ from ridgeline.gateway.routing.own_server import OwnServer
 from ridgeline.gateway.routing.report import lines_of
 from ridgeline.gateway.routing.router import ModelRouter, Question
 from ridgeline.gateway.routing.vectors import VectorServer, store_path, vectors_of
+from ridgeline.gateway.routing.words import READ_CHARS, WORD_TOKENS, WordVectors
 from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
 from ridgeline.gateway.upstreams.origin import read_url
 from ridgeline.models.registry import cache_dir
@@ -62,16 +63,25 @@ def examples_of(data: str) -> Examples:
     return read_examples(files(data), MODELS, Costing({}, {}))
 
 
-def prepared(examples: Examples, recipe: Recipe, url: Callable[[], str]) -> Prepared:
+def prepared(examples: Examples, vectors: str, url: Callable[[], str]) -> tuple[Prepared, WordVectors | None]:
+    of_words = vectors == "words"
+    recipe = Recipe(head_chars=READ_CHARS) if of_words else Recipe()
+    max_tokens = WORD_TOKENS if of_words else recipe.max_tokens
+
     def fetch() -> Any:
-        return VectorServer(url(), EMBEDDING_MODEL, recipe.max_tokens).fetch
+        return VectorServer(url(), EMBEDDING_MODEL, max_tokens).fetch
 
     def report(done: int, total: int) -> None:
         print(f"\r{done} of {total} vectors", end="\n" if done == total else "", file=sys.stderr)
 
+    def embed(wanted: Sequence[str]) -> Vectors:
+        return vectors_of(wanted, store_path(cache_dir(), EMBEDDING_MODEL, max_tokens), fetch, report)
+
     texts = [recipe.text(turns) for turns in examples.turns]
-    store = store_path(cache_dir(), EMBEDDING_MODEL, recipe.max_tokens)
-    return Prepared.of(examples, vectors_of(texts, store, fetch, report))
+    if not of_words:
+        return Prepared.of(examples, embed(texts)), None
+    words = WordVectors.of(texts, embed)
+    return Prepared.of(examples, words.many(texts)), words
 
 
 # ---- quality ----
@@ -81,7 +91,7 @@ def quality(args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     with OwnServer(EMBEDDING_MODEL) as server:
         for data in args.data.split(","):
-            ready = prepared(examples_of(data), Recipe(), server.start)
+            ready, _ = prepared(examples_of(data), args.vectors, server.start)
             for split in args.splits.split(","):
                 if split == "groups" and data == "gsm8k":
                     continue  # one group
@@ -105,25 +115,27 @@ def quality(args: argparse.Namespace) -> list[dict[str, Any]]:
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with OwnServer(EMBEDDING_MODEL) as server:
         url = server.start()
-        ready = prepared(examples_of("both"), Recipe(), lambda: url)
+        ready, words = prepared(examples_of("both"), args.vectors, lambda: url)
         order = np.random.default_rng(args.seed).permutation(len(ready.examples))
         asked, known = order[: args.decisions + WARM_UP], order[args.decisions + WARM_UP :]
         artefact = fit_artefact(
             ready.part(known),
             names=("small", "large"),
             gap=0.95,
-            recipe=Recipe(),
+            recipe=Recipe(head_chars=READ_CHARS) if words is not None else Recipe(),
             embedding_model=EMBEDDING_MODEL,
             seed=args.seed,
+            words=words,
         )
         prompts = [ready.examples.turns[row][-1] for row in asked]
         print(f"{len(known)} examples in the artefact, {args.decisions} decisions one after the other")
         print("tokens   p50 ms   p90 ms   p99 ms   max ms  without vector p99")
         found = []
-        for tokens in map(int, args.tokens.split(",")):
-            figures = asyncio.run(decisions(artefact, url, prompts, tokens))
+        for tokens in [0] if words is not None else map(int, args.tokens.split(",")):
+            figures = uvloop.run(decisions(artefact, url, prompts, tokens))
+            name = tokens or "words"
             print(
-                f"{tokens:>6}  {figures['p50']:>7.2f}  {figures['p90']:>7.2f}  {figures['p99']:>7.2f}  "
+                f"{name:>6}  {figures['p50']:>7.2f}  {figures['p90']:>7.2f}  {figures['p99']:>7.2f}  "
                 f"{figures['max']:>7.2f}  {figures['own_p99']:>18.2f}"
                 + ("" if figures["p99"] <= BAR_MS else f"   above {BAR_MS:g} ms"),
                 flush=True,
@@ -140,8 +152,8 @@ async def decisions(artefact: Artefact, url: str, prompts: list[str], tokens: in
     embedder = Embedder(config, timed(post_to(client, url), vector_ms))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "route.npz"
-        save(replace(artefact, recipe=Recipe(head_chars=5 * tokens, max_tokens=tokens)), path)
-        load(path)
+        recipe = Recipe(head_chars=5 * tokens, max_tokens=tokens) if tokens else artefact.recipe
+        save(replace(artefact, recipe=recipe), path)
         router = ModelRouter([RouteConfig(models=("small", "large"), artefact=path)], (), embedder)
     whole_ms = []
     gc.collect()
@@ -209,6 +221,7 @@ def main() -> None:
     second.add_argument("--tokens", default="32,48,64,128")
     second.set_defaults(run=measure)
     for part in (first, second):
+        part.add_argument("--vectors", choices=("words", "text"), default="words")
         part.add_argument("--seed", type=int, default=0)
         part.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -15,11 +15,13 @@ from ridgeline.cli.parsing import Verbs, add_verb, path_argument
 from ridgeline.options import OptionError
 
 if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
+    from ridgeline.gateway.routing.embedder import Vectors
     from ridgeline.gateway.routing.examples import Costing
     from ridgeline.gateway.routing.features import Recipe
     from ridgeline.gateway.routing.fitting import Prepared
+    from ridgeline.gateway.routing.words import WordVectors
 
-MODEL, MAX_TOKENS, QUALITY = "all-minilm-l6-v2", 32, 95.0
+MODEL, MAX_TOKENS, QUALITY = "all-minilm-l6-v2", 48, 95.0
 STATE_DIR = "~/.local/state/ridgeline/gateway"
 STORE_S = 60.0  # for the ledger's answer
 
@@ -144,11 +146,18 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embeddings-url", metavar="URL", help="an embedding server (default: start one)")
     parser.add_argument("--embedding-model", default=MODEL, metavar="NAME", help=f"default: {MODEL}")
     parser.add_argument(
+        "--vectors",
+        choices=("words", "text"),
+        default="words",
+        help="words: a text's vector is made of its words', embedded once, here; a decision asks no server. "
+        "text: the text's beginning is embedded for each decision (default: words)",
+    )
+    parser.add_argument(
         "--max-tokens",
         type=int,
         default=MAX_TOKENS,
         metavar="N",
-        help=f"of a text that are embedded; a decision takes time in proportion (default: {MAX_TOKENS})",
+        help=f"with --vectors text: a decision takes time in proportion (default: {MAX_TOKENS})",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of folds and draws (default: 0)")
 
@@ -162,8 +171,8 @@ def run_fit(args: argparse.Namespace) -> int:
         raise OptionError(f"--out: there is no folder {args.out.parent}")
     gap = _share(args.quality, "--quality")
     with _progress() as report:
-        recipe = _recipe(args.max_tokens)
-        prepared = _prepared(args, recipe, report)
+        recipe = _recipe(args)
+        prepared, words = _prepared(args, recipe, report)
         artefact = fit_artefact(
             prepared,
             names=names,
@@ -171,6 +180,7 @@ def run_fit(args: argparse.Namespace) -> int:
             recipe=recipe,
             embedding_model=args.embedding_model,
             seed=args.seed,
+            words=words,
             report=report,
         )
         save(artefact, args.out)
@@ -200,7 +210,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     if args.repeats < 1 or (args.split == "part" and args.repeats > 1):
         raise OptionError("--repeats must be 1 or more, and is of --split folds and groups")
     with _progress() as report:
-        prepared = _prepared(args, _recipe(args.max_tokens), report)
+        prepared, _ = _prepared(args, _recipe(args), report)
         found = evaluate(
             prepared,
             split=args.split,
@@ -241,39 +251,51 @@ def run_decisions(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prepared(args: argparse.Namespace, recipe: Recipe, report: Callable[[str], None]) -> Prepared:
+def _prepared(
+    args: argparse.Namespace, recipe: Recipe, report: Callable[[str], None]
+) -> tuple[Prepared, WordVectors | None]:
     from ridgeline.gateway.routing.embedder import EmbeddingFailed
     from ridgeline.gateway.routing.examples import read_examples
     from ridgeline.gateway.routing.fitting import Prepared
     from ridgeline.gateway.routing.own_server import OwnServer
     from ridgeline.gateway.routing.vectors import Fetch, VectorServer, store_path, vectors_of
+    from ridgeline.gateway.routing.words import WORD_TOKENS, WordVectors
     from ridgeline.models.registry import cache_dir
 
     examples = read_examples(args.examples, args.models.split(","), _costing(args), args.newest)
     texts = [recipe.text(turns) for turns in examples.turns]
+    of_words = args.vectors == "words"
+    max_tokens = WORD_TOKENS if of_words else recipe.max_tokens
     with OwnServer(args.embedding_model) as own:
 
         def fetch() -> Fetch:
             if not args.embeddings_url:
                 report("starting an embedding server")
             url = args.embeddings_url or own.start()
-            return VectorServer(url, args.embedding_model, recipe.max_tokens).fetch
+            return VectorServer(url, args.embedding_model, max_tokens).fetch
 
-        store = store_path(cache_dir(), args.embedding_model, recipe.max_tokens)
+        def embed(wanted: Sequence[str]) -> Vectors:
+            store = store_path(cache_dir(), args.embedding_model, max_tokens)
+            return vectors_of(wanted, store, fetch, lambda done, total: report(f"{done} of {total} vectors"))
+
         try:
-            vectors = vectors_of(
-                texts, store, fetch, lambda done, total: report(f"{done} of {total} vectors")
-            )
+            if not of_words:
+                return Prepared.of(examples, embed(texts)), None
+            words = WordVectors.of(texts, embed)
         except EmbeddingFailed as error:
             raise RemoteError(str(error)) from None
-    return Prepared.of(examples, vectors)
+    return Prepared.of(examples, words.many(texts)), words
 
 
-def _recipe(max_tokens: int) -> Recipe:
+def _recipe(args: argparse.Namespace) -> Recipe:
     from ridgeline.gateway.routing.features import Recipe
+    from ridgeline.gateway.routing.words import READ_CHARS
 
+    max_tokens = args.max_tokens
     if not 8 <= max_tokens <= 8192:
         raise OptionError(f"--max-tokens must be 8 to 8192, got {max_tokens}")
+    if args.vectors == "words":
+        return Recipe(head_chars=READ_CHARS)
     return Recipe(head_chars=5 * max_tokens, max_tokens=max_tokens)
 
 

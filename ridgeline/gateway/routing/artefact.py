@@ -24,10 +24,12 @@ from ridgeline.gateway.routing.embedder import Vectors
 from ridgeline.gateway.routing.features import NAMES, Recipe, features_of
 from ridgeline.gateway.routing.neighbours import Shortlist, Weighing
 from ridgeline.gateway.routing.predictor import Predictor
+from ridgeline.gateway.routing.words import WordVectors
 from ridgeline.options import OptionError
 
 VERSION = 1
 ARRAYS = ("vectors", "outcomes", "centre", "scale", "weights", "platt", "prior")
+WORD_ARRAYS = ("word_list", "word_table", "word_centre")  # where vectors are made of words
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Artefact:
     threshold: float
     predictor: Predictor
     cascade_threshold: float | None = None
+    words: WordVectors | None = None  # None: vectors come from the embedding model, for each decision
     report: dict[str, Any] = field(default_factory=dict)  # how it was fitted and what that promised
 
     @property
@@ -100,7 +103,7 @@ class Artefact:
                 f"{where}: its artefact was fitted for the models {', '.join(self.models)}, in this order; "
                 "name these, or fit again with --names"
             )
-        if embedding_model != self.embedding_model:
+        if self.words is None and embedding_model != self.embedding_model:
             raise OptionError(
                 f"{where}: its artefact was fitted with vectors of {self.embedding_model!r}, but "
                 f"[embeddings] has {embedding_model!r}: fit again"
@@ -119,6 +122,10 @@ def save(artefact: Artefact, path: Path) -> None:
         "platt": predictor.platt,
         "prior": predictor.prior,
     }
+    if artefact.words is not None:
+        arrays["word_list"] = _text(list(artefact.words.words))
+        arrays["word_table"] = artefact.words.table.astype(np.float16)
+        arrays["word_centre"] = artefact.words.centre
     weighing = predictor.weighing
     header = {
         "version": VERSION,
@@ -150,7 +157,8 @@ def load(path: Path) -> Artefact:
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
-            arrays = {name: file[name] for name in ARRAYS}
+            own = WORD_ARRAYS if WORD_ARRAYS[0] in file else ()
+            arrays = {name: file[name] for name in (*ARRAYS, *own)}
     except FileNotFoundError:
         raise OptionError(f"{path}: there is no such artefact; `ridgeline router fit` makes one") from None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
@@ -190,11 +198,17 @@ def _artefact(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Ar
         threshold=float(header["threshold"]),
         predictor=predictor,
         cascade_threshold=header["cascade_threshold"],
+        words=_words(arrays) if WORD_ARRAYS[0] in arrays else None,
         report=header["report"],
     )
 
 
-def _text(header: dict[str, Any]) -> npt.NDArray[np.uint8]:
+def _words(arrays: dict[str, npt.NDArray[Any]]) -> WordVectors:
+    words = tuple(json.loads(arrays["word_list"].tobytes()))
+    return WordVectors(words, arrays["word_table"].astype(np.float32), arrays["word_centre"])
+
+
+def _text(header: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(json.dumps(header).encode(), np.uint8)
 
 

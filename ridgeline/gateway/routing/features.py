@@ -78,9 +78,9 @@ class Recipe:
     A vector takes time in proportion to its tokens, and the first tokens say most: cut early.
     """
 
-    head_chars: int = 160
+    head_chars: int = 240
     tail_chars: int = 0
-    max_tokens: int = 32  # the hard bound, kept by the embedding server
+    max_tokens: int = 48  # the hard bound, kept by the embedding server
     prior_turns: int = 2  # user turns before the last, where that is short
 
     def text(self, turns: Sequence[str]) -> str:

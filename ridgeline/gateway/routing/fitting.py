@@ -18,6 +18,7 @@ from ridgeline.gateway.routing.examples import LEAST, Examples
 from ridgeline.gateway.routing.features import Features, Recipe, feature_rows
 from ridgeline.gateway.routing.neighbours import Outcomes, Scores
 from ridgeline.gateway.routing.predictor import FOLDS, Fitted, Report, fit, quiet, random_folds
+from ridgeline.gateway.routing.words import WordVectors
 from ridgeline.options import OptionError
 
 THRESHOLD_DRAWS = 200
@@ -58,6 +59,7 @@ def fit_artefact(
     recipe: Recipe,
     embedding_model: str,
     seed: int,
+    words: WordVectors | None = None,
     report: Report = quiet,
 ) -> Artefact:
     """names: the models' in the gateway. gap: quality to keep, 0 the cheapest's, 1 the strongest's."""
@@ -76,6 +78,7 @@ def fit_artefact(
         threshold=threshold,
         predictor=fitted.predictor,
         cascade_threshold=_cascade_threshold(examples, gap, seed),
+        words=words,
         report=_report(fitted, examples, threshold, gap, seed),
     )
 

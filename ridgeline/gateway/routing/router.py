@@ -16,7 +16,7 @@ from ridgeline.gateway.errors import Forbidden, NotFound
 from ridgeline.gateway.routing.artefact import Artefact, load
 from ridgeline.gateway.routing.cascade import DEFAULT_THRESHOLD, Cascade
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
-from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
+from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed, Vectors
 from ridgeline.gateway.routing.question import Decision, Question
 from ridgeline.gateway.routing.reading import Reading, read
 from ridgeline.gateway.routing.rules import Rule, compiled
@@ -106,7 +106,7 @@ class ModelRouter:
     async def _predicted(self, route: Route, reading: Reading, allowed: list[str]) -> Decision:
         default = _nearest_allowed(route, allowed)
         artefact = route.artefact
-        if artefact is None or self.embedder is None:
+        if artefact is None or (artefact.words is None and self.embedder is None):
             return Decision(default, {"by": "default"})
         if len(allowed) == 1:
             return Decision(default, {"by": "default", "reason": "the key may use one model alone"})
@@ -114,7 +114,7 @@ class ModelRouter:
         if not text:
             return Decision(default, {"by": "default", "reason": "no text of a user"})
         try:
-            vectors = await self.embedder.embed([text], artefact.recipe.max_tokens)
+            vectors = await self._vector(artefact, text)
         except EmbeddingFailed as error:
             return Decision(default, {"by": "default", "reason": str(error)})
         if vectors.shape[1] != artefact.dimensions:
@@ -124,6 +124,13 @@ class ModelRouter:
         forecast = artefact.forecast(vectors[0], reading.last, reading.tokens)
         model, why = forecast.choice(allowed, route.config.threshold)
         return Decision(model, {"by": "predicted", **why})
+
+    async def _vector(self, artefact: Artefact, text: str) -> Vectors:
+        if artefact.words is not None:
+            return artefact.words.vector(text)[None]
+        if self.embedder is None:
+            raise EmbeddingFailed("no upstream makes vectors")
+        return await self.embedder.embed([text], artefact.recipe.max_tokens)
 
 
 def _ruled(
@@ -172,10 +179,10 @@ def _checked(
             raise OptionError(f"{where}: default {default!r} is not one of its models")
         artefact = None
         if config.artefact is not None:
-            if embedder is None:
-                raise OptionError(f"{where}: an artefact needs vectors: name an upstream in [embeddings]")
             artefact = load(config.artefact)
-            artefact.check(config.models, embedder.config.model, where)
+            if artefact.words is None and embedder is None:
+                raise OptionError(f"{where}: its artefact needs vectors: name an upstream in [embeddings]")
+            artefact.check(config.models, embedder.config.model if embedder is not None else "", where)
         own = tuple(rule for rule in rules if rule.route in ("", config.name))
         for rule in own:
             if rule.model not in config.models and rule.route:

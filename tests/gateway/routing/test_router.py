@@ -96,8 +96,8 @@ async def test_short_later_turns_are_read_with_the_users_turns_before_them(path:
 async def test_only_the_first_characters_of_a_long_text_are_embedded(path: Path) -> None:
     topics = Topics()
     await router(path, topics=topics).decide(ask("river " * 1000, "yes", "x" * 5000))
-    assert topics.bodies[0]["input"] == ["x" * 160]
-    assert topics.bodies[0]["truncate_prompt_tokens"] == 32
+    assert topics.bodies[0]["input"] == ["x" * 240]
+    assert topics.bodies[0]["truncate_prompt_tokens"] == 48
 
 
 async def test_a_conversation_stays_on_its_model_for_a_time(path: Path) -> None:
