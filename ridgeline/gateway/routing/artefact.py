@@ -214,7 +214,7 @@ def _text(header: Any) -> npt.NDArray[np.uint8]:
 
 def _digest(arrays: dict[str, npt.NDArray[Any]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name in ARRAYS:
+    for name in (name for name in (*ARRAYS, *WORD_ARRAYS) if name in arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
         digest.update(array.tobytes())
