@@ -42,7 +42,7 @@ class MemoryLimiter:
         self,
         spent: Spent | None = None,
         *,
-        seed_timeout_s: float = 0.25,
+        seed_timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:

@@ -279,7 +279,7 @@ def test_spending_is_taken_from_the_ledger_when_a_subject_is_first_seen() -> Non
         return PICODOLLARS
 
     async def scenario() -> None:
-        limiter = MemoryLimiter(spent, clock=(clock := Clock()), wall=clock)
+        limiter = MemoryLimiter(spent, seed_timeout_s=60.0, clock=(clock := Clock()), wall=clock)
         results = await asyncio.gather(
             *(limiter.reserve((key(daily_usd=1.5),), 0, PICODOLLARS // 4) for _ in range(4)),
             return_exceptions=True,
