@@ -150,7 +150,7 @@ async def test_gateway_and_engine_are_one_trace_with_right_parents_and_sane_time
         "models": [{"name": "small", "targets": ("local/smollm2-135m",)}],
         "observe": {"otlp_endpoint": collector.url, "trace_sample": 0.0, "access_log": str(tmp_path / "log")},
     }
-    body = {"model": "small", "max_tokens": 8, "stream": stream}
+    body = {"model": "small", "max_tokens": 8, "ignore_eos": True, "stream": stream}
     body["messages"] = [{"role": "user", "content": "a secret word"}]
     began_ns = time.time_ns()
     async with staged(tmp_path, values) as stage:
