@@ -18,7 +18,7 @@ from ridgeline.gateway.endpoints import Place
 from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
 from ridgeline.gateway.tenants.keys import Key, Team
 from ridgeline.gateway.usage import Usage
-from ridgeline.web.connection import CONNECTION
+from ridgeline.web.connection import CONNECTION, BoundedConnection
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -92,9 +92,9 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
-        self.connection = scope.get(CONNECTION)
-        if self.connection is not None:
-            self.connection.when_gone = self.client_is_gone
+        # Of our own listener: it tells at once of a client that has gone, without a task that waits for it.
+        self.connection: BoundedConnection = scope[CONNECTION]
+        self.connection.when_gone = self.client_is_gone
 
     @property
     def id(self) -> str:
@@ -120,8 +120,7 @@ class Exchange:
 
     def stay(self) -> None:
         """From here on the request is carried out, whether or not its client waits for it."""
-        if self.connection is not None:
-            self.connection.when_gone = None
+        self.connection.when_gone = None
 
     def expire(self) -> None:
         if self.expired is None and self.deadline_error is not None:
@@ -152,7 +151,7 @@ class Exchange:
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
         connection = self.connection
-        if connection is not None and connection.flow.read_paused and not connection.pipeline:
+        if connection.flow.read_paused and not connection.pipeline:
             connection.flow.resume_reading()  # the last piece was large; an unread socket never tells its end
         return bytes(body)
 

@@ -102,9 +102,7 @@ class StreamRelay:
 
         While the client's side is full, the upstream is not read, and a task waits until there is room.
         """
-        opened, connection = self._exchange.opened, self._exchange.connection
-        assert connection is not None
-        flow = connection.flow
+        opened, flow = self._exchange.opened, self._exchange.connection.flow
         held: list[bytes] = []
         waiting: asyncio.Task[None] | None = None
 
