@@ -40,6 +40,9 @@ class OwnRequests:
         elif not parts.upstreams.any_usable():
             reason = "no upstream can be asked: all are down or out of credentials"
             await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])
+        elif problem := parts.ledger.unavailable():
+            reason = f"the ledger takes no rows: {problem}"
+            await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])
         else:
             await answer_json(send, 200, {"status": "ready"}, [])
 

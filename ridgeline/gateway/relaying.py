@@ -18,7 +18,7 @@ from ridgeline.gateway.errors import GatewayError, UpstreamFailed, out_of_time
 from ridgeline.gateway.exchange import Exchange, Headers, Send
 from ridgeline.gateway.job import Job
 from ridgeline.gateway.parts import Parts
-from ridgeline.gateway.stored_responses import remember_response
+from ridgeline.gateway.stored_responses import FirstEvent, is_stored, remember_response
 from ridgeline.gateway.upstreams.answer import UpstreamBroken
 
 SLOW_READER = "slow_reader"
@@ -41,6 +41,7 @@ class StreamRelay:
         sent = job.sent_to(exchange.opened.target, exchange.place.endpoint.family)
         # What is translated is not the client's to see anyway.
         self._reader = UsageReader(self._kind, sent.family, "" if sent.is_translated else sent.hide)
+        self._is_translated = sent.is_translated
         self._stages: list[Stage] = []
         if sent.is_translated:
             self._stages.append(StreamTranslator(self._kind, sent.family, exchange.fields))
@@ -60,8 +61,8 @@ class StreamRelay:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         broken: GatewayError | None = None
         try:
-            if self._kind == "responses" and opened.first:
-                await remember_response(self._parts, exchange, opened.first)
+            if self._kind == "responses" and not self._is_translated and is_stored(exchange):
+                await self._remember(send)
             if exchange.connection is not None:
                 await self._relay_at_once(send)
             else:
@@ -86,6 +87,20 @@ class StreamRelay:
         finally:
             exchange.usage = reader.usage  # also when the client is gone
         await self._end(broken, send)
+
+    async def _remember(self, send: Send) -> None:
+        """Read the stream until its response's id is known, and record the owner before the id is sent."""
+        opened, first = self._exchange.opened, FirstEvent()
+        data: bytes | None = opened.first
+        while data is not None:
+            comments = first.feed(data)
+            if comments and (out := self._passed(comments)):
+                await self._send(out, send)
+            if first.is_done:
+                break
+            data = await opened.answer.next()
+        await remember_response(self._parts, self._exchange, first.held)
+        opened.first = first.held
 
     async def _relay(self, send: Send) -> None:
         """Piece by piece, for any ASGI server."""

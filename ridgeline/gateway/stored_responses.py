@@ -10,12 +10,14 @@ import re
 import msgspec
 
 from ridgeline.gateway.body import field
+from ridgeline.gateway.dialects.events import end_of_last
 from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.job import Job
 from ridgeline.gateway.parts import Parts
 
 MAX_ID = 128
+MAX_HELD = 64 << 10  # bytes of a stream's beginning that are searched for the id
 NULL = msgspec.Raw(b"null")
 _ID = re.compile(rb'"id"\s*:\s*"(resp[-_A-Za-z0-9]{1,120})"')
 
@@ -44,9 +46,38 @@ async def continue_response(parts: Parts, exchange: Exchange, job: Job) -> None:
 
 
 async def remember_response(parts: Parts, exchange: Exchange, data: bytes) -> None:
-    """Before its id is told. `data`: the answer, or the first event of its stream."""
-    if not field(exchange.fields, "store", bool, True):
-        return
-    found = _ID.search(data)
+    """Record the owner before the client reads the id. `data`: the answer, or the beginning of its stream."""
+    found = _ID.search(data) if is_stored(exchange) else None
     if found is not None:
         await parts.owned.remember(found[1].decode(), exchange.tenant, exchange.row.upstream, "response", {})
+
+
+def is_stored(exchange: Exchange) -> bool:
+    return field(exchange.fields, "store", bool, True)
+
+
+class FirstEvent:
+    """Splits the beginning of a stream: what may be sent at once, and what waits until the id is known.
+
+    Comments pass at once. Bytes from the first `data:` line on are held until they hold a response's id, or
+    until MAX_HELD bytes have arrived: the bytes may be cut anywhere.
+    """
+
+    def __init__(self) -> None:
+        self.held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to send at once."""
+        self.held += data
+        if self._has_event():
+            return b""
+        end = end_of_last(self.held)
+        passed, self.held = (self.held[:end], self.held[end:]) if end > 0 else (b"", self.held)
+        return passed
+
+    @property
+    def is_done(self) -> bool:
+        return _ID.search(self.held) is not None or len(self.held) > MAX_HELD
+
+    def _has_event(self) -> bool:
+        return self.held.startswith((b"data:", b"event:")) or b"\ndata:" in self.held

@@ -24,6 +24,7 @@ from ridgeline.gateway.accounting.row import LedgerRow, Opening
 _LOCK = "lock"
 _SEGMENT = re.compile(r"(\d{10})\.wal")
 _CHUNK = 256 << 10  # read at once: more than any record
+_TRIAL_BYTES = 4096  # a file system's block: fewer bytes could fit in one that is there already
 
 logger = logging.getLogger("ridgeline.gateway.ledger")
 
@@ -69,6 +70,10 @@ class Journal:
 
     def forget(self, request_id: str) -> None:
         self._open.pop(request_id, None)
+
+    def try_write(self) -> None:
+        """Write empty lines, which readers pass over: OSError while the file takes no record."""
+        self._append(b"\n" * _TRIAL_BYTES)
 
     def sync(self) -> None:
         """Called at intervals, by the thread that follows."""

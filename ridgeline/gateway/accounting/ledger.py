@@ -69,6 +69,7 @@ class Ledger:
         self._held: deque[LedgerRow] = deque()
         self._written = self._dropped = 0
         self._stopped = False
+        self._write_failed = False  # the last write to the write-ahead file
         self._said_at = float("-inf")
 
     async def start(self) -> None:
@@ -100,10 +101,12 @@ class Ledger:
         Unavailable where it cannot be written down and the config says that then nothing is served.
         """
         try:
-            if self._journal.written - self._mover.removed_bytes > self._config.max_bytes:
+            if self._is_over_bound():
                 raise OSError(28, "max_bytes of write-ahead files are full")
             self._journal.append_opening(opening)
+            self._write_failed = False
         except OSError as error:
+            self._write_failed = not self._is_over_bound()
             self._say("a request's opening", error)
             if self._config.when_full == "refuse":
                 self._journal.forget(opening.request_id)
@@ -115,8 +118,33 @@ class Ledger:
         self._written += 1
         try:
             self._journal.append_row(row)
+            self._write_failed = False
         except OSError as error:
+            self._write_failed = True
             self._hold(row, error)
+
+    def unavailable(self) -> str:
+        """Why new requests cannot be booked; empty while they can. For /ready.
+
+        A failed write is tried again here: without traffic nothing else would find that the disk has room.
+        With `when_full = "serve"` the rows in memory count instead, until memory_rows of them are held.
+        """
+        if self._write_failed:
+            try:
+                self._journal.try_write()
+                self._write_failed = False
+            except OSError as error:
+                reason = f"its write-ahead file cannot be written: {error.strerror or error}"
+                return reason if self._refuses() else ""
+        if self._is_over_bound() and self._refuses():
+            return f"its write-ahead files hold more than max_bytes ({self._config.max_bytes} bytes)"
+        return ""
+
+    def _is_over_bound(self) -> bool:
+        return self._journal.written - self._mover.removed_bytes > self._config.max_bytes
+
+    def _refuses(self) -> bool:
+        return self._config.when_full == "refuse" or len(self._held) >= self._config.memory_rows
 
     async def spent(self, kind: str, id: str, since_ms: int) -> int:
         """Picodollars of a key, team or model since then, by the store: what other gateways booked included.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,14 @@ def stored(state_dir: Path, columns: str = "request_id") -> list[Any]:
 
 def journal_folders(state_dir: Path) -> list[Path]:
     return [path for path in (state_dir / "ledger").iterdir() if path.is_dir()]
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a full disk, for every file of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

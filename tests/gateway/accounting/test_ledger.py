@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import resource
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +20,15 @@ from ridgeline.gateway.accounting.sqlite import SqliteLedger
 from ridgeline.gateway.errors import Unavailable
 from ridgeline.gateway.usage import Usage
 from ridgeline.options import OptionError
-from tests.gateway.accounting.books import QUICK, journal_folders, opening, row, started, stored
+from tests.gateway.accounting.books import (
+    QUICK,
+    files_of_at_most,
+    journal_folders,
+    opening,
+    row,
+    started,
+    stored,
+)
 from tests.gateway.waiting import until
 
 
@@ -309,14 +315,3 @@ def die(ledger: Ledger) -> None:
     ledger._mover._stopping = True
     ledger._mover._wake.set()
     ledger._mover._thread.join()
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a full disk, for every file of this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
