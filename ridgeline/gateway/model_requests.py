@@ -17,20 +17,11 @@ from ridgeline.gateway.finishing import Booking
 from ridgeline.gateway.forms import Form
 from ridgeline.gateway.forwarding import Forwarding
 from ridgeline.gateway.job import Job
-from ridgeline.gateway.limits.limiter import Subject
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, has_budget, most_used, subjects_of
 from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.stored_responses import continue_response
-from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.gateway.usage import Usage
-
-STREAMED_KINDS = frozenset({"chat", "completions", "responses", "messages"})
-OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-BYTES_PER_TOKEN = 4
-NO_LIMITS = Limits()
-MANY_ANSWERS = frozenset({"chat", "completions"})  # kinds of which one request may ask for several
-MOST_ANSWERS = 1024
-LONGEST_OUTPUT = 10_000_000  # tokens anybody may ask for; beyond it a figure is a mistake
 
 
 class ModelRequests:
@@ -89,7 +80,7 @@ class ModelRequests:
                 if len(name) == 5 and name != "model" and name.lower() == "model":
                     # Upstreams written in Go read it as the model's name all the same.
                     raise BadRequest(f"{name}: write it model", param=name)
-            if endpoint.kind in STREAMED_KINDS:
+            if endpoint.kind in GENERATING:
                 row.stream = field(exchange.fields, "stream", bool, False)
         if not asked:
             raise BadRequest(
@@ -111,51 +102,29 @@ class ModelRequests:
 
     async def _reserve(self, exchange: Exchange, model: PublicModel | None) -> None:
         """One reservation for the key, its team and the model as it was asked for."""
-        parts, key, team = self._parts, exchange.key, exchange.team
+        parts, key = self._parts, exchange.key
         assert key is not None
-        subjects = [Subject("key", key.id, key.limits)]
-        if team is not None:
-            subjects.append(Subject("team", team.id, team.limits))
-        if model is not None and model.limits != NO_LIMITS:
-            subjects.append(Subject("model", model.config.name, model.limits))
+        subjects = subjects_of(key, exchange.team, model)
         if all(subject.limits == NO_LIMITS for subject in subjects):
             return
-        tokens_in = len(exchange.body) // BYTES_PER_TOKEN
-        tokens_out = self._output_limit(exchange)
+        most = most_used(
+            exchange.place.endpoint.kind, exchange.fields, len(exchange.body), self._config.output_estimate
+        )
         cost = 0
-        if any(_has_budget(subject) for subject in subjects):
+        if any(has_budget(subject) for subject in subjects):
             dearest = [model] if model is not None else self._route_models(exchange.row.model_asked)
-            guess = Usage(tokens_in=tokens_in, tokens_out=tokens_out)
+            guess = Usage(tokens_in=most.tokens_in, tokens_out=most.tokens_out)
             cost = max(
                 parts.prices.cost(one.name, target.upstream, target.model, guess)[0]
                 for one in dearest
                 for target in one.targets
             )
         exchange.reservation = await parts.limiter.reserve(
-            subjects, tokens_in + tokens_out, cost, when_unknown=key.when_limits_unknown
+            subjects, most.tokens_in + most.tokens_out, cost, when_unknown=key.when_limits_unknown
         )
         exchange.limit_headers = [
             (name.encode(), value.encode()) for name, value in exchange.reservation.headers.items()
         ]
-
-    def _output_limit(self, exchange: Exchange) -> int:
-        if exchange.place.endpoint.kind not in STREAMED_KINDS:
-            return 0
-        fields = exchange.fields
-        answers = 1
-        for name in ("n", "best_of") if exchange.place.endpoint.kind in MANY_ANSWERS else ():
-            if name in fields:
-                asked = field(fields, name, int, 1)
-                if not 1 <= asked <= MOST_ANSWERS:
-                    raise BadRequest(f"{name}: must be 1 to {MOST_ANSWERS}", param=name)
-                answers = max(answers, asked)
-        for name in OUTPUT_LIMITS:
-            if name in fields:
-                asked = field(fields, name, int, self._config.output_estimate)
-                if not 0 <= asked <= LONGEST_OUTPUT:
-                    raise BadRequest(f"{name}: {asked} is out of range", param=name)
-                return asked * answers
-        return self._config.output_estimate * answers
 
     def _route_models(self, route: str) -> list[PublicModel]:
         names = next(one.models for one in self._parts.settings.routes if one.name == route)
@@ -199,7 +168,3 @@ class ModelRequests:
         job.decision = decision = await parts.router.decide(job.question)
         exchange.why = decision.why
         job.model = parts.catalog.find(decision.model)
-
-
-def _has_budget(subject: Subject) -> bool:
-    return subject.limits.daily_usd is not None or subject.limits.monthly_usd is not None

@@ -28,9 +28,9 @@ from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
 from ridgeline.gateway.forms import Form
 from ridgeline.gateway.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.guard.guards import Guard
-from ridgeline.gateway.limits.limiter import Subject
 from ridgeline.gateway.own_requests import answer_json
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.reservations import reserve_request
 from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
@@ -62,7 +62,7 @@ class ObjectRequests:
 
     async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
-        await self._reserve(exchange)
+        await reserve_request(self._parts, exchange)
         place = exchange.place
         if place.object_id:
             await self._one(exchange, send)
@@ -72,16 +72,6 @@ class ObjectRequests:
             await self._upload(exchange, receive, send)
         else:
             await self._batch(exchange, receive, send)
-
-    async def _reserve(self, exchange: Exchange) -> None:
-        key, team = exchange.key, exchange.team
-        assert key is not None
-        subjects = [Subject("key", key.id, key.limits)]
-        if team is not None:
-            subjects.append(Subject("team", team.id, team.limits))
-        exchange.reservation = await self._parts.limiter.reserve(
-            subjects, 0, 0, when_unknown=key.when_limits_unknown
-        )
 
     # ---- what is there ----
 

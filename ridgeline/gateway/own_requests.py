@@ -11,6 +11,7 @@ from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.errors import GatewayError, NotFound
 from ridgeline.gateway.exchange import Exchange, Headers, Send
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.reservations import reserve_request
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
 LISTED_FOR_S = 5.0  # an upstream's own list is asked for again after this
@@ -50,6 +51,7 @@ class OwnRequests:
         """The names this key may ask for, in OpenAI's shape, which Anthropic's clients read too."""
         key = exchange.key
         assert key is not None
+        await reserve_request(self._parts, exchange)
         names = [name for name in await self._names() if allows(key.models, name)]
         wanted = exchange.place.object_id
         if wanted and wanted not in names:
@@ -58,7 +60,8 @@ class OwnRequests:
         body = cards[0] if wanted else {"object": "list", "data": cards, "has_more": False}
         exchange.end_as("ok", 200)
         exchange.started = True
-        await answer_json(send, 200, body, [(b"x-request-id", exchange.id.encode())])
+        limits = [(name.encode(), value.encode()) for name, value in exchange.reservation.headers.items()]
+        await answer_json(send, 200, body, [(b"x-request-id", exchange.id.encode()), *limits])
 
     async def _names(self) -> list[str]:
         names = dict.fromkeys(self._parts.catalog.names())
