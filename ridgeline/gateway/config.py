@@ -200,6 +200,12 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
         "routes", [one.name for one in settings.routes]
     )
     for model in settings.models:
+        if model.hedge_after_ms is not None and settings.retries.retries == 0:
+            raise OptionError(
+                f"[[models]] {model.name}: hedge_after_ms asks a second target while the first computes, "
+                "and [retries] retries = 0 lets a request be computed once: remove hedge_after_ms, or set "
+                "retries to 1 or more"
+            )
         for target in targets_of(model):
             if target.upstream not in upstreams:
                 raise OptionError(

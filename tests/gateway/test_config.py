@@ -59,6 +59,13 @@ def test_a_worker_reads_the_settings_as_they_were_written(tmp_path: Path) -> Non
         ({"models": [{"name": "m", "targets": ()}]}, "targets is empty"),
         ({"models": [{"name": "m", "targets": ("a/x*-1",)}]}, "weight"),
         ({"models": [{"name": "m", "targets": ("a/x",)}] * 2}, "two tables are named 'm'"),
+        (
+            {
+                "models": [{"name": "m", "targets": ("a/x", "a/y"), "hedge_after_ms": 50.0}],
+                "retries": {"retries": 0},
+            },
+            "hedge_after_ms",
+        ),
         ({"gateway": {"workers": 2}}, "[redis] url"),
         ({"gateway": {"workers": 0}}, "[gateway] workers must be from 1"),
         ({"gateway": {"require_keys": False, "host": "0.0.0.0"}}, "open 0.0.0.0 to everybody"),

@@ -14,6 +14,7 @@ import pytest
 
 from ridgeline.gateway.batch_booking import BatchBooking
 from ridgeline.server.state import open_state
+from tests.gateway.scripted_upstream import Asked, ScriptedUpstream, whole
 from tests.gateway.stage import CHAT, Staged, staged
 from tests.server.batch_stage import Server
 from tests.server.scripted_client import say
@@ -80,6 +81,27 @@ async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(t
         assert row["cost_pusd"] == row["tokens_in"] * 1_000_000 + row["tokens_out"] * 2_000_000
         assert row["key_id"].startswith("key_")
         assert row["model"] == "public"
+
+
+async def test_a_batch_whose_connection_dies_is_not_made_twice(tmp_path: Path) -> None:
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.path == "/v1/files":
+            writer.write(whole(200, {"id": "file-1", "object": "file"}))
+        else:  # made, and the answer is lost
+            writer.transport.abort()
+
+    async with ScriptedUpstream(answer) as upstream:
+        values = {
+            "upstreams": [{"name": "a", "kind": "openai", "url": upstream.url}],
+            "models": [{"name": "public", "targets": ("a/m",)}],
+        }
+        async with staged(tmp_path, values) as stage:
+            file = (await upload(stage.http, batch_line(1))).json()
+            body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+            made = await stage.http.post("/v1/batches", json=body)
+            assert (made.status_code, made.json()["error"]["code"]) == (502, "upstream_failed")
+            assert "may have been executed" in made.json()["error"]["message"]
+            assert [one.path for one in upstream.asked] == ["/v1/files", "/v1/batches"]
 
 
 async def test_somebody_elses_objects_do_not_exist(tmp_path: Path) -> None:

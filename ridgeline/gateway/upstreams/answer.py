@@ -28,6 +28,8 @@ _MESSAGES = {
     "connect_timeout": "no connection to the upstream in time",
     "busy": "the gateway has too many connections to upstreams",
     "reset": "the upstream closed the connection before it had answered",
+    "stale": "the upstream closed a kept-alive connection as the request was sent; the request may have been "
+    "executed and was not sent again",
     "truncated": "the upstream closed the connection in the middle of its answer",
     "garbage": "the upstream's answer was not valid HTTP",
     "head_too_large": "the head of the upstream's answer was too large",
@@ -85,7 +87,7 @@ class Answer:
         self.asked_at = self.last_at = self.first_at = 0.0  # sent; last bytes, first bytes of the body
         self.first_byte_s, self.idle_s, self.until = first_byte_s, idle_s, until
         self.due = until  # when the sweep over deadlines must look closer
-        self.is_lost = False  # its kept connection was closed before a byte came: to be sent again
+        self.is_lost = False  # its kept-alive connection was closed before a byte of an answer came
         self.is_stream = is_stream
         self._waits_for_body = waits_for_body
         self._connection: Connection | None = None

@@ -1,11 +1,14 @@
 """Attempts: one target, asked until it answers or is given up. Here is what is retried, and what is not.
 
     network error, 5xx, 408, 409    the same key again, after a backoff (or Retry-After, if that is longer)
+    a kept-alive connection closed  the same key again, at once
     429                             another key, after a backoff; that key rests for its Retry-After
     401, 402, 403                   the key is dead (403: for this model), another one at once
     anything else                   is the answer
 
-Retries are paid from the budget all requests share. Called by `Upstreams`; never after a body's first byte.
+A request that makes something upstream (`Call.repeatable` is false) is sent again only where it was certainly
+not executed. Retries are paid from the budget all requests share. Called by `Upstreams`; never after a body's
+first byte.
 """
 
 from __future__ import annotations
@@ -33,9 +36,15 @@ from ridgeline.gateway.upstreams.waits import backoff_s, retry_after_s
 SECRET_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key", b"cookie"))
 PASSING = frozenset((408, 409))  # of this moment, and no fault of the upstream's
 REFUSED_KEY = frozenset((401, 402, 403))
-NO_FAULT = frozenset(("busy", "aborted", "total_timeout"))  # of the upstream's
+NO_FAULT = frozenset(("busy", "aborted", "total_timeout", "stale"))  # of the upstream's
+UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_timeout", "tls"))
 # Where the same target would only fail again, or take as long again.
-NOT_REPEATED = NO_FAULT | {"first_byte_timeout", "body_too_large", "head_too_large", "tls"}
+NOT_REPEATED = frozenset(
+    (
+        *("busy", "aborted", "total_timeout"),
+        *("first_byte_timeout", "body_too_large", "head_too_large", "tls"),
+    )
+)
 
 
 log = logging.getLogger(__name__)
@@ -168,7 +177,9 @@ class Attempts:
         if cause == "total_timeout":
             raise late()
         self._credential = credential
-        return self._give_up(error) if cause in NOT_REPEATED else self._retry(0.0, error)
+        if cause in NOT_REPEATED:
+            return self._give_up(error)
+        return self._retry(0.0, error, unsent=cause in UNSENT, at_once=cause == "stale")
 
     def _after_answer(
         self, answer: Answer, outgoing: Outgoing, credential: Credential, given: Pass
@@ -250,13 +261,18 @@ class Attempts:
         self._retries += 1
         return rest_s * self._means.rng.uniform(1.0, 1.2) + 0.001
 
-    def _retry(self, least_s: float, error: GatewayError | None) -> float | None:
-        """Seconds to wait, or None: the target is given up, because of `error` if that is given."""
+    def _retry(
+        self, least_s: float, error: GatewayError | None, unsent: bool = False, at_once: bool = False
+    ) -> float | None:
+        """Seconds to wait, or None: the target is given up, because of `error` if that is given.
+
+        unsent: no byte of the request was written. at_once: without a backoff.
+        """
         means = self._means
-        wait_s = max(backoff_s(means.config, self._retries, means.rng), least_s)
+        wait_s = 0.0 if at_once else max(backoff_s(means.config, self._retries, means.rng), least_s)
         if (
             self._retries < means.config.retries
-            and self._call.repeatable
+            and (self._call.repeatable or unsent)
             and least_s <= means.config.retry_after_max_s
             and means.clock() + wait_s < self._call.deadline
             and self._upstream.breaker.may_admit()

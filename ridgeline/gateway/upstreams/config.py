@@ -34,6 +34,11 @@ class UpstreamConfig:
     connect_timeout_s: float = option(5.0, "longest time for a connection, with TLS")
     first_byte_timeout_s: float = option(300.0, "longest time from a request to the first byte of its answer")
     idle_timeout_s: float = option(120.0, "longest silence within an answer")
+    keep_alive_s: float | None = option(
+        None,
+        "close an unused connection after this many seconds; keep it below the upstream's own keep-alive "
+        "timeout. Default: 4, with https 30",
+    )
     stall_s: float = option(
         60.0, "streams under way and no byte on any of them for so long: taken for down; 0: never"
     )
@@ -54,7 +59,7 @@ class UpstreamConfig:
         check_range(self, where, 1, 1_000_000, "max_concurrent", "max_waiting")
         waits = ("queue_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s")
         check_range(self, where, 0.001, DAY_S, *waits, "probe_timeout_s")
-        check_range(self, where, 0, DAY_S, "stall_s", "probe_s")
+        check_range(self, where, 0, DAY_S, "stall_s", "probe_s", "keep_alive_s")
         check_range(self, where, 0, 10**9, "gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s")
         if self.probe_path is not None and not self.probe_path.startswith("/"):
             raise OptionError(f"{where} probe_path must begin with /")

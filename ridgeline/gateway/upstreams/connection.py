@@ -7,6 +7,7 @@ connection holds no more of it than a head's worth, and nothing that came behind
 from __future__ import annotations
 
 import asyncio
+import select
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,8 @@ from ridgeline.gateway.upstreams.request_head import HOP_BY_HOP
 if TYPE_CHECKING:
     from ridgeline.gateway.upstreams.http_client import HttpClient
 
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # besides POLLHUP and POLLERR, which poll() always reports
+_EARLIER_S = 1.0  # before the keep-alive timeout that an upstream announces
 SMALL_BODY = 32 * 1024  # copied behind its head and sent in one write
 
 
@@ -31,20 +34,24 @@ class Connection(asyncio.Protocol):
         "_is_complete",
         "_is_interim",
         "_is_kept",
+        "_keep_alive_s",
         "_parser",
         "_pieces",
         "_requests",
         "_silent",
         "_transport",
         "answer",
-        "kept_at",
+        "has_written",
+        "kept_until",
         "origin",
     )
 
     def __init__(self, client: HttpClient, origin: Origin) -> None:
         self.origin = origin
         self.answer: Answer | None = None
-        self.kept_at = 0.0
+        self.kept_until = 0.0
+        self.has_written = False  # a byte of the request that is or was last on it
+        self._keep_alive_s = origin.keep_alive_s
         self._client = client
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -58,6 +65,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         self._requests += 1
         self._silent = 0
+        self.has_written = False
         self.answer = answer
         answer.attach(self, monotonic())
         if transport is None or transport.is_closing():
@@ -67,10 +75,23 @@ class Connection(asyncio.Protocol):
         self._client.watch()
         self._is_complete = self._has_framing = False
         self._headers = []
+        self.has_written = True
         if len(body) <= SMALL_BODY:
             transport.write(head + body)
         else:
             transport.writelines((head, body))
+
+    def is_usable(self, now: float) -> bool:
+        """Whether a kept connection may take a request. Asks the kernel: the loop may not know of a close."""
+        transport = self._transport
+        if now >= self.kept_until or transport is None or transport.is_closing():
+            return False
+        descriptor = transport.get_extra_info("socket").fileno()
+        if descriptor < 0:
+            return False
+        poll = select.poll()
+        poll.register(descriptor, _PEER_CLOSED)
+        return not poll.poll(0)
 
     def pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -146,7 +167,9 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name == b"transfer-encoding":
+        if name == b"keep-alive":
+            self._note_keep_alive(value)
+        elif name == b"transfer-encoding":
             self._has_framing = b"chunked" in value.lower()
         elif name not in HOP_BY_HOP:
             headers = self._headers
@@ -157,6 +180,13 @@ class Connection(asyncio.Protocol):
                 self._has_framing = True
                 if int(value) > self._client.limits.body_bytes:
                     raise UpstreamBroken("body_too_large")
+
+    def _note_keep_alive(self, value: bytes) -> None:
+        """`timeout=5, max=100`: the upstream's own timeout, where that is shorter than ours."""
+        for part in value.split(b","):
+            name, _, number = part.strip().partition(b"=")
+            if name.lower() == b"timeout" and number.isdigit() and len(number) <= 9:
+                self._keep_alive_s = min(self.origin.keep_alive_s, max(int(number) - _EARLIER_S, 0.0))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -193,7 +223,7 @@ class Connection(asyncio.Protocol):
         # Unsent bytes: answered before it was all sent, and the rest would be taken for the next request.
         usable = self._is_kept and not transport.is_closing() and not transport.get_write_buffer_size()
         if usable and self._client.keep(self):
-            self.kept_at = answer.last_at
+            self.kept_until = answer.last_at + self._keep_alive_s
             if answer.is_paused:
                 transport.resume_reading()
         else:

@@ -2,7 +2,8 @@
 
 Connections are kept and used again, one request on each at a time; deadlines are one sweep over all requests,
 not a timer each; giving up closes the socket at once. It follows no redirect, adds no header but the framing,
-undoes no compression and retries nothing, but for a kept connection that turns out to be closed already.
+undoes no compression. A request goes out once; only a GET, or a request of which no byte was written, goes
+out again when a kept-alive connection turns out to be closed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class ClientLimits:
     body_bytes: int = 1 << 30
     connections: int = 10_000  # in use, all origins together
     idle: int = 512  # kept for later, of one origin
-    idle_s: float = 30.0
 
 
 class HttpClient:
@@ -83,8 +83,7 @@ class HttpClient:
             host = self._hosts[origin] = b"host: %s\r\n" % origin.authority.encode("ascii")
         head = request_head(method, origin.base, path, host + fixed, headers, len(body))
         answer = Answer(deadlines.first_byte_s, deadlines.idle_s, until, wait_for_body, stream)
-        kept = self._idle.get(origin)
-        connection = kept.pop() if kept else None
+        connection = self._kept(origin)
         while True:
             if connection is None:
                 connection = await self._connect(origin, deadlines.connect_s, until)
@@ -92,7 +91,10 @@ class HttpClient:
             await answer.begin()
             if not answer.is_lost:
                 return answer
-            # The server had closed a kept connection before it saw the request: a new one, once.
+            # A kept-alive connection was closed. Whether its server had read the request is not known.
+            self._drop_idle(origin)
+            if connection.has_written and method != "GET":
+                raise UpstreamBroken("stale")
             answer.is_lost = False
             connection = None
 
@@ -129,6 +131,20 @@ class HttpClient:
     def watch(self) -> None:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check_deadlines)
+
+    def _kept(self, origin: Origin) -> Connection | None:
+        """The connection that was used last and is still open."""
+        kept, now = self._idle.get(origin), monotonic()
+        while kept:
+            connection = kept.pop()
+            if connection.is_usable(now):
+                return connection
+            connection.drop()
+        return None
+
+    def _drop_idle(self, origin: Origin) -> None:
+        for connection in list(self._idle.get(origin, ())):
+            connection.drop()
 
     async def _connect(self, origin: Origin, connect_s: float, until: float) -> Connection:
         if len(self.live) + self._connecting >= self.limits.connections:
@@ -185,9 +201,8 @@ class HttpClient:
             answer = connection.answer
             if answer is not None and now >= answer.due:
                 answer.check(now)
-        oldest = now - self.limits.idle_s
         for kept in self._idle.values():
-            while kept and kept[0].kept_at < oldest:  # the longest unused come first
+            while kept and kept[0].kept_until <= now:  # the longest unused come first
                 kept[0].drop()
         if self.live or any(self._idle.values()):
             # A thousand requests take some tenths of a millisecond to look at: the more there are, the rarer.

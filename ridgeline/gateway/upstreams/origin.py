@@ -16,6 +16,11 @@ from urllib.parse import urlsplit
 
 from ridgeline.options import OptionError
 
+# A request must not cross the upstream's own close of an idle connection: uvicorn (ridgeline, vLLM, SGLang)
+# closes after 5 s, the balancers in front of hosted APIs after a minute or more.
+KEEP_ALIVE_S = 4.0
+KEEP_ALIVE_TLS_S = 30.0
+
 _PRINTABLE = re.compile(r"[!-~]+")
 _HOST = re.compile(r"[A-Za-z0-9._:-]+")
 
@@ -27,6 +32,7 @@ class Origin:
     base: str = ""  # path before every request's own, without the last slash
     tls: ssl.SSLContext | None = None
     unix: str = ""  # path of a socket; host and port are then not connected to
+    keep_alive_s: float = KEEP_ALIVE_S  # an unused connection is closed after this time
 
     @property
     def is_address(self) -> bool:
@@ -44,7 +50,9 @@ class Origin:
         return host if self.unix or self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-def read_url(url: str, ca_file: Path | None = None, where: str = "url") -> Origin:
+def read_url(
+    url: str, ca_file: Path | None = None, where: str = "url", keep_alive_s: float | None = None
+) -> Origin:
     """The origin of http://host[:port][/base], https://… or unix:/path. A last /v1 is left out: it is part of
     every request's own path.
     """
@@ -53,7 +61,7 @@ def read_url(url: str, ca_file: Path | None = None, where: str = "url") -> Origi
     if not _PRINTABLE.fullmatch(url):
         raise OptionError(f"{where}: must be printable ASCII without spaces")
     if url.startswith("unix:"):
-        return _unix(url.removeprefix("unix:"), where)
+        return _unix(url.removeprefix("unix:"), where, KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -73,7 +81,9 @@ def read_url(url: str, ca_file: Path | None = None, where: str = "url") -> Origi
         raise OptionError(f"{where}: the path must be plain")
     tls = tls_context(ca_file, where) if parts.scheme == "https" else None
     base = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return Origin(host, port or (443 if tls else 80), base, tls)
+    if keep_alive_s is None:
+        keep_alive_s = KEEP_ALIVE_TLS_S if tls else KEEP_ALIVE_S
+    return Origin(host, port or (443 if tls else 80), base, tls, keep_alive_s=keep_alive_s)
 
 
 def tls_context(ca_file: Path | None, where: str = "url") -> ssl.SSLContext:
@@ -87,7 +97,7 @@ def tls_context(ca_file: Path | None, where: str = "url") -> ssl.SSLContext:
     return context
 
 
-def _unix(path: str, where: str) -> Origin:
+def _unix(path: str, where: str, keep_alive_s: float) -> Origin:
     if not path.startswith("/"):
         raise OptionError(f"{where}: unix: needs an absolute path")
     if len(path.encode()) > 107:
@@ -99,4 +109,4 @@ def _unix(path: str, where: str) -> Origin:
         pass  # its server may start later
     except OSError as error:
         raise OptionError(f"{where}: {path}: {error.strerror}") from None
-    return Origin("localhost", 80, unix=path)
+    return Origin("localhost", 80, unix=path, keep_alive_s=keep_alive_s)

@@ -38,7 +38,9 @@ class Upstream:
     def __init__(self, config: UpstreamConfig, retries: RetryConfig, clock: Callable[[], float]) -> None:
         self.config = config
         self.name = config.name
-        self.origin = read_url(config.url, config.ca_file, f"[[upstreams]] {config.name}: url")
+        self.origin = read_url(
+            config.url, config.ca_file, f"[[upstreams]] {config.name}: url", config.keep_alive_s
+        )
         self.credentials = read_credentials(config)
         self.breaker = Breaker(retries, clock)
         self.queue = FairQueue(config.max_concurrent, config.max_waiting, clock=clock)

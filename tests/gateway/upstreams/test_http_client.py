@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.upstreams.answer import HIGH_WATER, UpstreamBroken
 from ridgeline.gateway.upstreams.connection import Connection
-from ridgeline.gateway.upstreams.http_client import ClientLimits, Deadlines, HttpClient
+from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
 from ridgeline.gateway.upstreams.origin import read_url
 from tests.gateway.upstreams.asking import HEAD, SHORT, ask
 from tests.gateway.upstreams.scripted import (
@@ -235,13 +237,49 @@ async def test_a_reader_that_falls_behind_stops_the_upstream(client: HttpClient)
 # ── kept connections ──
 
 
-async def test_a_kept_connection_that_died_is_replaced_silently(client: HttpClient) -> None:
-    # The second request's connection is closed as it arrives: it has been answered by nobody.
+async def test_a_post_on_a_kept_connection_that_dies_is_not_sent_again(client: HttpClient) -> None:
+    # The second request's connection is closed as it arrives: its server may have executed it.
     async with scripted(replies(200), resets, replies(200, b"again")) as upstream:
         origin = read_url(upstream.url)
         await (await ask(client, origin)).read(10)
-        assert await (await ask(client, origin)).read(10) == b"again"
+        with pytest.raises(UpstreamBroken) as failure:
+            await ask(client, origin)
+        assert failure.value.cause == "stale"
+        assert [request.connection for request in upstream.requests] == [1, 1]
+
+
+async def test_a_get_on_a_kept_connection_that_dies_is_sent_again(client: HttpClient) -> None:
+    async with scripted(replies(200), resets, replies(200, b"again")) as upstream:
+        origin = read_url(upstream.url)
+        await (await ask(client, origin)).read(10)
+        answer = await client.ask(origin, "GET", "/v1/x", [], deadlines=SHORT)
+        assert await answer.read(10) == b"again"
         assert [request.connection for request in upstream.requests] == [1, 1, 2]
+
+
+async def test_a_connection_that_its_server_has_closed_is_not_used_again(client: HttpClient) -> None:
+    wires: list[Wire] = []
+
+    async def keeps(request: Request, wire: Wire) -> None:
+        wires.append(wire)
+        await wire.answer(200)
+
+    async with scripted(keeps) as upstream:
+        origin = read_url(upstream.url)
+        await (await ask(client, origin)).read(10)
+        # The kernel has the close before the event loop sees it: nothing is awaited in between.
+        with socket.socket(fileno=os.dup(wires[0].writer.get_extra_info("socket").fileno())) as server_side:
+            server_side.shutdown(socket.SHUT_WR)
+        answer = await ask(client, origin)
+        assert (answer.status, [one.connection for one in upstream.requests]) == (200, [1, 2])
+
+
+async def test_a_keep_alive_timeout_that_the_server_announces_is_obeyed(client: HttpClient) -> None:
+    async with scripted(replies(200, b"{}", "Keep-Alive: timeout=1, max=100")) as upstream:
+        origin = read_url(upstream.url)
+        for _ in range(2):
+            await (await ask(client, origin)).read(10)
+        assert [request.connection for request in upstream.requests] == [1, 2]
 
 
 async def test_a_new_connection_that_dies_is_not_replaced(client: HttpClient) -> None:
@@ -261,9 +299,9 @@ async def test_a_kept_connection_that_died_in_its_answer_is_not_replaced(client:
 
 
 async def test_an_unused_connection_is_closed_after_a_while() -> None:
-    client = HttpClient(ClientLimits(idle_s=0.1))
+    client = HttpClient()
     async with scripted(replies(200)) as upstream:
-        origin = read_url(upstream.url)
+        origin = read_url(upstream.url, keep_alive_s=0.1)
         await (await ask(client, origin)).read(10)
         assert client.idle_connections(origin) == 1
         await upstream.until(lambda: upstream.open == 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,32 @@ async def test_what_makes_something_upstream_is_not_sent_twice(failure: Script) 
     async with gateway([failure, replies(200, b"ok")]) as g:
         error = await g.error(repeatable=False)
         assert (error.status, len(g.servers[0].requests)) == (502, 1)
+        await g.at_rest()
+
+
+async def test_a_request_that_certainly_was_not_sent_is_sent_again_whatever_it_makes() -> None:
+    async with gateway([replies(200)], url=f"http://127.0.0.1:{refusing_port()}") as g:
+        await g.error(repeatable=False)
+        assert (g.kinds, g.causes) == (["first", "retry", "retry"], ["refused"] * 3)
+
+
+async def test_a_kept_connection_that_dies_costs_a_retry_and_no_wait() -> None:
+    async with gateway([replies(200), resets, replies(200, b"ok")], retries={"backoff_ms": 60_000.0}) as g:
+        await g.body()
+        assert await g.body() == b"ok"
+        assert (g.kinds, g.causes) == (["first", "retry"], ["stale", ""])
+        assert g.state().failures == 0
+        await g.at_rest()
+
+
+@pytest.mark.parametrize("options", [{"repeatable": False}, {}])
+async def test_with_no_retries_or_nothing_repeatable_a_request_is_sent_once(options: dict[str, Any]) -> None:
+    retries = 2 if options else 0
+    async with gateway([replies(200), resets, replies(200)], retries={"retries": retries}) as g:
+        await g.body()
+        error = await g.error(**options)
+        assert (error.status, "may have been executed" in error.message) == (502, True)
+        assert len(g.servers[0].requests) == 2
         await g.at_rest()
 
 
