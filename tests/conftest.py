@@ -5,6 +5,7 @@ model, the shared data, and a live server.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -40,6 +41,17 @@ if cuda_devices() == 0:  # Triton's kernels then run in its interpreter, on CPU 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_set_up_for_one_test() -> Iterator[None]:
+    """A command that runs in this process sets up logs; the next test's command starts without them."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    for handler in root.handlers[:]:
+        if handler not in before and handler.get_name() == "ridgeline":
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import sys
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
 from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.options import OptionError, add_flags, given_flags, json_schema
+from ridgeline.telemetry import logs
 
 DEFAULT_UPSTREAM = "http://127.0.0.1:8000"
 
@@ -111,11 +111,12 @@ def run(args: argparse.Namespace) -> int:
         shown = ", ".join(f"{n} {part if n > 1 else part[:-1]}" for n, part in counts if n)
         print(f"{args.config or 'the embedded default'}: {shown}, all fits")
         return 0
+    logs.setup(settings.gateway.log_level, settings.gateway.log_format)
     if args.config is None and not _listens(settings.upstreams[0].url):
         print(
             f"nothing listens at {settings.upstreams[0].url} yet: start a server there, for example with "
             "`ridgeline serve`, or name another with --upstream",
-            file=sys.stderr,
+            file=logs.for_people(),
         )
     from ridgeline.gateway.main import run as serve
 

@@ -20,6 +20,7 @@ from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.models.errors import ModelError
 from ridgeline.options import OptionError
+from ridgeline.telemetry import logs
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -98,12 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if isinstance(error, OSError) and error.filename is not None:  # a file that is not to be had
-            print(f"ridgeline: {error.filename}: {error.strerror}", file=sys.stderr)
+            logs.fail(f"ridgeline: {error.filename}: {error.strerror}")
             return EXIT_FAILED
-        print(
+        logs.fail(
             f"ridgeline: unexpected {type(error).__name__}: {error}\n"
-            "This is a bug. `ridgeline --debug …` shows where it happened.",
-            file=sys.stderr,
+            "This is a bug. `ridgeline --debug …` shows where it happened."
         )
         return EXIT_FAILED
 
@@ -126,7 +126,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> Parser:
 def _failed(error: Exception, code: int, debug: bool) -> int:
     if debug:
         raise error
-    print(f"ridgeline: {error}", file=sys.stderr)
+    logs.fail(f"ridgeline: {error}")
     return code
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from ridgeline.options import (
 )
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.setup import ModelSetup, named
+from ridgeline.telemetry import logs
 
 SECTIONS = {"engine": EngineConfig, "server": ServerConfig}
 
@@ -78,10 +78,12 @@ def run(args: argparse.Namespace) -> int:
         if len(setups) > 1:
             print("".join(_model_toml(setup) for setup in setups), end="")
         return 0
-    for setup in setups:
-        fetch(setup.engine.model, sys.stderr)
-    from ridgeline.server.main import serve
+    from ridgeline.server.main import check, serve
 
+    logs.setup(server.log_level, server.log_format)
+    check(server)
+    for setup in setups:
+        fetch(setup.engine.model, logs.for_people())
     return serve(setups, server)
 
 

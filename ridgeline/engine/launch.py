@@ -52,6 +52,7 @@ async def launch(
     return await asyncio.create_subprocess_exec(
         *program,
         f"--socket={socket_path}",
+        f"--stacks={stack_file(socket_path)}",
         f"--path={path}",
         f"--config={json.dumps(asdict(config))}",
         f"--parent={os.getpid()}",
@@ -75,6 +76,11 @@ async def connect_when_ready(
     if process.returncode == EXIT_CANNOT_START:
         raise EngineCannotStart("the engine cannot start; its reason is above")
     raise EngineDied(f"the engine died while starting ({exit_reason(process.returncode)})")
+
+
+def stack_file(socket_path: Path) -> Path:
+    """Where an engine process writes its threads' stacks when it gets SIGUSR1."""
+    return socket_path.with_suffix(".stack")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -161,7 +161,8 @@ def main() -> int:
     logs.setup(args.log_level, args.log_format)
     # The front decides when the engine ends; a Ctrl-C in the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks a stuck engine where it is
+    stacks = Path(args.stacks).open("w")  # noqa: SIM115 (open to the end; the supervisor logs what it holds)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     config = msgspec.json.decode(args.config, type=EngineConfig)
     budget = StartupBudget()
     budget.seconds["import"] = time.monotonic() - args.started
@@ -173,7 +174,7 @@ def main() -> int:
         else:
             built = build_engine(config, path, budget, for_strangers=True)
     except (ModelError, EngineError) as error:
-        print(f"ridgeline: {error}", file=sys.stderr, flush=True)
+        logs.fail(f"ridgeline: {error}")
         return EXIT_CANNOT_START
     gc.freeze()  # what was made until now stays; looking through it again would hold up a step
     if loop is None:
@@ -197,6 +198,9 @@ def _arguments() -> argparse.Namespace:
         description="One engine behind a Unix socket (started by ridgeline serve)"
     )
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
+    parser.add_argument(
+        "--stacks", default=os.devnull, help="file for the stacks of all threads, written on SIGUSR1"
+    )
     parser.add_argument("--path", required=True, help="model directory or GGUF file")
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument(

@@ -48,9 +48,11 @@ class Worker:
 
 
 def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int:
-    """Serve until told to stop. `reread`: the settings as the file has them now. Returns the exit code."""
+    """Serve until told to stop. Returns the exit code. Logs are set up.
+
+    reread: the settings as the file has them now.
+    """
     gateway = settings.gateway
-    logs.setup(gateway.log_level, gateway.log_format)
     state_dir = settings.state_dir
     state_dir.mkdir(parents=True, exist_ok=True)
     state_dir.chmod(0o700)
@@ -114,10 +116,10 @@ class Supervisor:
                 if keeper.done():
                     keeper.result()  # a worker that never came up: says why
             if started.done():
-                print(self._started_lines(admin), flush=True)
+                self._say_ready(admin)
             await asyncio.wait([stopped, *keepers], return_when=asyncio.FIRST_COMPLETED)
         except GatewayStartError as error:
-            print(f"ridgeline gateway: {error}", file=sys.stderr)
+            logs.fail(f"ridgeline gateway: {error}")
             return 1
         finally:
             self._stopping = True
@@ -281,9 +283,15 @@ class Supervisor:
         except (OSError, TimeoutError):
             return b""
 
+    def _say_ready(self, admin: Any) -> None:
+        host, port = self._listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        models = [one.name for one in self._settings.models] + [one.name for one in self._settings.routes]
+        lines = f"{self._started_lines(admin)}\nserving on {url}"
+        logs.say(lines, "serving", version=__version__, url=url, admin_url=admin.url, models=models)
+
     def _started_lines(self, admin: Any) -> str:
         gateway = self._settings.gateway
-        host, port = self._listener.getsockname()[:2]
         store = "PostgreSQL" if self._settings.store.url else f"SQLite in {self._settings.state_dir}"
         limits = "Redis" if self._settings.redis.url else "this process"
         workers = f"{gateway.workers} worker" + ("s" if gateway.workers > 1 else "")
@@ -297,8 +305,6 @@ class Supervisor:
         ]
         if not gateway.require_keys:
             lines.append("  no keys needed: everybody on this machine may ask")
-        shown = f"[{host}]" if ":" in host else host
-        lines.append(f"serving on http://{shown}:{port}")
         return "\n".join(lines)
 
 

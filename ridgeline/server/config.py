@@ -26,7 +26,9 @@ class ServerConfig:
     reasoning_parser: str | None = option(
         None, "how the model marks its reasoning; default: found in its chat template; none: it does not"
     )
-    api_keys: tuple[str, ...] = option((), "accepted bearer keys; none means everybody may ask")
+    api_keys: tuple[str, ...] | None = option(
+        None, "accepted bearer key; may be repeated; without a key here or in a file, none is needed"
+    )
     api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
     cors_origins: tuple[str, ...] = option((), "web origins whose pages may call this server; * for all")
     max_body_bytes: int = option(8 << 20, "largest request body; a larger one is answered 413")
@@ -85,6 +87,9 @@ class ServerConfig:
     log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
 
     def __post_init__(self) -> None:
+        if self.api_keys is not None and not all(key.strip() for key in self.api_keys or ("",)):
+            # An unset variable in a script must neither open the server nor shut out every client.
+            raise OptionError("api_keys holds an empty key or no key: give a key, or drop the option")
         if not 0 <= self.trace_sample <= 1:
             raise OptionError(f"trace_sample must be between 0 and 1, got {self.trace_sample:g}")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
@@ -92,8 +97,9 @@ class ServerConfig:
 
     def accepted_keys(self) -> tuple[str, ...]:
         """The keys given directly and those of the key file; an unreadable or empty file is an error."""
+        given = self.api_keys or ()
         if self.api_key_file is None:
-            return self.api_keys
+            return given
         try:
             text = self.api_key_file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -103,4 +109,4 @@ class ServerConfig:
         if not keys:
             # An empty file must not silently open the server to everybody.
             raise OptionError(f"{self.api_key_file} holds no key: write one per line, or drop the option")
-        return self.api_keys + keys
+        return given + keys

@@ -29,6 +29,8 @@ from ridgeline.server.setup import ModelSetup, sharing_memory
 from ridgeline.server.state import StateStore, open_state
 from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
+from ridgeline.telemetry.traces import require_exporter
+from ridgeline.web.hosts import is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -73,10 +75,38 @@ class Supervised:
             return f"ridgeline {__version__} · {name} · its engine died and is being started again"
         return startup_lines(client, name)
 
+    def startup_fields(self) -> dict[str, Any]:
+        """What the lines say, for a log."""
+        client = self.supervisor.client
+        if client is None:
+            return {"names": self.setup.names}
+        hello = client.hello
+        return {
+            "names": self.setup.names,
+            "backend": hello.backend,
+            "notes": hello.notes,
+            "context": hello.max_context,
+            "kv_tokens": hello.kv_tokens,
+            "start_s": hello.seconds,
+            "bytes": hello.bytes,
+            "limits": hello.limits,
+        }
+
+
+def check(server: ServerConfig) -> None:
+    """Before a model is fetched: raise OptionError for what cannot work, warn of a public keyless server."""
+    if server.otlp_endpoint is not None:
+        require_exporter()
+    if not server.accepted_keys() and not is_loopback(server.host):
+        log.warning(
+            "listening on %s without API keys: every machine that reaches this address may use the server; "
+            "set --api-keys or --api-key-file, or listen on 127.0.0.1",
+            server.host,
+        )
+
 
 def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
-    """Serve until told to stop. Returns the exit code."""
-    logs.setup(server.log_level, server.log_format)
+    """Serve until told to stop, with logs set up and settings checked. Returns the exit code."""
     _allow_open_files(server.max_connections + OTHER_FILES)
     listener = _bind(server)
     state = open_state(server.state_dir, server.port)
@@ -115,8 +145,7 @@ async def _serve(
             await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
-            print("\n".join(model.startup_lines() for model in models))
-            print(serving_line(listener.getsockname()), flush=True)
+            _say_ready(models, listener.getsockname())
             batches = await _begun_batches(front, app)
             await stop.wait()
             await batches.stop()  # first of all: nobody waits for their lines, and they are asked again
@@ -125,7 +154,7 @@ async def _serve(
             starting.cancel()
             await asyncio.wait([starting])
     except EngineError as error:
-        print(f"ridgeline: {error}", file=sys.stderr)
+        logs.fail(f"ridgeline: {error}")
         return 1
     finally:
         await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
@@ -139,6 +168,17 @@ async def _serve(
             if front.tracing is not None:
                 front.tracing.close()
     return 0
+
+
+def _say_ready(models: Sequence[Supervised], address: tuple[Any, ...]) -> None:
+    lines = [*(model.startup_lines() for model in models), serving_line(address)]
+    logs.say(
+        "\n".join(lines),
+        "serving",
+        version=__version__,
+        url=_url(address),
+        models=[model.startup_fields() for model in models],
+    )
 
 
 async def _start_all(supervisors: Sequence[Supervisor]) -> None:
@@ -324,8 +364,12 @@ def _limit_lines(limits: dict[str, float]) -> list[str]:
 
 
 def serving_line(address: tuple[Any, ...]) -> str:
+    return f"  serving  {_url(address)}/v1 · Ctrl-C drains and stops"
+
+
+def _url(address: tuple[Any, ...]) -> str:
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"  serving  http://{host}:{address[1]}/v1 · Ctrl-C drains and stops"
+    return f"http://{host}:{address[1]}"
 
 
 def _memory_lines(sizes: dict[str, int], kv_tokens: int) -> list[str]:

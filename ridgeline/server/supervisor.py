@@ -28,6 +28,7 @@ from ridgeline.engine.launch import (
     launch,
     load_tokenizer,
     socket_folder,
+    stack_file,
 )
 from ridgeline.server.config import ServerConfig
 
@@ -40,6 +41,7 @@ log = logging.getLogger("ridgeline.supervisor")
 PING_EVERY_S = 1.0
 HUNG_AFTER_STALLS = 8  # an engine silent for so many stall times is killed and started again
 RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after each death in a row; the last one repeats
+STACK_S = 1.0  # for a stuck engine to write where it is
 STABLE_AFTER_S = 60.0  # an engine that lived so long starts the row afresh
 
 
@@ -177,9 +179,15 @@ class Supervisor:
             self._stalled = True
             log.error("no progress for %.0f s; asking the engine where it is", silent_s)
             self._signal(signal.SIGUSR1)
+            asyncio.get_running_loop().call_later(STACK_S, self._log_stack)
         elif silent_s > HUNG_AFTER_STALLS * self._stall_s:
             log.error("no progress for %.0f s; killing the engine", silent_s)
             self._signal(signal.SIGKILL)
+
+    def _log_stack(self) -> None:
+        with contextlib.suppress(OSError):  # the engine has ended meanwhile
+            if stack := stack_file(self._socket_path()).read_text():
+                log.error("the engine is here:\n%s", stack)
 
     async def _end_process(self) -> str:
         """Wait for the process to end, and insist if it takes too long; how it ended."""

@@ -1,16 +1,20 @@
 """Structured logs: one line per event, JSON for machines or text for people, standard library only.
 
-`setup` is called once per process; everything else logs through `logging` with extra fields. Prompts and
-answers are never logged: `log_request` takes figures alone.
+`setup` is called once per process; everything else logs through `logging` with extra fields. In JSON format
+every line is an event: other libraries' records, warnings, uncaught exceptions, and what `say` and `fail`
+print for a person in text format. Prompts and answers are never logged: `log_request` takes figures alone.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
+import threading
 import time
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
 from ridgeline.telemetry.timing import TimingRecord
@@ -19,6 +23,7 @@ Format = Literal["auto", "text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
 
 requests = logging.getLogger("ridgeline.request")
+_log = logging.getLogger("ridgeline")
 
 # What every LogRecord carries anyway; anything else on it came in through `extra=`.
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -26,21 +31,91 @@ _HANDLER_NAME = "ridgeline"
 
 
 def setup(level: str = "info", format: Format = "auto", stream: TextIO | None = None) -> None:
-    """Send this process's ridgeline logs to `stream` (stderr). Auto: text on a terminal, JSON elsewhere."""
+    """Send this process's logs to `stream` (stderr). Auto: text on a terminal, JSON elsewhere.
+
+    `level` is for ridgeline's own loggers; other libraries log from `warning` on.
+    """
     if level.lower() not in LEVELS:
         raise ValueError(f"log level {level!r} is none of {', '.join(LEVELS)}")
-    stream = stream or sys.stderr
     if format == "auto":
-        format = "text" if stream.isatty() else "json"
-    handler = logging.StreamHandler(stream)
+        format = "text" if (stream or sys.stderr).isatty() else "json"
+    handler: logging.StreamHandler[TextIO] = _Stderr() if stream is None else logging.StreamHandler(stream)
     handler.set_name(_HANDLER_NAME)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    logger = logging.getLogger("ridgeline")
-    for old in [old for old in logger.handlers if old.get_name() == _HANDLER_NAME]:
-        logger.removeHandler(old)
-    logger.addHandler(handler)
-    logger.setLevel(level.upper())
-    logger.propagate = False  # the root logger's format would print every line twice
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if old.get_name() == _HANDLER_NAME]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    _log.setLevel(level.upper())
+    if stream is None:
+        _log_what_python_prints()
+
+
+def say(text: str, message: str, **fields: Any) -> None:
+    """Print `text` on stdout for a person. In JSON format: log one event with `message` and `fields`."""
+    if _is_json():
+        _log.info(message, extra=fields)
+    else:
+        print(text, flush=True)
+
+
+def fail(text: str) -> None:
+    """Say on stderr why the process ends. In JSON format: one event."""
+    if _is_json():
+        _log.error(text)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def for_people() -> TextIO:
+    """A stream for lines that a person reads: stderr. In JSON format each line becomes an event."""
+    return _LineEvents() if _is_json() else sys.stderr
+
+
+def _is_json() -> bool:
+    handlers = [handler for handler in logging.getLogger().handlers if handler.get_name() == _HANDLER_NAME]
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in handlers)
+
+
+class _LineEvents(io.TextIOBase, TextIO):
+    """Text written here is logged line by line."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            _log.info("%s", line)
+        return len(text)
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to the stderr of the moment of writing: it may be replaced after `setup`."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def _log_what_python_prints() -> None:
+    """Warnings and uncaught exceptions. A hook that another library has set is left alone."""
+    logging.captureWarnings(True)
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _uncaught
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if not issubclass(kind, (KeyboardInterrupt, SystemExit)):
+        _log.critical("uncaught exception", exc_info=(kind, error or kind(), trace))
 
 
 def log_request(

@@ -113,6 +113,7 @@ class SpanExport:
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._is_taken = True
+        require_exporter()
         self._encoder = _Encoder(service)
         self._exporter = _exporter(_traces_url(endpoint))
         self._thread = threading.Thread(target=self._send_all, name="traces", daemon=True)
@@ -209,11 +210,21 @@ def _traces_url(endpoint: str) -> str:
     return endpoint if endpoint.endswith(PATH) else endpoint + PATH
 
 
-def _exporter(url: str) -> Any:
+def require_exporter() -> None:
+    """Raises OptionError where the packages that send traces are not installed."""
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
     except ModuleNotFoundError as error:
-        raise OptionError(f"otlp_endpoint needs {error.name}: pip install 'ridgeline[otel]'") from error
+        raise OptionError(
+            f"otlp_endpoint needs the package {error.name}, which is not installed: "
+            "pip install 'ridgeline[otel]', or drop the option"
+        ) from error
+
+
+def _exporter(url: str) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
     # It would write an endpoint's whole address, and a traceback, for every batch that is not taken.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)

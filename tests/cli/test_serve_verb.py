@@ -54,7 +54,8 @@ def test_run_asks_the_server_and_its_metrics_and_log_agree(
     assert metric(live_server, "engine_up") == 1
     assert metric(live_server, "startup_seconds", stage="weights") > 0
     assert metric(live_server, "memory_bytes", kind="kv") > 0
-    lines = [json.loads(line) for line in live_server.log.read_text().splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in live_server.log.read_text().splitlines()]  # nothing but JSON
+    assert [line["url"] for line in lines if line["message"] == "serving"] == [live_server.base_url]
     logged = [
         line for line in lines if line["message"] == "request" and line["endpoint"] == "/v1/completions"
     ]
@@ -75,3 +76,20 @@ def test_a_model_that_is_not_there_leaves_no_state_behind(tmp_path: Path) -> Non
     ended = subprocess.run(words, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, timeout=60)
     assert (ended.returncode, b"none.gguf" in ended.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "package", ["opentelemetry", "opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"]
+)
+def test_an_otlp_endpoint_without_its_packages_names_the_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(package)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    words = ["serve", str(tmp_path / "none.gguf"), "--otlp-endpoint", "http://127.0.0.1:4318"]
+    assert main([*words, "--log-format", "text"]) == 2
+    said = capsys.readouterr().err
+    assert f"needs the package {package}" in said
+    assert "pip install 'ridgeline[otel]'" in said
+    assert "This is a bug" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -35,7 +36,12 @@ class Gateway:
         self.start()
 
     def write_config(self, *lines: str, model: str = "*", target: str = "mock/*") -> None:
-        gateway = ["port = 0", f'state_dir = "{self.folder / "state"}"', "drain_s = 10.0"]
+        gateway = [
+            "port = 0",
+            'log_format = "text"',
+            f'state_dir = "{self.folder / "state"}"',
+            "drain_s = 10.0",
+        ]
         text = ["[gateway]", *gateway, *lines, "[admin]", "port = 0"]
         text += ["[[upstreams]]", 'name = "mock"', 'kind = "ridgeline"', f'url = "{self.mock_url}"']
         text += ["[[models]]", f'name = "{model}"', f'targets = ["{target}"]']
@@ -237,13 +243,16 @@ def test_without_a_file_it_fronts_one_server_for_this_machine_alone(tmp_path: Pa
     refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "open 0.0.0.0 to everybody" in refused.stderr
-    gateway.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    gateway.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert gateway.process.stdout is not None
-        while b"serving on" not in (line := gateway.process.stdout.readline()):
-            assert line, "it ended before it was ready"
-        answer = httpx.post(_word_after("serving on", line) + CHAT, json=asking("mock_out2"), timeout=30)
+        while (event := json.loads(gateway.process.stdout.readline()))["message"] != "serving":
+            pass
+        answer = httpx.post(event["url"] + CHAT, json=asking("mock_out2"), timeout=30)
         assert answer.json()["usage"]["completion_tokens"] == 2
+        gateway.process.send_signal(signal.SIGTERM)
+        for line in gateway.process.stdout:  # not a terminal, so nothing but JSON
+            json.loads(line)
     finally:
         gateway.end()
 

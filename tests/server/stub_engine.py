@@ -3,10 +3,13 @@
 stub_engine.py ok,exit:1,ok --socket=…/engine-N.sock …      start N does what item N says; the last repeats
 """
 
+import faulthandler
+import signal
 import sys
 import time
 from pathlib import Path
 
+from ridgeline.engine.launch import stack_file
 from ridgeline.engine.messages import FRAME_HEADER, Hello, Ping, Pong, Stop
 from ridgeline.engine.transport import EngineSocket, Opened
 from ridgeline.telemetry.stats import EngineStats
@@ -31,6 +34,10 @@ def main() -> None:
                 socket.send(number, Pong(0, EngineStats()) if behaviour == "rude" else HELLO)
             case Ping(id) if behaviour == "garbled":
                 socket._connections[number].socket.send(FRAME_HEADER.pack(1) + b"\xc1")
+            case Ping() if behaviour == "stuck":
+                faulthandler.register(signal.SIGUSR1, file=stack_file(path).open("w"))
+                while True:
+                    time.sleep(600)
             case Ping(id):
                 socket.send(number, Pong(id, EngineStats(steps=5, output_tokens=7, last_step_end=1.0)))
             case Stop():

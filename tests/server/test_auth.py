@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.main import main
 from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
 from tests.server.stage import CHAT, HELLO, Stage
@@ -62,6 +63,42 @@ async def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
         assert response.status_code == 200
     response = await stage.post(CHAT, HELLO, headers={"authorization": "Bearer # team a"})
     assert response.status_code == 401
+
+
+@pytest.mark.parametrize("keys", [(), ("",), (" ",), ("k", "")])
+def test_an_empty_key_or_an_empty_list_of_keys_is_refused(keys: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError, match=r"api_keys holds an empty key or no key: give a key"):
+        ServerConfig(api_keys=keys)
+
+
+def test_an_empty_key_ends_the_command_before_a_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "none.gguf")
+    assert main(["serve", missing, "--api-keys", ""]) == 2
+    assert "api_keys holds an empty key" in capsys.readouterr().err
+    (tmp_path / "keys").write_text("# none\n")
+    assert main(["serve", missing, "--log-format", "text", "--api-key-file", str(tmp_path / "keys")]) == 2
+    assert "keys holds no key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        (["--host", "0.0.0.0"], True),
+        (["--host", "::"], True),
+        (["--host", "0.0.0.0", "--api-keys", "secret"], False),
+        (["--host", "127.0.0.2"], False),
+        (["--host", "::1"], False),
+        ([], False),
+    ],
+)
+def test_a_public_address_without_keys_is_warned_of(
+    flags: list[str], warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    assert main(["serve", str(tmp_path / "none.gguf"), *flags]) == 1  # no such model: it ends there
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ("without API keys: every machine" in "".join(told)) is warned
 
 
 def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> None:

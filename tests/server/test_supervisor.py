@@ -31,7 +31,7 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr(module, "RESTART_PAUSES_S", (0.0, 0.05))
     monkeypatch.setattr(module, "PING_EVERY_S", 0.05)
     monkeypatch.setattr(module, "STOP_S", 2.0)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
 
 
 def supervisor_of(behaviours: str) -> Supervisor:
@@ -116,6 +116,18 @@ async def test_a_start_that_cannot_even_fork_is_tried_again(monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", short_of_memory)
     os.kill(supervisor._process.pid, signal.SIGKILL)
     await until(lambda: supervisor.restarts == 3 and supervisor.ready()[0], "the watch gave up")
+    await supervisor.stop()
+
+
+async def test_where_a_stuck_engine_is_is_one_record_of_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(module, "STACK_S", 0.1)
+    supervisor = supervisor_of("stuck")
+    supervisor._stall_s = 0.5
+    await supervisor.start()
+    told = lambda: [record for record in caplog.records if "stub_engine.py" in record.getMessage()]  # noqa: E731
+    await until(told, "the engine's stack was not logged")
+    assert told()[0].levelname == "ERROR"
+    os.kill(supervisor._process.pid, signal.SIGKILL)
     await supervisor.stop()
 
 

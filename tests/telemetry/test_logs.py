@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -20,10 +22,11 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    logger = logging.getLogger("ridgeline")
-    before = (logger.handlers[:], logger.level, logger.propagate)
+    loggers = [logging.getLogger(), logging.getLogger("ridgeline")]
+    before = [(logger.handlers[:], logger.level) for logger in loggers]
     yield
-    logger.handlers[:], logger.level, logger.propagate = before
+    for logger, (handlers, level) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.level = handlers, level
 
 
 def finished() -> TimingRecord:
@@ -120,3 +123,39 @@ def test_the_level_holds_and_an_unknown_one_is_refused_with_the_known_ones() -> 
     assert json.loads(out.getvalue())["level"] == "error"
     with pytest.raises(ValueError, match=r"loud.*debug, info, warning, error"):
         logs.setup("loud")
+
+
+SPEAKING = """
+import asyncio, logging, threading, warnings
+from ridgeline.telemetry import logs
+logs.setup("info", "json")
+logs.say("a banner", "serving", url="http://127.0.0.1:1")
+logging.getLogger("uvicorn.error").error("Exception in ASGI application\\n", exc_info=ValueError("theirs"))
+logging.getLogger("httpx").info("a request")
+warnings.warn("old")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+async def main():
+    asyncio.get_running_loop().call_soon(lambda: {}["no key"])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+asyncio.run(main())
+raise RuntimeError("the end")
+"""
+
+
+def test_json_logs_hold_only_json_whatever_prints() -> None:
+    done = subprocess.run([sys.executable, "-c", SPEAKING], capture_output=True, text=True, check=False)
+    events = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+    shown = [(event["logger"], event["message"].split("\n")[0].split(": ")[-1]) for event in events]
+    assert shown == [
+        ("ridgeline", "serving"),
+        ("uvicorn.error", "Exception in ASGI application"),
+        ("py.warnings", "old"),
+        ("ridgeline", "uncaught exception"),
+        ("asyncio", "Exception in callback main.<locals>.<lambda>() at <string>:13"),
+        ("ridgeline", "uncaught exception"),
+    ]
+    assert events[0]["url"] == "http://127.0.0.1:1"
+    assert "RuntimeError: the end" in events[-1]["exception"]

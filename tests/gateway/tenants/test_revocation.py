@@ -21,6 +21,7 @@ WORKERS = 2
 
 CONFIG = """\
 [gateway]
+log_format = "text"
 port = 0
 workers = {workers}
 state_dir = "{state}"
