@@ -15,6 +15,7 @@ from ridgeline.gateway.catalog import Catalog
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.endpoints import NAMES
 from ridgeline.gateway.guard.guards import Guards
+from ridgeline.gateway.held_bytes import HeldBytes
 from ridgeline.gateway.limits.limiter import Limiter, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
 from ridgeline.gateway.limits.redis import RedisLimiter
@@ -137,6 +138,9 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
         metrics=GatewayMetrics(settings.observe, models, [one.name for one in settings.upstreams], NAMES),
         access_log=access_log,
         owned=owned,
+        body_bytes=HeldBytes(
+            settings.gateway.max_held_bytes, settings.gateway.max_held_bytes_per_key, "max_held_bytes"
+        ),
         router=_router(settings, embedder),
         exact=ExactCache(settings.cache, await _cache_redis(settings, stack), prefix=settings.redis.prefix),
         semantic=_semantic(settings, embedder),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from ridgeline.gateway.accounting.row import LedgerRow, Outcome
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.endpoints import Place
 from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
+from ridgeline.gateway.held_bytes import Held, HeldBytes
 from ridgeline.gateway.tenants.keys import Key, Team
 from ridgeline.gateway.usage import Usage
 from ridgeline.web.connection import CONNECTION, BoundedConnection
@@ -42,6 +43,7 @@ class Exchange:
         "first_at",
         "gone",
         "headers",
+        "held",
         "key",
         "late_usage",
         "limit_headers",
@@ -73,6 +75,7 @@ class Exchange:
         self.key: Key | None = None
         self.team: Team | None = None
         self.body = b""
+        self.held: Held | None = None  # what its body takes of the worker's memory
         self.fields: Fields = {}
         self.usage: Usage | None = None
         self.late_usage = False  # broken off: its upstream knows better than we do what it used
@@ -127,33 +130,37 @@ class Exchange:
             self.expired = self.deadline_error()
             self.task.cancel()
 
-    async def read_body(self, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
-        """The whole body, refused as soon as it is known to be too large or too slow."""
+    async def read_body(self, receive: Receive, max_bytes: int, timeout_s: float, memory: HeldBytes) -> bytes:
+        """The whole body, counted in `memory` until the request ends."""
+        assert self.key is not None
+        self.held = memory.hold(self.key.id)
+        pieces = [piece async for piece in self.body_pieces(receive, max_bytes, timeout_s, self.held)]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def body_pieces(
+        self, receive: Receive, max_bytes: int, timeout_s: float, held: Held
+    ) -> AsyncIterator[bytes]:
+        """The body as it arrives, refused as soon as it is known to be too large or too slow."""
         announced = self.headers.get(b"content-length", b"")
-        if announced.isdigit() and (len(announced) > 15 or int(announced) > max_bytes):
-            raise _too_large(max_bytes)
+        if announced.isdigit():
+            if len(announced) > 15 or int(announced) > max_bytes:
+                raise _too_large(max_bytes)
+            held.expect(int(announced))
         self.wait_until(self.arrived + timeout_s, lambda: _too_slow(timeout_s))
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body: bytes = message.get("body", b"")
-        if message.get("more_body", False):
-            parts, size = [body], len(body)
-            while message.get("more_body", False):
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-            body = b"".join(parts)
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            size += len(piece)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            held.add(len(piece))
+            yield bytes(piece)
         connection = self.connection
         if connection.flow.read_paused and not connection.pipeline:
             connection.flow.resume_reading()  # the last piece was large; an unread socket never tells its end
-        return bytes(body)
 
 
 class Deadlines:

@@ -87,6 +87,8 @@ class Finishing:
         row = exchange.row
         if exchange.opened is not None:
             exchange.opened.abort()  # nothing, if it was closed
+        if exchange.held is not None:
+            exchange.held.release()
         row.total_ms = (now - exchange.arrived) * 1000
         if exchange.first_at:
             row.stream_ms = (now - exchange.first_at) * 1000

@@ -31,6 +31,13 @@ class GatewayConfig:
     max_upload_bytes: int = option(
         512 << 20, "largest body of /v1/files and audio; a larger one is answered 413"
     )
+    max_held_bytes: int = option(
+        512 << 20,
+        "bytes of bodies in memory at once in one worker, all requests together; more are answered 503",
+    )
+    max_held_bytes_per_key: int = option(
+        128 << 20, "of these, of the requests of one key; more are answered 429"
+    )
     max_answer_bytes: int = option(64 << 20, "largest answer that is not streamed; a larger one is a 502")
     upload_timeout_s: float = option(60.0, "longest time for a body to arrive; then it is answered 408")
     request_timeout_s: float = option(600.0, "longest time for a whole answer; then 504")
@@ -52,7 +59,8 @@ class GatewayConfig:
         check_range(self, "[gateway]", 0, 65_535, "port")
         check_range(self, "[gateway]", 1, 256, "workers")
         check_range(self, "[gateway]", 1, GIGABYTE, "max_body_bytes", "max_answer_bytes", "max_head_bytes")
-        check_range(self, "[gateway]", 1, 64 * GIGABYTE, "max_upload_bytes")
+        held = ("max_upload_bytes", "max_held_bytes", "max_held_bytes_per_key")
+        check_range(self, "[gateway]", 1, 64 * GIGABYTE, *held)
         waits = ("upload_timeout_s", "request_timeout_s", "stream_stall_s", "head_timeout_s")
         check_range(self, "[gateway]", 0.01, DAY_S, *waits)
         check_range(self, "[gateway]", 0, DAY_S, "drain_s")

@@ -11,6 +11,7 @@ from ridgeline.gateway.body import field, read_fields
 from ridgeline.gateway.caching.answers import CacheUse
 from ridgeline.gateway.cascading import Cascading
 from ridgeline.gateway.catalog import MAX_NAME, PublicModel, allows
+from ridgeline.gateway.config import targets_of
 from ridgeline.gateway.errors import BadRequest, Forbidden, out_of_time
 from ridgeline.gateway.exchange import Exchange, Receive, Send
 from ridgeline.gateway.finishing import Booking
@@ -23,6 +24,8 @@ from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.stored_responses import continue_response
 from ridgeline.gateway.usage import Usage
 
+A_MILLION = Usage(tokens_in=10**6, tokens_out=10**6)
+
 
 class ModelRequests:
     def __init__(self, parts: Parts, booking: Booking) -> None:
@@ -30,8 +33,14 @@ class ModelRequests:
         self._config = parts.settings.gateway
         self._forwarding = Forwarding(parts)
         self._cascading = Cascading(parts, self._forwarding, booking)
+        self._all_cost = all(
+            parts.prices.cost(_some_name(model.name), target.upstream, target.model, A_MILLION)[0] > 0
+            for model in parts.settings.models
+            for target in targets_of(model)
+        )
 
     async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        await self._admit(exchange)
         job = await self._read(exchange, receive)
         exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
         catalog, asked = self._parts.catalog, exchange.row.model_asked
@@ -64,7 +73,7 @@ class ModelRequests:
             raise BadRequest(message, status=415, code="unsupported_media_type")
         if endpoint.multipart:
             exchange.body = await exchange.read_body(
-                receive, config.max_upload_bytes, config.upload_timeout_s
+                receive, config.max_upload_bytes, config.upload_timeout_s, self._parts.body_bytes
             )
             form = Form.read(content_type, exchange.body)
             asked = form.text("model")
@@ -73,7 +82,9 @@ class ModelRequests:
                 # A web page may send text/plain anywhere without asking; JSON it may not.
                 message = "send the header Content-Type: application/json"
                 raise BadRequest(message, status=415, code="unsupported_media_type")
-            exchange.body = await exchange.read_body(receive, config.max_body_bytes, config.upload_timeout_s)
+            exchange.body = await exchange.read_body(
+                receive, config.max_body_bytes, config.upload_timeout_s, self._parts.body_bytes
+            )
             exchange.fields = read_fields(exchange.body)
             asked = field(exchange.fields, "model", str, "")
             for name in exchange.fields:
@@ -100,8 +111,19 @@ class ModelRequests:
 
     # ---- how much ----
 
+    async def _admit(self, exchange: Exchange) -> None:
+        """Before the body is read: a key that has nothing left cannot make the gateway hold one."""
+        key = exchange.key
+        assert key is not None
+        subjects = subjects_of(key, exchange.team)
+        if any(subject.limits != NO_LIMITS for subject in subjects):
+            # Where one model is free, a key without money may still ask for that one.
+            exchange.reservation = await self._parts.limiter.admit(
+                subjects, key.when_limits_unknown, costs=self._all_cost
+            )
+
     async def _reserve(self, exchange: Exchange, model: PublicModel | None) -> None:
-        """One reservation for the key, its team and the model as it was asked for."""
+        """Tokens and money of the key, its team and the model as it was asked for."""
         parts, key = self._parts, exchange.key
         assert key is not None
         subjects = subjects_of(key, exchange.team, model)
@@ -120,7 +142,7 @@ class ModelRequests:
                 for target in one.targets
             )
         exchange.reservation = await parts.limiter.reserve(
-            subjects, most.tokens_in + most.tokens_out, cost, when_unknown=key.when_limits_unknown
+            subjects, most.tokens_in + most.tokens_out, cost, key.when_limits_unknown, exchange.reservation
         )
         exchange.limit_headers = [
             (name.encode(), value.encode()) for name, value in exchange.reservation.headers.items()
@@ -168,3 +190,8 @@ class ModelRequests:
         job.decision = decision = await parts.router.decide(job.question)
         exchange.why = decision.why
         job.model = parts.catalog.find(decision.model)
+
+
+def _some_name(pattern: str) -> str:
+    """A name that this [[models]] name alone covers."""
+    return pattern[:-1] + "\0" if pattern.endswith("*") else pattern

@@ -143,7 +143,9 @@ class ObjectRequests:
     async def _upload(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         config = self._config
         content_type = exchange.headers.get(b"content-type", b"")
-        body = await exchange.read_body(receive, config.max_upload_bytes, config.upload_timeout_s)
+        body = await exchange.read_body(
+            receive, config.max_upload_bytes, config.upload_timeout_s, self._parts.body_bytes
+        )
         form = Form.read(content_type, body)
         meta: dict[str, Any] = {}
         changes: dict[str, bytes] = {}
@@ -172,7 +174,9 @@ class ObjectRequests:
 
     async def _batch(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         config = self._config
-        exchange.body = await exchange.read_body(receive, config.max_body_bytes, config.upload_timeout_s)
+        exchange.body = await exchange.read_body(
+            receive, config.max_body_bytes, config.upload_timeout_s, self._parts.body_bytes
+        )
         exchange.fields = read_fields(exchange.body)
         file_id = field(exchange.fields, "input_file_id", str, "")
         owned = await self._parts.owned.owner(file_id) if 0 < len(file_id) <= MAX_ID else None

@@ -12,6 +12,7 @@ from ridgeline.gateway.catalog import Catalog
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.exchange import Deadlines
 from ridgeline.gateway.guard.guards import Guards
+from ridgeline.gateway.held_bytes import HeldBytes
 from ridgeline.gateway.limits.limiter import Limiter
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics
@@ -40,6 +41,7 @@ class Parts:
     metrics: GatewayMetrics
     access_log: AccessLog
     owned: OwnedObjects
+    body_bytes: HeldBytes
     router: ModelRouter | None = None
     exact: ExactCache | None = None
     semantic: SemanticCache | None = None

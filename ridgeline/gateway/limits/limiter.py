@@ -1,8 +1,9 @@
 """What both limiters share: whom limits are for, what a reservation holds, and what a refusal says.
 
-The pipeline calls `reserve` before a request goes anywhere and `settle` when what it used is known, whatever
-became of it. Sixty seconds slide in quarter-second buckets: a bucket counts until all of it is older than a
-minute, so that no minute ever has more than its limit and under overload none less than 99.5 % of it.
+The pipeline calls `admit` before it reads a request's body, `reserve` when the body's size is known, and
+`settle` when what the request used is known, whatever became of it. Sixty seconds slide in quarter-second
+buckets: a bucket counts until all of it is older than a minute, so that no minute ever has more than its
+limit and under overload none less than 99.5 % of it.
 """
 
 from __future__ import annotations
@@ -45,10 +46,24 @@ class Limiter(Protocol):
     def degraded(self) -> bool:
         """Limits cannot be asked: every key's own policy decides."""
 
-    async def reserve(
-        self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    async def admit(
+        self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
     ) -> Reservation:
-        """Takes from every subject or from none. Limited says when to come back."""
+        """Counts one request of unknown size. Refuses also where no token, or no money, is left."""
+
+    async def reserve(
+        self,
+        subjects: Sequence[Subject],
+        tokens: int,
+        cost_pusd: int,
+        when_unknown: str = "closed",
+        admitted: Reservation | None = None,
+    ) -> Reservation:
+        """Takes from every subject or from none. Limited says when to come back.
+
+        admitted: what `admit` returned for this request. Its subjects do not count the request again, and the
+        new reservation replaces it; if this raises, `admitted` is still to be settled.
+        """
 
     def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
         """What was used in truth. Never raises, never waits; the second time it does nothing."""
@@ -75,15 +90,34 @@ class Refusal(NamedTuple):
 class Reservation:
     """What one request has taken, to be settled. `known` is False where the limits could not be asked."""
 
-    __slots__ = ("at_ms", "cost_pusd", "holds", "id", "known", "settled", "standings", "subjects", "tokens")
+    __slots__ = (
+        "admitted",
+        "at_ms",
+        "cost_pusd",
+        "holds",
+        "id",
+        "known",
+        "settled",
+        "standings",
+        "subjects",
+        "tokens",
+    )
 
     def __init__(self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, at_ms: int) -> None:
         self.id, self.subjects, self.tokens, self.cost_pusd = id, subjects, tokens, cost_pusd
         self.at_ms = at_ms  # unix time of whoever keeps the counts
         self.known = True
         self.settled = False
+        self.admitted: Reservation | None = None  # that this one replaces
         self.standings: Sequence[Standing] = ()
         self.holds: Sequence[Any] = ()  # the limiter's own
+
+    def counts(self, subject: Subject) -> bool:
+        """Whether the subject has counted this request already, when it was admitted."""
+        before = self.admitted
+        return before is not None and any(
+            one.kind == subject.kind and one.id == subject.id for one in before.subjects
+        )
 
     @property
     def headers(self) -> dict[str, str]:

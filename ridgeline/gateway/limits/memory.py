@@ -52,14 +52,40 @@ class MemoryLimiter:
         self._seeding: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._ids = itertools.count()
 
-    async def reserve(
-        self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    async def admit(
+        self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
     ) -> Reservation:
-        taken = limited_only(subjects)
-        at_ms = int(self._wall() * 1000)
-        reservation = Reservation(str(next(self._ids)), taken, tokens, cost_pusd, at_ms)
+        reservation = self._new(subjects, 0, 0, None)
+        return await self._take(reservation, 1, int(costs), when_unknown)
+
+    async def reserve(
+        self,
+        subjects: Sequence[Subject],
+        tokens: int,
+        cost_pusd: int,
+        when_unknown: str = "closed",
+        admitted: Reservation | None = None,
+    ) -> Reservation:
+        reservation = self._new(subjects, tokens, cost_pusd, admitted)
+        return await self._take(reservation, tokens, cost_pusd, when_unknown)
+
+    def _new(
+        self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, admitted: Reservation | None
+    ) -> Reservation:
+        at_ms = int(self._wall() * 1000) if admitted is None else admitted.at_ms
+        reservation = Reservation(str(next(self._ids)), limited_only(subjects), tokens, cost_pusd, at_ms)
+        reservation.admitted = admitted
+        return reservation
+
+    async def _take(
+        self, reservation: Reservation, least_tokens: int, least_pusd: int, when_unknown: str
+    ) -> Reservation:
+        """least_tokens, least_pusd: what must be left, of which the reservation may take less."""
+        taken = reservation.subjects
+        tokens, cost_pusd = reservation.tokens, reservation.cost_pusd
         if not taken:
             return reservation
+        at_ms = int(self._wall() * 1000)
         bucket = int(self._clock() * 1000) // BUCKET_MS
         counts = [self._of(subject, bucket) for subject in taken]
         for subject, count in zip(taken, counts, strict=True):
@@ -70,12 +96,17 @@ class MemoryLimiter:
         refusals: list[Refusal] = []
         for subject, count in zip(taken, counts, strict=True):
             count.advance(bucket, at_ms)
-            count.check(subject, tokens, cost_pusd, now_ms, at_ms, refusals)
+            is_new = not reservation.counts(subject)
+            count.check(subject, is_new, least_tokens, least_pusd, now_ms, at_ms, refusals)
         if refusals:
             standings = [count.standing(one, now_ms) for one, count in zip(taken, counts, strict=True)]
-            refuse(refusals, standings, tokens, cost_pusd)
+            refuse(refusals, standings, least_tokens, least_pusd)
         reservation.holds = [
-            (count, count.take(bucket, tokens, cost_pusd), one.limits.tokens_per_minute is not None)
+            (
+                count,
+                count.take(bucket, not reservation.counts(one), tokens, cost_pusd),
+                one.limits.tokens_per_minute is not None,
+            )
             for one, count in zip(taken, counts, strict=True)
         ]
         reservation.standings = [
@@ -201,18 +232,26 @@ class _Counts:
                 self.month, self.spent_month = month, 0
 
     def check(
-        self, subject: Subject, tokens: int, cost_pusd: int, now_ms: int, at_ms: int, refusals: list[Refusal]
+        self,
+        subject: Subject,
+        is_new: bool,
+        tokens: int,
+        cost_pusd: int,
+        now_ms: int,
+        at_ms: int,
+        refusals: list[Refusal],
     ) -> None:
+        """is_new: this request is not among those counted here."""
         limits = subject.limits
         limit = limits.requests_per_minute
-        if limit is not None and self.requests >= limit:
+        if is_new and limit is not None and self.requests >= limit:
             refusals.append(Refusal(subject, "requests", self._room_in(self.requests + 1 - limit, 0, now_ms)))
         limit = limits.tokens_per_minute
         if limit is not None and tokens and self.tokens + tokens > limit:
             retry_ms = self._room_in(0, self.tokens + tokens - limit, now_ms)
             refusals.append(Refusal(subject, "tokens", retry_ms))
         limit = limits.concurrent
-        if limit is not None and self.concurrent >= limit:
+        if is_new and limit is not None and self.concurrent >= limit:
             refusals.append(Refusal(subject, "concurrent", CONCURRENT_RETRY_MS))
         if not cost_pusd:
             return
@@ -223,13 +262,13 @@ class _Counts:
         if usd is not None and self.spent_month + self.reserved_pusd + cost_pusd > usd * PICODOLLARS:
             refusals.append(Refusal(subject, "monthly", month_start_ms(month_of(at_ms) + 1) - at_ms))
 
-    def take(self, bucket: int, tokens: int, cost_pusd: int) -> _Cell:
+    def take(self, bucket: int, is_new: bool, tokens: int, cost_pusd: int) -> _Cell:
         cell = self._cell(bucket)
-        cell.requests += 1
+        cell.requests += is_new
         cell.tokens += tokens
-        self.requests += 1
+        self.requests += is_new
         self.tokens += tokens
-        self.concurrent += 1
+        self.concurrent += is_new
         self.reserved_pusd += cost_pusd
         return cell
 

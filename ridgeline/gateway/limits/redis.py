@@ -106,29 +106,57 @@ class RedisLimiter:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
+    async def admit(
+        self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
+    ) -> Reservation:
+        reservation = Reservation(f"{self._name}{next(self._ids):x}", limited_only(subjects), 0, 0, 0)
+        return await self._take(reservation, (1, int(costs)), when_unknown)
+
     async def reserve(
-        self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+        self,
+        subjects: Sequence[Subject],
+        tokens: int,
+        cost_pusd: int,
+        when_unknown: str = "closed",
+        admitted: Reservation | None = None,
     ) -> Reservation:
         taken = limited_only(subjects)
-        reservation = Reservation(f"{self._name}{next(self._ids):x}", taken, tokens, cost_pusd, 0)
+        if admitted is not None and not admitted.known:  # Redis was away, and has not counted it
+            self.settle(admitted, 0, 0)
+            admitted = None
+        # The same id: a request that waits for its body and one that runs hold one lease.
+        id = f"{self._name}{next(self._ids):x}" if admitted is None else admitted.id
+        reservation = Reservation(id, taken, tokens, cost_pusd, 0)
+        reservation.admitted = admitted
+        try:
+            return await self._take(reservation, (tokens, cost_pusd), when_unknown)
+        except asyncio.CancelledError:
+            if admitted is not None:
+                admitted.settled = True  # `_take_back` settles both, when the answer has come
+            raise
+
+    async def _take(self, reservation: Reservation, least: tuple[int, int], when_unknown: str) -> Reservation:
+        """least: tokens and picodollars that must be left, of which the reservation may take fewer."""
+        taken = reservation.subjects
         if not taken:
             return reservation
         sent_at = self._clock()
         for subject in taken if self._full else ():
-            self._refuse_if_full(subject, sent_at, tokens, cost_pusd)
+            if not reservation.counts(subject):
+                self._refuse_if_full(subject, sent_at, *least)
         reservation.holds = [self._wire(subject) for subject in taken]
         try:
-            answer = await self._answer(reservation)
+            answer = await self._answer(reservation, least)
             if answer[0] == 2:
                 left_s = self._timeout_s - (self._clock() - sent_at)
                 async with asyncio.timeout(left_s):
                     await self._seed([taken[index - 1] for index in answer[2:]], answer[1])
-                    answer = await self._answer(reservation)
+                    answer = await self._answer(reservation, least)
         except (RedisError, RedisUnavailable, TimeoutError) as error:
             return self._without_redis(reservation, when_unknown, error)
         if answer[0] == 2:
             return self._without_redis(reservation, when_unknown, RedisError("budgets are not known"))
-        self._read(reservation, answer, sent_at)
+        self._read(reservation, answer, sent_at, least)
         return reservation
 
     def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
@@ -142,8 +170,8 @@ class RedisLimiter:
 
     # ---- asking, and reading the answer ----
 
-    async def _answer(self, reservation: Reservation) -> list[int]:
-        future = self._ask(reservation)
+    async def _answer(self, reservation: Reservation, least: tuple[int, int]) -> list[int]:
+        future = self._ask(reservation, least)
         try:
             return await future
         except RedisError as error:
@@ -154,19 +182,22 @@ class RedisLimiter:
                 self._take_back(reservation, future.result())
             raise
         self._load_scripts()
-        return await self._ask(reservation)
+        return await self._ask(reservation, least)
 
-    def _ask(self, reservation: Reservation) -> asyncio.Future[list[int]]:
+    def _ask(self, reservation: Reservation, least: tuple[int, int]) -> asyncio.Future[list[int]]:
         wires: Sequence[Wire] = reservation.holds
         parts = [
-            self._scripts["reserve"].head(len(wires), 6 + 5 * len(wires)),
+            self._scripts["reserve"].head(len(wires), 8 + 6 * len(wires)),
             *[wire.key for wire in wires],
             bulk(reservation.id),
             self._now(),
             bulk(reservation.tokens),
             bulk(reservation.cost_pusd),
             self._lease,
+            bulk(least[0]),
+            bulk(least[1]),
             *[wire.limits for wire in wires],
+            *[_ZERO if reservation.counts(subject) else _ONE for subject in reservation.subjects],
             self._reconcile,
         ]
         future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -184,12 +215,18 @@ class RedisLimiter:
         return future
 
     def _take_back(self, reservation: Reservation, answer: list[int]) -> None:
-        """Whoever asked is gone: what was taken for it is given back."""
+        """The caller is gone: what was taken for it is given back."""
         if answer[0] == 0:
             reservation.at_ms = answer[1]
-            self.settle(reservation, 0, 0)
+        elif reservation.admitted is not None:
+            reservation.tokens = 0  # it was refused more than it was admitted with
+        else:
+            return
+        self.settle(reservation, 0, 0)
 
-    def _read(self, reservation: Reservation, answer: list[int], sent_at: float) -> None:
+    def _read(
+        self, reservation: Reservation, answer: list[int], sent_at: float, least: tuple[int, int]
+    ) -> None:
         taken, now_ms = reservation.subjects, answer[1]
         reservation.at_ms = now_ms
         numbers = iter(answer[2:])
@@ -215,7 +252,7 @@ class RedisLimiter:
             for index, unit, retry_ms in zip(numbers, numbers, numbers, strict=True)
         ]
         self._remember_full(refusals, taken, standings, sent_at)
-        refuse(refusals, standings, reservation.tokens, reservation.cost_pusd)
+        refuse(refusals, standings, *least)
 
     def _remember_full(
         self, refusals: list[Refusal], taken: Sequence[Subject], standings: list[Standing], sent_at: float
@@ -389,7 +426,7 @@ class RedisLimiter:
             logger.warning("what %s %s has spent is not known: %s", subject.kind, subject.id, error)
 
 
-_ZERO = bulk(0)  # Redis' own clock
+_ZERO, _ONE = bulk(0), bulk(1)  # as a time, 0 is Redis' own clock
 _SCRIPTS = {
     "reserve": scripts.RESERVE,
     "settle": scripts.SETTLE,

@@ -108,8 +108,9 @@ end
 """
 )
 
-# KEYS: subjects. ARGV: id, now, tokens, cost, lease; per subject: requests, tokens, concurrent, daily,
-# monthly (-1: no such limit); and after how long spending should be compared with the ledger again.
+# KEYS: subjects. ARGV: id, now, tokens, cost, lease; tokens and cost that must be left, which may be more
+# than are taken; per subject: requests, tokens, concurrent, daily, monthly (-1: no such limit); per subject
+# 1, or 0 where it has counted this id already; and after how long spending is compared with the ledger again.
 # Answers "status now" and per subject "requests-left tokens-left reset". Then, by status, 0 (taken): subjects
 # to compare with the ledger; 1 (refused): subject, unit, milliseconds; 2 (nothing done): subjects whose
 # spending is not known here.
@@ -117,10 +118,11 @@ RESERVE = (
     _PRELUDE
     + """
 local id, now, tokens, cost = ARGV[1], clock(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local lease, n = tonumber(ARGV[5]), #KEYS
+local lease, least_tokens, least_cost, n = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), #KEYS
 local windows, tail, status, head = {}, {}, 0, {}
 for s = 1, n do
-  local key, a = KEYS[s], 5 + (s - 1) * 5
+  local key, a = KEYS[s], 7 + (s - 1) * 5
+  local new = tonumber(ARGV[7 + n * 5 + s])
   local rpm, tpm, concurrent = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
   local daily, monthly = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
   local rleft, tleft, reset = 0, 0, 0
@@ -128,11 +130,11 @@ for s = 1, n do
     local w = {window(key, floor(now / WIDTH))}
     local r, t, oldest, newest = w[1], w[2], w[3], w[4]
     windows[s] = w
-    if rpm >= 0 and r + 1 > rpm then
-      tail[#tail + 1] = {s, 0, room_in(key, 'r', oldest, newest, r + 1 - rpm, now)}
+    if rpm >= 0 and r + new > rpm then
+      tail[#tail + 1] = {s, 0, room_in(key, 'r', oldest, newest, r + new - rpm, now)}
     end
-    if tpm >= 0 and tokens > 0 and t + tokens > tpm then
-      tail[#tail + 1] = {s, 1, room_in(key, 't', oldest, newest, t + tokens - tpm, now)}
+    if tpm >= 0 and least_tokens > 0 and t + least_tokens > tpm then
+      tail[#tail + 1] = {s, 1, room_in(key, 't', oldest, newest, t + least_tokens - tpm, now)}
     end
     rleft, tleft = rpm - r, tpm - t
     if r > 0 or t > 0 then reset = (newest + BUCKETS + 1) * WIDTH - now end
@@ -141,7 +143,7 @@ for s = 1, n do
     for _, dead in ipairs(call('ZRANGEBYSCORE', key .. ':l', '-inf', now, 'LIMIT', 0, 100)) do
       release(key, dead)
     end
-    if concurrent >= 0 and call('ZCOUNT', key .. ':l', '(' .. now, '+inf') >= concurrent then
+    if new == 1 and concurrent >= 0 and call('ZCOUNT', key .. ':l', '(' .. now, '+inf') >= concurrent then
       tail[#tail + 1] = {s, 2, RETRY}
     end
   end
@@ -150,8 +152,8 @@ for s = 1, n do
     if not day then
       if status ~= 2 then status, tail = 2, {} end
       tail[#tail + 1] = {s}
-    elseif cost > 0 then
-      local open = tonumber(call('HGET', key .. ':o', 'sum') or 0) + cost
+    elseif least_cost > 0 then
+      local open = tonumber(call('HGET', key .. ':o', 'sum') or 0) + least_cost
       if daily >= 0 and spent_day + open > daily then tail[#tail + 1] = {s, 3, 0} end
       if monthly >= 0 and spent_month + open > monthly then tail[#tail + 1] = {s, 4, 0} end
     end
@@ -170,13 +172,14 @@ local out = {status, string.format('%.0f', now)}
 for s = 1, n do
   local h = head[s]
   if status == 0 then
-    local key, a, w = KEYS[s], 5 + (s - 1) * 5, windows[s]
+    local key, a, w = KEYS[s], 7 + (s - 1) * 5, windows[s]
+    local new = tonumber(ARGV[7 + n * 5 + s])
     if w then
       local b = w[5]
-      call('HSET', key, 'r', w[1] + 1, 't', w[2] + tokens, 'o', w[3], 'n', b, 'r' .. b, w[6] + 1,
+      call('HSET', key, 'r', w[1] + new, 't', w[2] + tokens, 'o', w[3], 'n', b, 'r' .. b, w[6] + new,
            't' .. b, w[7] + tokens)
       call('PEXPIRE', key, WINDOW_TTL)
-      h[1], h[2], h[3] = h[1] - 1, h[2] - tokens, (b + BUCKETS + 1) * WIDTH - now
+      h[1], h[2], h[3] = h[1] - new, h[2] - tokens, (b + BUCKETS + 1) * WIDTH - now
     end
     local budget = ARGV[a + 4] ~= '-1' or ARGV[a + 5] ~= '-1'
     if budget or ARGV[a + 3] ~= '-1' then

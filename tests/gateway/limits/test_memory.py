@@ -353,3 +353,35 @@ def test_headers_have_openais_names_and_formats() -> None:
         "1m0s",
         "6m12.5s",
     ]
+
+
+def test_a_request_is_counted_once_though_it_reserves_in_two_steps() -> None:
+    clock = Clock()
+    limiter = limiter_at(clock)
+    subject = key(requests_per_minute=2, tokens_per_minute=100, concurrent=1)
+    model = Subject("model", "m", Limits(requests_per_minute=1))
+    admitted = now(limiter.admit((subject,)))
+    clock.now += 1
+    reservation = now(limiter.reserve((subject, model), 60, 0, admitted=admitted))
+    assert reservation.headers["x-ratelimit-remaining-tokens"] == "40"
+    with pytest.raises(Limited, match="under way"):
+        now(limiter.admit((subject,)))
+    limiter.settle(reservation, 10, 0)
+    admitted = now(limiter.admit((subject,)))
+    with pytest.raises(Limited, match="tokens per minute"):
+        now(limiter.reserve((subject,), 91, 0, admitted=admitted))
+    limiter.settle(admitted, 0, 0)
+    with pytest.raises(Limited, match="2 requests per minute"):
+        now(limiter.admit((subject,)))
+
+
+def test_a_request_of_unknown_size_is_refused_where_nothing_is_left() -> None:
+    limiter = limiter_at(Clock())
+    limiter.settle(reserve(limiter, key(tokens_per_minute=10), tokens=10), 10, 0)
+    with pytest.raises(Limited, match="tokens per minute"):
+        now(limiter.admit((key(tokens_per_minute=10),)))
+    limiter = limiter_at(Clock())
+    limiter.settle(reserve(limiter, key(daily_usd=1.0), cost=PICODOLLARS), 0, PICODOLLARS)
+    with pytest.raises(Limited, match="per day"):
+        now(limiter.admit((key(daily_usd=1.0),)))
+    now(limiter.admit((key(daily_usd=1.0),), costs=False))

@@ -36,13 +36,25 @@ limits = st.builds(
 gap_ms = st.one_of(st.integers(0, 400), st.integers(0, 30_000), st.just(60_000), st.integers(0, 40_000_000))
 step = st.one_of(
     st.tuples(st.just("reserve"), gap_ms, st.integers(0, 120), st.integers(0, 20_000_000)),
+    st.tuples(st.just("admit"), gap_ms, st.integers(0, 1), st.integers(0, 1)),
+    st.tuples(st.just("go on"), gap_ms, st.integers(0, 120), st.integers(0, 20_000_000)),
     st.tuples(st.just("settle"), gap_ms, st.integers(0, 200), st.integers(0, 30_000_000)),
 )
 
 
-async def outcome(made: Limiter, subjects: tuple[Subject, ...], tokens: int, cost: int) -> Any:
+async def outcome(
+    made: Limiter,
+    subjects: tuple[Subject, ...],
+    tokens: int,
+    cost: int,
+    what: str = "reserve",
+    admitted: Reservation | None = None,
+) -> Any:
     try:
-        reservation = await made.reserve(subjects, tokens, cost)
+        if what == "admit":
+            reservation = await made.admit(subjects[: 1 + tokens], costs=bool(cost))
+        else:
+            reservation = await made.reserve(subjects, tokens, cost, admitted=admitted)
     except GatewayError as error:
         return type(error).__name__, error.code, error.message, error.headers
     return reservation
@@ -72,17 +84,23 @@ def test_redis_and_memory_agree_on_any_schedule(
             config(redis_url, **lease), clock=lambda: clock[0] / 1000, redis_ms=lambda: clock[0]
         ) as redis:
             running: list[tuple[Reservation, Reservation]] = []
+            admitted: list[tuple[Any, Any]] = []
             for what, gap, tokens, cost in steps:
                 clock[0] += gap
-                if what == "reserve":
-                    ours = await outcome(memory, subjects, tokens, cost)
+                if what != "settle":
+                    before = (None, None)
+                    if what == "go on" and admitted:
+                        before = admitted.pop(tokens % len(admitted))
+                    ours = await outcome(memory, subjects, tokens, cost, what, before[0])
                     redis._full.clear()  # every question goes to Redis
-                    theirs = await outcome(redis, subjects, tokens, cost)
+                    theirs = await outcome(redis, subjects, tokens, cost, what, before[1])
                     if isinstance(ours, Reservation) and isinstance(theirs, Reservation):
                         assert theirs.headers == ours.headers
-                        running.append((ours, theirs))
+                        (admitted if what == "admit" else running).append((ours, theirs))
                     else:
                         assert theirs == ours
+                        if before != (None, None):
+                            running.append(before)  # type: ignore[arg-type]
                 elif running:
                     ours, theirs = running.pop(tokens % len(running))
                     memory.settle(ours, tokens, cost)
@@ -190,6 +208,16 @@ def test_a_request_cancelled_in_the_moment_of_its_answer_leaves_no_place_taken(
                 task = asyncio.ensure_future(made.reserve((subject,), 0, 0))
                 with pytest.raises(asyncio.CancelledError):
                     await task
+            await settled(made)
+            made.settle(await made.reserve((subject,), 0, 0), 0, 0)
+
+            admitted = await made.admit((subject,))
+            with monkeypatch.context() as patched:
+                patched.setattr(made._client, "submit", cancelling)
+                task = asyncio.ensure_future(made.reserve((subject,), 0, 0, admitted=admitted))
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            made.settle(admitted, 0, 0)  # as the end of every request does
             await settled(made)
             await made.reserve((subject,), 0, 0)
 

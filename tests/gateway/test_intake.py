@@ -1,0 +1,109 @@
+"""What a request must pass before its body is read, and how much of bodies a worker holds at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ridgeline.gateway.tenants.keys import Limits
+from tests.gateway.stage import CHAT, Staged, asking, staged
+
+MEGABYTE = 1 << 20
+
+
+@contextlib.asynccontextmanager
+async def upload(
+    stage: Staged, length: int | None, path: str = CHAT, secret: str = ""
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A request whose head is sent and whose body is not. length None: a body in chunks."""
+    base = stage.http.base_url
+    reader, writer = await asyncio.open_connection(base.host, base.port)
+    framing = f"content-length: {length}" if length is not None else "transfer-encoding: chunked"
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret or stage.secret}\r\n"
+        f"content-type: application/json\r\n{framing}\r\n\r\n".encode()
+    )
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], str]:
+    """Status, headers and error code, without a byte of the body having been sent."""
+    async with asyncio.timeout(10):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lines = head.splitlines()
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+        body = await reader.readexactly(int(headers["content-length"]))
+    return int(lines[0].split()[1]), headers, json.loads(body)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (Limits(requests_per_minute=1), "rate_limit_exceeded"),
+        (Limits(tokens_per_minute=20), "rate_limit_exceeded"),
+        (Limits(daily_usd=0.00005), "budget_exceeded"),
+    ],
+)
+async def test_a_key_that_has_nothing_left_is_refused_before_its_body_is_read(
+    tmp_path: Path, limits: Limits, code: str
+) -> None:
+    async with staged(tmp_path) as stage:
+        _, secret = await stage.new_key(limits=limits)
+        async with stage.client(secret) as http:
+            first = {"model": "mock_out40", "prompt": "", "max_tokens": 0}
+            assert (await http.post("/v1/completions", json=first)).status_code == 200
+        await stage.rows(1)
+        async with upload(stage, 4 * MEGABYTE, secret=secret) as (reader, _):
+            status, headers, told = await answer(reader)
+        assert (status, told) == (429, code)
+        assert int(headers["retry-after"]) > 0
+
+
+async def test_a_request_that_waits_for_its_body_counts_as_one_under_way(tmp_path: Path) -> None:
+    async with staged(tmp_path, key={"limits": Limits(concurrent=1)}) as stage:
+        async with upload(stage, 100):
+            while not stage.parts.deadlines.live:
+                await asyncio.sleep(0.005)
+            refused = await stage.http.post(CHAT, json=asking())
+            assert refused.json()["error"]["code"] == "concurrency_limit_exceeded"
+        while stage.parts.deadlines.live:
+            await asyncio.sleep(0.005)
+        assert (await stage.http.post(CHAT, json=asking())).status_code == 200
+
+
+async def test_bodies_under_way_take_no_more_memory_than_a_key_may_have(tmp_path: Path) -> None:
+    settings = {"gateway": {"max_held_bytes": 10 * MEGABYTE, "max_held_bytes_per_key": 3 * MEGABYTE}}
+    async with staged(tmp_path, settings) as stage:
+        held = stage.parts.body_bytes
+        async with upload(stage, 2 * MEGABYTE) as (_, writer):
+            writer.write(b" " * (2 * MEGABYTE - 1))
+            while held.total < 2 * MEGABYTE - 1:
+                await asyncio.sleep(0.005)
+            async with upload(stage, 2 * MEGABYTE) as (reader, _):  # announced: refused at once
+                status, headers, code = await answer(reader)
+                assert (status, code, headers["retry-after"]) == (429, "too_many_bytes", "1")
+            async with upload(stage, None) as (reader, second):  # not announced: refused when it is too much
+                for _ in range(32):
+                    second.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                assert (await answer(reader))[::2] == (429, "too_many_bytes")
+            assert (await stage.http.post(CHAT, json=asking())).status_code == 200
+            assert held.total == 2 * MEGABYTE - 1
+        while stage.parts.deadlines.live:
+            await asyncio.sleep(0.005)
+        assert held.total == 0
+
+
+async def test_bodies_of_all_keys_together_are_bounded_too(tmp_path: Path) -> None:
+    async with staged(tmp_path, {"gateway": {"max_held_bytes": 100_000}}) as stage:
+        async with upload(stage, 200_000) as (reader, _):
+            status, headers, code = await answer(reader)
+        assert (status, code, headers["retry-after"]) == (503, "too_many_bytes", "1")
+        assert (await stage.http.post(CHAT, json=asking())).status_code == 200
