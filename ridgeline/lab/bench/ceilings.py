@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ridgeline.lab.bench.metrics import Summary
+from ridgeline.lab.bench.rates import prompt_share
 from ridgeline.lab.bench.record import RequestRecord
 
 
@@ -66,7 +67,7 @@ def _computed_per_s(records: Sequence[RequestRecord], summary: Summary) -> float
     ok = [record for record in records if record.status == "ok" and not record.warmup]
     if window.seconds <= 0 or any(record.n_in is None for record in ok):
         return None
-    prompts = sum((r.n_in or 0) - (r.n_cached or 0) for r in ok if window.holds(r.t_first))
+    prompts = sum(((r.n_in or 0) - (r.n_cached or 0)) * prompt_share(r, window, summary.mode) for r in ok)
     output = summary.metrics["output_tokens_per_s"].value or 0.0
     return prompts / window.seconds + output
 

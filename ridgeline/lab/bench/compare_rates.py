@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from ridgeline.lab.bench.bootstrap import Floats, block_weights, student_t
 from ridgeline.lab.bench.difference import Difference, Side, Spread, drawn_row, measured
 from ridgeline.lab.bench.metrics import Summary, meets
+from ridgeline.lab.bench.rates import request_share
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.window import Window
 
@@ -90,27 +92,30 @@ def _by_stretches(name: str, a: Side, b: Side) -> Difference | None:
 def _stretches(name: str, side: Side) -> Floats:
     """The rate in each stretch of the window; their mean is the run's figure."""
     window = side.summary.window
-    events = [e for record in measured(side.records) for e in _events(name, record, side.summary, window)]
-    at = np.asarray([moment for moment, _ in events], dtype=np.float64)
-    amounts = np.asarray([amount for _, amount in events], dtype=np.float64)
-    places = np.minimum((at - window.start) / window.seconds * STRETCHES, STRETCHES - 1).astype(np.int64)
-    return np.bincount(places, weights=amounts, minlength=STRETCHES) / (window.seconds / STRETCHES)
+    edges = np.linspace(window.start, window.end, STRETCHES + 1)
+    each = [_in_stretches(name, record, side.summary, edges) for record in measured(side.records)]
+    return np.sum(each, axis=0, initial=0.0) / (window.seconds / STRETCHES)
 
 
 def _amounts(name: str, records: Sequence[RequestRecord], summary: Summary, window: Window) -> Floats:
-    each = [sum(amount for _, amount in _events(name, record, summary, window)) for record in records]
-    return np.asarray(each, dtype=np.float64)
+    edges = np.asarray([window.start, window.end])
+    return np.asarray([_in_stretches(name, record, summary, edges)[0] for record in records])
 
 
-def _events(name: str, record: RequestRecord, summary: Summary, window: Window) -> list[tuple[float, float]]:
-    """What of a request counts for a rate, and when; as `metrics` counts it."""
+def _in_stretches(name: str, record: RequestRecord, summary: Summary, edges: Floats) -> Floats:
+    """What of a request counts for a rate in each stretch between neighbouring edges; as `metrics` counts."""
+    amounts = np.zeros(len(edges) - 1)
     if record.status != "ok":
-        return []
-    events: list[tuple[float | None, int]] = []
+        return amounts
     if name == "output_tokens_per_s":
-        events = list(zip(record.chunk_at, record.chunk_tokens, strict=True))
-    elif name == "input_tokens_per_s":
-        events = [(record.t_first, record.n_in or 0)]
-    elif name == "requests_per_s" or (summary.slo is not None and meets(record, summary.slo, summary.mode)):
-        events = [(record.t_end, 1)]
-    return [(at, float(amount)) for at, amount in events if at is not None and window.holds(at)]
+        return np.histogram(record.chunk_at, edges, weights=record.chunk_tokens)[0].astype(np.float64)
+    if name == "goodput_per_s" and not (summary.slo and meets(record, summary.slo, summary.mode)):
+        return amounts
+    of_prompt = name == "input_tokens_per_s"
+    if summary.mode == "open":
+        moment = record.t_first if of_prompt else record.t_end
+        counted = np.histogram([] if moment is None else [moment], edges)[0].astype(np.float64)
+    else:
+        stretches = [Window(float(low), float(high)) for low, high in pairwise(edges)]
+        counted = np.asarray([request_share(record, stretch, "closed") for stretch in stretches])
+    return counted * ((record.n_in or 0) if of_prompt else 1)

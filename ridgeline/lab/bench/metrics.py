@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.lab.bench.rates import Mode, prompt_share, request_share
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.statistics import Estimate, percentiles, pooled_percentiles, wilson
 from ridgeline.lab.bench.window import Window, concurrency, steady_window
 from ridgeline.lab.slo import Slo
 
-Mode = Literal["closed", "open"]
 FORMULAS = {
     "dispatch_delay_ms": "t_send − t_sched",
     "ttft_ms": "t_first − t_send",
@@ -37,10 +36,12 @@ FORMULAS = {
     "server_tpot_ms": "time per token after the first, by the server's own clock",
     "inference_ms": "admission to the last token, by the server's own clock",
     "outside_inference_ms": "e2e − inference: queue, HTTP, tokenizing, the network and this client",
-    "requests_per_s": "answers that ended well inside the steady window / window",
+    "requests_per_s": "answers that ended well / window: closed loop, Σ share of t_send…t_end inside the steady "
+    "window; open loop, those that ended inside it",
     "output_tokens_per_s": "output tokens of answers that ended well, come inside the steady window / window",
-    "input_tokens_per_s": "prompt tokens of answers that ended well, first token inside the window / window",
-    "goodput_per_s": "answers inside every limit of the SLO, ended inside the steady window / window",
+    "input_tokens_per_s": "prompt tokens of answers that ended well / window: closed loop, by the share of "
+    "t_send…t_end inside the steady window; open loop, those whose first token came inside it",
+    "goodput_per_s": "answers inside every limit of the SLO / window, counted as requests_per_s",
     "attainment": "answers inside every limit of the SLO / all requests offered; failures are bad",
     "cache_hit": "Σ cached prompt tokens / Σ prompt tokens; none where the server does not say",
     "failures": "requests that failed or ran out of time / all requests offered",
@@ -107,11 +108,11 @@ def summarize(
     ok = [record for record in offered if record.status == "ok"]
     window = steady_window(offered)
     metrics = _latencies(ok, failed=len(offered) - len(ok))
-    metrics |= _rates(ok, window)
+    metrics |= _rates(ok, window, mode)
     metrics |= _shares(ok, len(offered))
     good = [record for record in ok if slo is None or meets(record, slo, mode)]
     if slo is not None:
-        metrics |= _goodput(good, len(offered), window)
+        metrics |= _goodput(good, len(offered), window, mode)
     if usd_per_hour is not None:
         metrics |= _cost(usd_per_hour, metrics)
     mean, peak = concurrency(measured, window)
@@ -263,17 +264,18 @@ def _outside_ms(record: RequestRecord) -> float | None:
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rates(ok: list[RequestRecord], window: Window) -> dict[str, Metric]:
+def _rates(ok: list[RequestRecord], window: Window, mode: Mode) -> dict[str, Metric]:
     if window.seconds <= 0:
         return {}
     stamps = np.asarray([at for record in ok for at in record.chunk_at], dtype=np.float64)
     tokens = np.asarray([count for record in ok for count in record.chunk_tokens], dtype=np.int64)
-    inside = (stamps >= window.start) & (stamps <= window.end)
-    begun = [r for r in ok if window.holds(r.t_first)]
+    inside = (stamps > window.start) & (stamps <= window.end)  # a stamp on an edge belongs to one window
+    requests = sum(request_share(record, window, mode) for record in ok)
+    prompts = sum((record.n_in or 0) * prompt_share(record, window, mode) for record in ok)
     return {
-        "requests_per_s": _rate("requests_per_s", "req/s", sum(window.holds(r.t_end) for r in ok), window),
+        "requests_per_s": _rate("requests_per_s", "req/s", requests, window),
         "output_tokens_per_s": _rate("output_tokens_per_s", "tok/s", int(tokens[inside].sum()), window),
-        "input_tokens_per_s": _rate("input_tokens_per_s", "tok/s", sum(r.n_in or 0 for r in begun), window),
+        "input_tokens_per_s": _rate("input_tokens_per_s", "tok/s", prompts, window),
     }
 
 
@@ -298,7 +300,7 @@ def _shares(ok: list[RequestRecord], offered: int) -> dict[str, Metric]:
     }
 
 
-def _goodput(good: list[RequestRecord], offered: int, window: Window) -> dict[str, Metric]:
+def _goodput(good: list[RequestRecord], offered: int, window: Window, mode: Mode) -> dict[str, Metric]:
     low, high = wilson(len(good), offered)
     found = {
         "attainment": Metric(
@@ -312,9 +314,8 @@ def _goodput(good: list[RequestRecord], offered: int, window: Window) -> dict[st
         )
     }
     if window.seconds > 0:
-        found["goodput_per_s"] = _rate(
-            "goodput_per_s", "req/s", sum(window.holds(r.t_end) for r in good), window
-        )
+        kept = sum(request_share(record, window, mode) for record in good)
+        found["goodput_per_s"] = _rate("goodput_per_s", "req/s", kept, window)
     return found
 
 
@@ -329,8 +330,8 @@ def _cost(usd_per_hour: float, metrics: dict[str, Metric]) -> dict[str, Metric]:
     return {name: Metric(name, "$", FORMULAS[name], value=usd_per_hour / 3600 / written * 1e6, note=note)}
 
 
-def _rate(name: str, unit: str, count: int, window: Window) -> Metric:
-    return Metric(name, unit, FORMULAS[name], n=count, value=count / window.seconds, note=window.note)
+def _rate(name: str, unit: str, count: float, window: Window) -> Metric:
+    return Metric(name, unit, FORMULAS[name], n=round(count), value=count / window.seconds, note=window.note)
 
 
 def _value(name: str, unit: str, value: float) -> Metric:

@@ -26,6 +26,12 @@ class Window(msgspec.Struct, frozen=True, omit_defaults=True):
     def holds(self, moment: float | None) -> bool:
         return moment is not None and self.start <= moment <= self.end
 
+    def overlap(self, start: float, end: float) -> float:
+        """The share of a span that lies inside the window, 0 to 1."""
+        if end <= start:
+            return float(self.holds(start))
+        return max(0.0, min(end, self.end) - max(start, self.start)) / (end - start)
+
 
 def steady_window(offered: Sequence[RequestRecord]) -> Window:
     """From one median E2E after the first request was due (the server has filled) to the moment the last one

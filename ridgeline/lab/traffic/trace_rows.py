@@ -16,7 +16,10 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
 SHOWN = 5  # problems that an error lists
-COARSE_S = 0.1  # stamps that move in steps from this on are spread
+# Steps in which stamps that were not taken at the arrivals move; finer ones are taken as exact.
+STEPS_S = (60.0, 30.0, 15.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.2, 0.1)
+JITTER_S, JITTER_SHARE = 0.005, 0.01  # by which a stamp may miss its step: a timer's lateness
+ON_GRID = 0.99  # of the gaps between stamps must be whole steps
 SILENCE_S, SILENCE_GAPS = 60.0, 10.0  # no request for so long, and for so many mean gaps, is worth a note
 
 
@@ -134,18 +137,32 @@ class Trace:
             self.notes.append(f"no request for {gaps[longest]:.0f} s before line {line}{others}")
 
     def _spread(self, at: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Requests with one stamp, evenly at random until the next stamp, in the order of the file."""
+        """Requests with one stamp, evenly at random until the next step, in the order of the file."""
         stamps, counts = np.unique(at, return_counts=True)
-        if len(stamps) < 2 or counts.max() < 2 or np.median(np.diff(stamps)) < COARSE_S:
+        step = _step_s(stamps)
+        if step is None or counts.max() < 2:
             return at
-        widths = np.diff(stamps)
-        widths = np.append(widths, np.median(widths))
-        # A pause is no step: requests before a long silence came within an ordinary step.
-        widths = np.minimum(widths, np.median(widths))
+        widths = np.minimum(np.append(np.diff(stamps), step), step)
         parts = [
             stamp + np.sort(random.random(count)) * width
             for stamp, count, width in zip(stamps, counts, widths, strict=True)
         ]
-        step = f"{np.median(widths):g} s"
-        self.notes.append(f"stamps move in steps of {step}: arrivals were spread within each, by the seed")
+        self.notes.append(
+            f"stamps move in steps of {step:g} s: arrivals were spread within each, by the seed"
+        )
         return np.concatenate(parts)
+
+
+def _step_s(stamps: np.ndarray) -> float | None:
+    """The longest step whose multiples all gaps between stamps are; None: the stamps are exact.
+
+    All stamps are looked at: two requests with one stamp are no evidence, for arrivals do coincide.
+    """
+    gaps = np.diff(stamps)
+    if not gaps.size:
+        return None
+    for step in STEPS_S:
+        off = np.abs(gaps - np.round(gaps / step) * step)
+        if np.mean(off <= min(JITTER_S, JITTER_SHARE * step)) >= ON_GRID:
+            return step
+    return None

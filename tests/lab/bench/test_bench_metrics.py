@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import Any
 
@@ -161,6 +162,52 @@ def test_rates_count_what_came_inside_the_steady_window() -> None:
     assert metrics["output_tokens_per_s"].value == pytest.approx(tokens / 6.8)
     prompts = sum(100 for record in records if record.t_first is not None and 2.2 <= record.t_first <= 9.0)
     assert metrics["input_tokens_per_s"].value == pytest.approx(prompts / 6.8)
+
+
+def closed_loop(latencies: list[float], slots: int, tokens: int = 20) -> list[RequestRecord]:
+    """Records of a closed loop whose requests take these seconds, a token every latency / tokens."""
+    free = [0.0] * slots
+    records = []
+    for index, took in enumerate(latencies):
+        at = heapq.heappop(free)
+        heapq.heappush(free, at + took)
+        stamps = [at + took * (place + 1) / tokens for place in range(tokens)]
+        end = stamps[-1]
+        records.append(
+            answered(
+                index,
+                at,
+                t_send=at,
+                t_first=stamps[0],
+                t_last=end,
+                t_end=end,
+                n_out=tokens,
+                chunk_at=stamps,
+                chunk_tokens=[1] * tokens,
+            )
+        )
+    return records
+
+
+@pytest.mark.parametrize(("requests", "slots", "jitter"), [(100, 8, 0.0), (64, 16, 0.0), (64, 16, 0.05)])
+def test_a_closed_loops_rate_is_its_concurrency_over_its_latency(
+    requests: int, slots: int, jitter: float
+) -> None:
+    """Answers end in waves, and the edges of the window lie on waves: none may be counted at both."""
+    latencies = (1 + jitter * np.random.default_rng(1).standard_normal(requests)).tolist()
+    metrics = summarize(closed_loop(latencies, slots), "closed", parse_slo("e2e=9999")).metrics
+    rate = metrics["requests_per_s"].value
+    assert rate == pytest.approx(slots / np.mean(latencies), rel=0.02)
+    assert metrics["output_tokens_per_s"].value == pytest.approx(rate * 20, rel=0.02)
+    assert metrics["input_tokens_per_s"].value == pytest.approx(rate * 100, rel=1e-9)
+    assert metrics["goodput_per_s"].value == pytest.approx(rate)
+
+
+def test_a_closed_loops_rate_has_no_bias_over_many_runs() -> None:
+    random = np.random.default_rng(2)
+    runs = [closed_loop(random.lognormal(-0.02, 0.2, 100).tolist(), 8, tokens=1) for _ in range(60)]
+    rates = [summarize(run, "closed").metrics["requests_per_s"].value for run in runs]
+    assert np.mean(rates) == pytest.approx(8.0, rel=0.01)
 
 
 def test_a_run_too_short_to_be_steady_is_taken_whole_and_says_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ridgeline.lab.errors import BadInput
@@ -79,6 +80,31 @@ def test_fine_stamps_are_left_as_they_are(tmp_path: Path) -> None:
     found = read_mooncake(trace_file(tmp_path, rows))
     assert [request.at for request in found.requests] == pytest.approx([0.02 * (i // 2) for i in range(50)])
     assert found.notes == ()
+
+
+def test_two_requests_with_one_millisecond_stamp_move_no_arrival(tmp_path: Path) -> None:
+    """A sparse trace with exact stamps, one of them twice: the gaps are long, but no grid explains them."""
+    random = np.random.default_rng(7)
+    moments = np.sort(random.choice(np.arange(1, 600_000), 2000, replace=False))
+    moments[1] = moments[0]
+    rows = "".join(f'{{"timestamp":{at},"input_length":9,"output_length":1}}\n' for at in moments)
+    found = read_mooncake(trace_file(tmp_path, rows))
+    assert [request.at for request in found.requests] == pytest.approx(
+        ((moments - moments[0]) / 1000).tolist()
+    )
+    assert found.notes == ()
+
+
+def test_stamps_of_a_second_are_spread_within_the_second_however_sparse_they_are(tmp_path: Path) -> None:
+    seconds = [4 * i for i in range(50)] + [201, 201, 207]
+    rows = "".join(f'{{"timestamp":{1000 * at},"input_length":9,"output_length":1}}\n' for at in seconds)
+    found = read_mooncake(trace_file(tmp_path, rows), seed=1)
+    late = [
+        request.at + found.requests[0].at - at for request, at in zip(found.requests, seconds, strict=True)
+    ]
+    assert max(late) - min(late) < 1.0
+    assert found.requests[50].at != found.requests[51].at
+    assert any("steps of 1 s" in note for note in found.notes)
 
 
 # ── broken ones ──────────────────────────────────────────────────────────────────────────────────────────
