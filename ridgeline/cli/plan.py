@@ -58,7 +58,8 @@ VERIFY_EXAMPLES = """\
 FIT = """\
 Measure how long a running server's steps take under traffic of many kinds, fit step times to that, and keep
 them: plans for this model on this hardware are then simulated with them. Takes about two minutes, best on a
-machine that does nothing else. The server must be a ridgeline of this version."""
+machine that does nothing else. A fit that misses traffic held out by more than 30 %, or by more than the fit
+already kept, is not kept (exit code 1). The server must be a ridgeline of this version."""
 
 FIT_EXAMPLES = """\
   ridgeline plan fit
@@ -198,9 +199,9 @@ def engine_values(pairs: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def working(stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """What is under way, on a terminal's last line; elsewhere nothing."""
+    """What is under way: on a terminal's last line, elsewhere a line each."""
     if not stream.isatty():
-        yield lambda text: None
+        yield lambda text: print(text, file=stream, flush=True)
         return
     from rich.console import Console
 
@@ -265,6 +266,9 @@ def _add_fit(plan: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", type=path_argument, help="the file it was started with")
     parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="of traffic (default: 90)")
     parser.add_argument("--api-key", metavar="KEY", default="", help="key for the server")
+    parser.add_argument(
+        "--force", action="store_true", help="keep the fit though it is bad, or worse than the one kept"
+    )
     parser.set_defaults(run=run_fit)
 
 
@@ -279,7 +283,7 @@ def run_fit(args: argparse.Namespace) -> int:
     hardware = chip(args.hardware).name
     settings = settings_of(read_config(args.config)) if args.config else {}
     with working(sys.stderr) as report:
-        measured, path = in_loop(
+        fit = in_loop(
             fit_server(
                 args.url,
                 hardware=hardware,
@@ -288,17 +292,25 @@ def run_fit(args: argparse.Namespace) -> int:
                 model=args.model,
                 api_key=args.api_key,
                 lookahead=0 if hardware == "cpu" else OVERLAPPED_STEPS,
+                force=args.force,
                 on_lot=lambda name: report(f"measuring: {name}"),
             )
         )
-    times = measured.times
+    times = fit.measured.times
     print(f"{times.decode.records:,} decode steps and {times.mixed.records:,} with prompts were fitted")
     for error in times.errors:
         print(
             f"  {error.trace}, held out: a step is off by {error.median:.1%} (P90 {error.p90:.1%}), "
             f"all together by {error.total:+.1%}"
         )
-    for note in measured.notes:
+    for note in fit.measured.notes:
         print(f"note: {note}", file=sys.stderr)
-    print(f"kept in {path}")
+    if fit.path is None:
+        print(
+            f"ridgeline: the fit is not kept: {fit.refused}. Plans go on as before. Fit again on an idle "
+            "machine, or keep this one with --force",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"kept in {fit.path}")
     return 0

@@ -94,7 +94,8 @@ def _stretches(name: str, side: Side) -> Floats:
     window = side.summary.window
     edges = np.linspace(window.start, window.end, STRETCHES + 1)
     each = [_in_stretches(name, record, side.summary, edges) for record in measured(side.records)]
-    return np.sum(each, axis=0, initial=0.0) / (window.seconds / STRETCHES)
+    totals: Floats = np.sum(each, axis=0, initial=0.0)
+    return totals / (window.seconds / STRETCHES)
 
 
 def _amounts(name: str, records: Sequence[RequestRecord], summary: Summary, window: Window) -> Floats:

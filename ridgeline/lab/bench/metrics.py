@@ -36,8 +36,8 @@ FORMULAS = {
     "server_tpot_ms": "time per token after the first, by the server's own clock",
     "inference_ms": "admission to the last token, by the server's own clock",
     "outside_inference_ms": "e2e − inference: queue, HTTP, tokenizing, the network and this client",
-    "requests_per_s": "answers that ended well / window: closed loop, Σ share of t_send…t_end inside the steady "
-    "window; open loop, those that ended inside it",
+    "requests_per_s": "answers that ended well / steady window: closed loop, by the share of t_send…t_end "
+    "inside it; open loop, those that ended inside it",
     "output_tokens_per_s": "output tokens of answers that ended well, come inside the steady window / window",
     "input_tokens_per_s": "prompt tokens of answers that ended well / window: closed loop, by the share of "
     "t_send…t_end inside the steady window; open loop, those whose first token came inside it",

@@ -1,9 +1,9 @@
-"""How much of a request counts for a rate over a window. `metrics`, `ceilings` and `compare_rates` agree by this.
+"""How much of a request counts for a rate over a window. Called by `metrics`, `ceilings`, `compare_rates`.
 
 Closed loops end requests in waves, and both edges of their steady window are ends of requests: counting ends
-between them counts up to one wave too many. There a request counts by the share of its time inside the window,
-which is exact for any phase of the waves. An open loop's edges are no ends, and in an overloaded one the time of
-a request is mostly its queue: there the end itself is counted.
+between them counts up to one wave too many. There a request counts by the share of its time inside the
+window, which is exact for any phase of the waves. An open loop's edges are no ends, and in an overloaded one
+the time of a request is mostly its queue: there the end itself is counted.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ import ridgeline
 from ridgeline.lab.bench.ceilings import shares
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
 from ridgeline.lab.bench.load import Load
-from ridgeline.lab.bench.metrics import Mode, summarize
+from ridgeline.lab.bench.metrics import summarize
 from ridgeline.lab.bench.progress import OnProgress, Tally
+from ridgeline.lab.bench.rates import Mode
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.script import PlannedScript, Scripts, make_scripts

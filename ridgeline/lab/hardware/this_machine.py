@@ -6,11 +6,23 @@ are measured for about four seconds and not kept.
 
 from __future__ import annotations
 
+import os
+
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware.chip import Chip
 
 # As the native library names its peaks, and as chips do.
 UNIT_NAMES = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
+
+
+def load_per_core() -> float | None:
+    """Runnable tasks per core over the last minute; None where the system does not tell."""
+    from ridgeline.engine.build import usable_cpus
+
+    try:
+        return os.getloadavg()[0] / usable_cpus()
+    except OSError:
+        return None
 
 
 def this_cpu() -> Chip:

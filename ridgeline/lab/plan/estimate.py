@@ -48,6 +48,7 @@ class Times:
     lookahead: int = 0
     first_low: float = 1.0
     first_high: float = 1.0
+    caveats: tuple[str, ...] = ()  # what to know about them, in words
 
     @property
     def method(self) -> str:
@@ -91,7 +92,7 @@ def estimate(demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo) ->
         kv_peak=middle.kv_use.peak,
         cache_hit=found.get("cache_hit"),
         failures=found.get("failures", 0.0),
-        caveats=tuple(middle.caveats),
+        caveats=(*middle.caveats, *times.caveats),
     )
 
 

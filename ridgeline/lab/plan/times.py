@@ -5,18 +5,26 @@ Used by `make`. Which of the two, and how far off it may be, goes into every pre
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
+
 from ridgeline.engine.config import EngineConfig
+from ridgeline.lab.hardware.this_machine import load_per_core
 from ridgeline.lab.plan.analytic import engine_constants, predict_tpot, predict_ttft
 from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.estimate import Times
 from ridgeline.lab.plan.search import Way
 from ridgeline.lab.simulate import FrontTimes
 from ridgeline.lab.simulate.analytic import analytic_times
+from ridgeline.lab.simulate.step_times import StepTimes
 from ridgeline.lab.simulate.stored import kept_times, settings_of
 
 # Of whole runs, at least: the steps of nine replays within a quarter of an hour of their fit took 3 to 13 %
 # longer in all than it says (docs/simulator.md), on a virtual machine that did nothing else.
 FITTED_SPREAD = 0.12
+FRESH_S = 900.0  # for which that holds; an older fit is of another day's load, clock and kernel
+AGE_SPREAD = 0.05  # added for every tenfold of that age: 0.1 after a day, 0.17 after a month
+UNSTEADY = 0.15  # a speed, or a load, that changed by more than this share is told
 OVERLAPPED_STEPS = 1  # a GPU's engine launches a step before the last one is read
 
 
@@ -28,8 +36,9 @@ def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Time
         kept = kept_times(model, deployment.chip.name, settings_of(config))
     if kept is not None:
         steps, front = kept
-        spread = max(FITTED_SPREAD, steps.spread)
-        return Times(steps, front, 1 - spread / (1 + spread), 1 + spread, lookahead)
+        load = load_per_core() if deployment.chip.name == "cpu" else None
+        low, high, caveats = fitted_range(steps, datetime.now(UTC), load)
+        return Times(steps, front, low, high, lookahead, caveats=caveats)
     isl, osl = max(1, round(demand.mean_input)), max(1, round(demand.mean_output))
     known = predict_tpot(deployment, way.batch, isl, osl)
     steps = analytic_times(deployment)
@@ -46,3 +55,40 @@ def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Time
         first.low / first.mid,
         first.high / first.mid,
     )
+
+
+def fitted_range(
+    steps: StepTimes, now: datetime, load: float | None = None
+) -> tuple[float, float, tuple[str, ...]]:
+    """Factors on a fit's step times that hold the truth in 80 % of cases, and what to know about them.
+
+    As wide as the traces held out were missed, as the machine's speed changed during the fit, as the fit is
+    old, and as the machine's load differs: r runnable tasks per core leave a task 1 / (1 + r) of a core.
+
+    load: runnable tasks per core now, on the machine that was fitted; None: unknown
+    """
+    age_s = max(_age_s(steps, now), FRESH_S)
+    spread = max(FITTED_SPREAD, steps.spread) + AGE_SPREAD * math.log10(age_s / FRESH_S)
+    low, high = min(1 / (1 + spread), steps.speeds[0]), max(1 + spread, steps.speeds[1])
+    caveats = []
+    if steps.speeds[1] - steps.speeds[0] > UNSTEADY:
+        caveats.append(
+            f"the machine was busy while it was fitted: seconds of work took {steps.speeds[0]:.2g} to "
+            f"{steps.speeds[1]:.2g} times the fit's; `plan fit` on an idle machine narrows this"
+        )
+    if load is not None and steps.load_before is not None:
+        slower = (1 + load) / (1 + steps.load_before)
+        low, high = low * min(1.0, slower), high * max(1.0, slower)
+        if abs(slower - 1) > UNSTEADY:
+            caveats.append(
+                f"load now is {load:.2g} tasks per core, and was {steps.load_before:.2g} before the fit: "
+                f"steps may take {slower:.2g} times as long"
+            )
+    return low, high, tuple(caveats)
+
+
+def _age_s(steps: StepTimes, now: datetime) -> float:
+    try:
+        return (now - datetime.fromisoformat(steps.made_at)).total_seconds()
+    except (ValueError, TypeError):  # not told, or without a time zone
+        return 0.0

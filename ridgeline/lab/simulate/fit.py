@@ -7,7 +7,7 @@ Traces are held out whole: each is predicted by a fit on the others. Called by `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +27,7 @@ FEWEST = 20  # records that a kind of step, or a piece between two knots, must h
 ROUNDS = 12
 CUT = 4.685  # in deviations of the middle: further out, a step has no weight (Tukey's biweight)
 ORDINARY = 2.5  # a step that took more than so many times its prediction was held up by something else
+STRETCH_S, FEWEST_STRETCHES = 1.0, 5  # of a trace, over which the machine's speed is taken
 GAIN = 0.98  # pieces must lower the error to this share of the straight line's
 
 
@@ -37,11 +38,13 @@ def fit_step_times(
     batches: Sequence[int] = (),
     about: Mapping[str, str] | None = None,
     is_noisy: bool = True,
+    load: float | None = None,
 ) -> StepTimes:
     """traces: step records by the name of the run they come from, each in the order of its steps
     lookahead: how many steps are launched before the oldest is read
     batches: sizes that decode steps are padded to (graph buckets)
     is_noisy: steps far from the others were disturbed; False: every one of them is as it should be
+    load: runnable tasks per core before the traffic began
 
     Raises LabError where there are too few records to tell anything.
     """
@@ -60,6 +63,8 @@ def fit_step_times(
         errors=tuple(errors),
         about=dict(about or {}),
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        speeds=_speeds(times, traces.values()),
+        load_before=load,
     )
 
 
@@ -85,6 +90,26 @@ def work_of(record: StepRecord) -> StepWork:
         record.decode_batch,
         record.decode_context,
     )
+
+
+def _speeds(times: StepTimes, traces: Iterable[Sequence[StepRecord]]) -> tuple[float, float]:
+    """P10 and P90 of measured / predicted seconds over stretches of one second.
+
+    One slow step is noise, and the fit is deaf to it. A slow second is a machine that something else used,
+    and a later run may spend all its time in such seconds.
+    """
+    ratios = []
+    for trace in traces:
+        stretches: dict[int, tuple[float, float]] = {}
+        for record in trace:
+            place = int((record.start - trace[0].start) / STRETCH_S)
+            measured, predicted = stretches.get(place, (0.0, 0.0))
+            stretches[place] = (measured + record.busy_s, predicted + times.seconds(work_of(record)))
+        ratios += [measured / predicted for measured, predicted in stretches.values() if predicted > 0]
+    if len(ratios) < FEWEST_STRETCHES:
+        return 1.0, 1.0
+    low, high = np.quantile(ratios, [0.1, 0.9])
+    return float(low), float(high)
 
 
 # ── the terms ────────────────────────────────────────────────────────────────────────────────────────────

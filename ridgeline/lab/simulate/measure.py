@@ -17,11 +17,12 @@ from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.run import run_bench
 from ridgeline.lab.bench.target import find_target
 from ridgeline.lab.errors import LabError
+from ridgeline.lab.hardware.this_machine import load_per_core
 from ridgeline.lab.simulate.collect import collect_steps
 from ridgeline.lab.simulate.fit import fit_step_times
 from ridgeline.lab.simulate.front import FrontTimes, fit_front
 from ridgeline.lab.simulate.step_times import StepTimes
-from ridgeline.lab.simulate.stored import THIS_MACHINE, keep_times
+from ridgeline.lab.simulate.stored import THIS_MACHINE, keep_times, why_not_kept
 from ridgeline.lab.traffic.arrivals import parse_arrivals
 from ridgeline.lab.traffic.lengths import parse_lengths
 from ridgeline.lab.traffic.operations import clipped
@@ -74,6 +75,15 @@ class Measured:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """measured: the fit. path: where it is kept; None: it is not, for the reason `refused`."""
+
+    measured: Measured
+    path: Path | None
+    refused: str = ""
+
+
 async def fit_server(
     url: str,
     *,
@@ -83,9 +93,13 @@ async def fit_server(
     model: str = "",
     api_key: str = "",
     lookahead: int = 0,
+    force: bool = False,
     on_lot: Callable[[str], None] = lambda name: None,
-) -> tuple[Measured, Path]:
+) -> Fit:
     """What `ridgeline plan fit` does: measure, fit, and keep it for plans of this model on this hardware.
+
+    A fit that misses traffic held out badly, or by more than the one already kept, replaces nothing unless
+    `force`.
 
     settings: of the server's engine, as `stored.settings_of` has them: those that change a step's time
     """
@@ -104,7 +118,10 @@ async def fit_server(
         about=about,
         on_lot=on_lot,
     )
-    return measured, keep_times(measured.times, measured.front, target.model, hardware, settings)
+    refused = "" if force else why_not_kept(measured.times, target.model, hardware, settings)
+    if refused:
+        return Fit(measured, None, refused)
+    return Fit(measured, keep_times(measured.times, measured.front, target.model, hardware, settings))
 
 
 async def measure_steps(
@@ -126,8 +143,9 @@ async def measure_steps(
     steps: dict[str, list[StepRecord]] = {}
     requests: dict[str, list[RequestRecord]] = {}
     notes: list[str] = []
+    load = load_per_core()
     for number, lot in enumerate(lots):
-        on_lot(lot.name)
+        on_lot(f"{lot.name} ({number + 1} of {len(lots)}, {lot.share * seconds:.0f} s)")
         config = BenchConfig(
             url=url,
             traffic=lot.traffic(context, seconds, seed + number),
@@ -154,5 +172,5 @@ async def measure_steps(
             raise LabError("interrupted while step times were measured: nothing was fitted")
     alone = [record for lot in lots if lot.concurrency == 1 for record in requests[lot.name]]
     crowd = [record for records in requests.values() for record in records]
-    times = fit_step_times(steps, lookahead=lookahead, batches=batches, about=about)
+    times = fit_step_times(steps, lookahead=lookahead, batches=batches, about=about, load=load)
     return Measured(times, fit_front(crowd, alone), steps, tuple(notes))

@@ -91,6 +91,9 @@ class StepTimes(msgspec.Struct, frozen=True):
     batches: sizes that decode steps are padded to (a GPU's graphs); empty: none
     errors:  of traces held out whole, each by the fit on all others
     about:   machine, model and settings that it holds for
+    speeds:  P10 and P90, over stretches of the fit's traffic, of measured / predicted seconds: how much the
+             machine's speed changed meanwhile
+    load_before: runnable tasks per core before the traffic began; None: unknown
     """
 
     decode: Terms
@@ -102,6 +105,8 @@ class StepTimes(msgspec.Struct, frozen=True):
     errors: tuple[TraceError, ...] = ()
     about: dict[str, str] = {}
     made_at: str = ""
+    speeds: tuple[float, float] = (1.0, 1.0)
+    load_before: float | None = None
     version: int = VERSION
 
     def seconds(self, work: StepWork) -> float:
@@ -165,6 +170,11 @@ class StepTimes(msgspec.Struct, frozen=True):
         totals = sorted(abs(error.total) for error in self.errors)
         rank = min(len(totals), math.ceil(0.8 * (len(totals) + 1)))
         return totals[rank - 1] if totals else UNKNOWN_SPREAD
+
+    @property
+    def held_out_error(self) -> float | None:
+        """The worst of the traces held out: its typical step or its whole, as a share. None: none was."""
+        return max((max(error.median, abs(error.total)) for error in self.errors), default=None)
 
     def _terms(self, work: StepWork) -> Terms:
         return self.mixed if work.prefill_tokens else self.decode

@@ -29,6 +29,9 @@ SETTINGS = (
     "block_size", "threads",
 )  # fmt: skip
 
+BAD_ERROR = 0.3  # of a trace held out: a fit that misses by more is not kept
+ALIKE_ERROR = 0.05  # two fits of one quiet machine differ by this
+
 log = logging.getLogger(__name__)
 
 
@@ -63,6 +66,24 @@ def keep_times(
     unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
     unfinished.replace(path)
     return path
+
+
+def why_not_kept(
+    times: StepTimes, model: str, hardware: str = THIS_MACHINE, settings: Mapping[str, str] | None = None
+) -> str:
+    """Why a fit should not replace what is kept; "": it should."""
+    error = times.held_out_error
+    if error is not None and error > BAD_ERROR:
+        return f"it misses traffic held out by {error:.0%}, more than {BAD_ERROR:.0%}"
+    kept = kept_times(model, hardware, settings)
+    before = kept[0].held_out_error if kept is not None else None
+    if before is None:
+        return ""
+    if error is None:
+        return f"its steps were too few to hold any out, and the one already kept misses by {before:.0%}"
+    if error > before + ALIKE_ERROR:
+        return f"it misses traffic held out by {error:.0%}, the one already kept by {before:.0%}"
+    return ""
 
 
 def kept_times(

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
 
 from ridgeline.engine.config import EngineConfig
@@ -21,8 +22,8 @@ from ridgeline.lab.simulate import FrontTimes, StepTimes, fit_front
 from ridgeline.lab.simulate.analytic import times_from
 from ridgeline.lab.simulate.collect import collect_steps, read_steps
 from ridgeline.lab.simulate.measure import LOTS
-from ridgeline.lab.simulate.step_times import Terms
-from ridgeline.lab.simulate.stored import keep_times, kept_times, settings_of, times_file
+from ridgeline.lab.simulate.step_times import Terms, TraceError
+from ridgeline.lab.simulate.stored import keep_times, kept_times, settings_of, times_file, why_not_kept
 from ridgeline.telemetry.stats import StepRecord
 from ridgeline.telemetry.step_ring import StepRing
 
@@ -180,6 +181,30 @@ def test_kept_times_are_found_for_the_same_model_hardware_and_settings_only(
     assert kept_times("org/model", "h200", int8) is None
     times_file("org/model", settings=int8).write_text("{")
     assert kept_times("org/model", settings=int8) is None
+
+
+def missing_by(error: float) -> StepTimes:
+    held_out = TraceError("some of all", 1000, median=error / 2, p90=error, total=-error)
+    return msgspec.structs.replace(TIMES, errors=(held_out,))
+
+
+def test_a_fit_that_misses_what_was_held_out_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    assert why_not_kept(missing_by(0.07), "m") == ""
+    assert why_not_kept(missing_by(0.84), "m") == "it misses traffic held out by 84%, more than 30%"
+
+
+def test_a_fit_worse_than_the_one_kept_replaces_it_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    keep_times(missing_by(0.06), FrontTimes(), "m")
+    assert why_not_kept(missing_by(0.08), "m") == ""  # two fits of one quiet machine differ by that
+    assert "by 20%, the one already kept by 6%" in why_not_kept(missing_by(0.2), "m")
+    assert "too few to hold any out" in why_not_kept(TIMES, "m")
+    assert why_not_kept(missing_by(0.2), "another model") == ""
 
 
 # ── first principles, fitting traffic ────────────────────────────────────────────────────────────────────

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.main import main
 from ridgeline.engine.intake import SchedulerLimits
 from ridgeline.lab.errors import LabError
-from ridgeline.lab.simulate import measure, simulate
+from ridgeline.lab.simulate import measure, simulate, stored
+from ridgeline.lab.simulate.front import FrontTimes
 from ridgeline.lab.simulate.measure import Lot, fit_server
+from ridgeline.lab.simulate.step_times import StepTimes, Terms, TraceError
 from ridgeline.lab.simulate.stored import kept_times
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from tests.conftest import LiveServer
@@ -26,9 +29,12 @@ async def test_a_server_is_fitted_and_its_times_simulate(
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(measure, "LOTS", LOTS)
     lots: list[str] = []
-    measured, path = await fit_server(live_server.base_url, seconds=3.0, on_lot=lots.append)
-    assert lots == ["one stream", "several"] == list(measured.times.fitted_on)
-    assert path.is_relative_to(tmp_path)
+    fit = await fit_server(live_server.base_url, seconds=3.0, force=True, on_lot=lots.append)
+    measured = fit.measured
+    assert lots == ["one stream (1 of 2, 2 s)", "several (2 of 2, 2 s)"]
+    assert list(measured.times.fitted_on) == ["one stream", "several"]
+    assert fit.path is not None
+    assert fit.path.is_relative_to(tmp_path)
     assert kept_times("smollm2-135m") == (measured.times, measured.front)
     assert measured.times.about["model"] == "smollm2-135m"
     ids = [record.step_id for record in measured.steps["several"]]
@@ -38,6 +44,27 @@ async def test_a_server_is_fitted_and_its_times_simulate(
     limits = SchedulerLimits(256, 256, 64, 512, 16, 4096, 8192)
     run = simulate(Traffic("one", (PlannedRequest(0.0, 40, 10),)), limits, measured.times)
     assert 0 < run.busy_s < 60
+
+
+def test_a_bad_fit_is_refused_in_words_and_its_progress_is_told_without_a_terminal(
+    live_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(measure, "LOTS", LOTS)
+    monkeypatch.setattr(stored, "BAD_ERROR", -1.0)  # any fit is bad, and one with few steps is no better
+    good = StepTimes(
+        Terms(0.01, (0.0,), (0.001,)), Terms(0.02, (0.0,), (0.001,)), errors=(TraceError("a", 9, 0, 0, 0),)
+    )
+    stored.keep_times(good, FrontTimes(), "smollm2-135m")
+    assert main(["plan", "fit", live_server.base_url, "--seconds", "2"]) == 1
+    assert kept_times("smollm2-135m") == (good, FrontTimes())
+    told = capsys.readouterr().err
+    assert "measuring: one stream (1 of 2, 1 s)\nmeasuring: several (2 of 2, 1 s)\n" in told
+    assert "the fit is not kept: it" in told
+    assert "--force" in told
 
 
 async def test_a_server_that_cannot_be_reached_is_told() -> None:

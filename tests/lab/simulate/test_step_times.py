@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,18 @@ def test_whole_traces_are_held_out() -> None:
     assert by_trace["slower"].total == pytest.approx(1 / 1.5 - 1, abs=0.03)  # by a fit on the other two
     totals = sorted(abs(error.total) for error in times.errors)
     assert times.spread == totals[2]  # of three, none says how far a fourth may be off in four of five cases
+
+
+def test_a_machine_that_changed_its_speed_is_known_by_slow_seconds() -> None:
+    """Half of the trace at a third of the speed, as beside another program; single slow steps say nothing."""
+    quick = records(1, count=300)
+    slow = records(2, count=300, seconds=lambda work: 3 * truth(work))
+    later = quick[-1].start - slow[0].start + 1
+    changed = [*quick, *(replace(record, start=record.start + later) for record in slow)]
+    low, high = fit_step_times({"a": changed}).speeds
+    assert high / low > 2
+    low, high = fit_step_times({"a": records(1, disturbed=0.02)}).speeds
+    assert high / low < 1.5
 
 
 def test_host_time_is_read_off_the_gaps_between_steps() -> None:
