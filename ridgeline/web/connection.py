@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADERS = 100
 CONNECTION = "ridgeline.connection"  # where a scope has it
@@ -54,6 +55,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0  # of a head that is not complete
         self._in_head = True
         self._refused = False
+        self._refusal: Refusal | None = None  # written when the requests before it are answered
+        self._running: RequestResponseCycle | None = None  # the oldest one of a pipeline
         self._alarm: asyncio.TimerHandle | None = None
         self.when_gone: Callable[[], None] | None = None  # set by the app for the request it is answering
 
@@ -74,6 +77,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._limits.by_address[self._address] -= 1
         if not self._limits.by_address[self._address]:
             del self._limits.by_address[self._address]
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells the newest alone
+            self._running.message_event.set()
         super().connection_lost(exc)
         if self.when_gone is not None:
             self.when_gone()
@@ -105,6 +111,10 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse_head(f"larger than {self._limits.head_bytes} bytes")
         elif len(self.headers) > MAX_HEADERS:
             self._refuse_head(f"of more than {MAX_HEADERS} lines")
+        elif (
+            self.parser.get_http_version() == "1.1" and [name for name, _ in self.headers].count(b"host") != 1
+        ):
+            self._refuse(Refusal(400, "an HTTP/1.1 request must have one Host header", "invalid_http"))
         else:
             # An app that wants to know of a lost client at once need not keep a task that waits for it.
             self.scope[CONNECTION] = self  # type: ignore[literal-required]
@@ -121,13 +131,20 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.more_body and self._alarm is None and not self.transport.is_closing():
+        if self._refusal is not None and (self._running is None or self._running.response_complete):
+            self._write(self._refusal)
+        elif self.cycle.more_body and self._alarm is None and not self.transport.is_closing():
             # Answered early: the client may finish sending, so that it sees the answer, but not for ever.
             self._alarm = self.loop.call_later(LINGER_S, self.transport.close)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def handle_websocket_upgrade(self) -> None:
         self._stop_alarm()
-        super().handle_websocket_upgrade()
+        if not self._refused:
+            super().handle_websocket_upgrade()
 
     # ---- refusals ----
 
@@ -152,8 +169,23 @@ class BoundedConnection(HttpToolsProtocol):
         self._refuse(Refusal(431, message, "head_too_large"))
 
     def _refuse(self, refusal: Refusal) -> None:
+        """Answer so and close, once the requests that were pipelined before this one are answered."""
         self._refused = True
         self._stop_alarm()
+        is_answered = self._running is None or self._running.response_complete
+        is_in_body = (
+            self.cycle is not None and self.cycle.more_body
+        )  # the request that was begun is the bad one
+        if not is_answered and not (is_in_body and self._running is self.cycle):
+            if is_in_body:
+                self.pipeline.popleft()
+            self._refusal = refusal
+        elif is_in_body and self.cycle.response_started:
+            self.transport.close()  # it has its status already
+        else:
+            self._write(refusal)
+
+    def _write(self, refusal: Refusal) -> None:
         body = refusal.body()
         head = [
             f"HTTP/1.1 {refusal.status} {http.HTTPStatus(refusal.status).phrase}",

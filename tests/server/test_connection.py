@@ -154,3 +154,73 @@ async def test_the_rest_of_a_refused_body_is_not_read_for_ever(monkeypatch: pyte
         await until(lambda: closed)
         await uploading
         writer.close()
+
+
+HEALTH = LINE + b"\r\n"
+POST = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+def asked(**fields: Any) -> bytes:
+    body = json.dumps({**HELLO, **fields}).encode()
+    return POST + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+async def statuses(http: httpx.AsyncClient, *parts: bytes) -> list[int]:
+    """The statuses of all answers that these bytes get before the connection is closed."""
+    reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ") if part[:3].isdigit()]
+
+
+@pytest.mark.parametrize(
+    "headers", [b"", b"host: a\r\nhost: b\r\n", b"connection: upgrade\r\nupgrade: websocket\r\n"]
+)
+async def test_http_1_1_without_one_host_is_400(headers: bytes) -> None:
+    async with Stage().served() as http:
+        status, body = await exchange(http, b"GET /health HTTP/1.1\r\n" + headers + b"\r\n")
+        assert (status, body["error"]["code"]) == (400, "invalid_http")
+        assert "Host" in body["error"]["message"]
+        assert await statuses(http, b"GET /health HTTP/1.0\r\n\r\n") == [200]
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (b"NO HTTP\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (LINE + b"x: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (POST + b"transfer-encoding: chunked\r\n\r\nno length\r\n", 400),
+    ],
+    ids=["no HTTP", "no Host", "a large head", "a bad body"],
+)
+async def test_requests_pipelined_before_a_bad_one_are_answered_first(bad: bytes, status: int) -> None:
+    async with Stage(say("an answer", pause_s=0.02)).served() as http:
+        assert await statuses(http, asked() + HEALTH + asked(stream=True) + bad) == [200, 200, 200, status]
+        assert await statuses(http, asked(), HEALTH, bad) == [200, 200, status]
+        assert await statuses(http, bad) == [status]
+
+
+async def test_a_body_that_turns_bad_behind_its_answer_gets_no_second_one() -> None:
+    async with Stage(config=ServerConfig(max_body_bytes=10)).served() as http:
+        begun = POST + b"transfer-encoding: chunked\r\n\r\n" + b"14\r\n" + b"x" * 20 + b"\r\n"
+        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        writer.write(begun)
+        first = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+        writer.write(b"no length\r\n")
+        rest = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert (first.split()[1], rest) == (b"413", b"")
+
+
+async def test_a_client_that_leaves_is_noticed_though_another_request_waits_behind() -> None:
+    stage = Stage(say("a long answer" * 50, pause_s=0.02))
+    async with stage.served() as http:
+        _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        writer.write(asked() + asked())
+        await until(lambda: len(stage.client.asked) == 1)
+        writer.close()
+        await until(lambda: len(stage.client.aborted) == 1)
