@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.gateway.body import Fields, field, raw
+from ridgeline.gateway.body import Fields, check_names, field, raw
 from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.endpoints import Endpoint, Place, find
 from ridgeline.gateway.errors import BadRequest, Forbidden
@@ -75,9 +75,11 @@ async def read_batch_file(
 
 def _read_line(text: bytes, number: int) -> _Line:
     try:
-        return _decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        line = _decoder.decode(text)
+        check_names(line.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, BadRequest) as error:
         raise _bad(number, str(error)) from None
+    return line
 
 
 def _checked_endpoint(line: _Line, exchange: Exchange, number: int) -> Endpoint:

@@ -6,6 +6,7 @@ never reads another value than the one that was checked here, not even of a fiel
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,13 +21,40 @@ _encoder = msgspec.json.Encoder()
 _values: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
+# Every field that the gateway reads: for routing, limits, guards, caches, prices or the form of the answer.
+READ_HERE = frozenset((
+    "model", "stream", "stream_options", "include_usage", "continuous_usage_stats", "stream_format",
+    "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "logprobs", "top_logprobs",
+    "messages", "system", "prompt", "suffix", "input", "instructions", "tools", "tool_choice", "functions",
+    "function_call", "documents", "query", "queries", "text", "texts", "text_1", "text_2",
+    "store", "background", "conversation", "previous_response_id", "input_file_id", "metadata", "user",
+    "temperature", "top_p", "seed", "thinking", "reasoning", "response_format", "voice", "cache_salt",
+))  # fmt: skip
+
+
 def read_fields(body: bytes) -> Fields:
     try:
-        return _decoder.decode(body)
+        fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not a JSON object: {error}", code="invalid_json") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
+    check_names(fields)
+    return fields
+
+
+def check_names(fields: Iterable[str], within: str = "") -> None:
+    """BadRequest for a name that an upstream may read as one of ours: Go's encoding/json ignores case, and
+    takes ſ for s and the Kelvin sign for k.
+    """
+    for name in fields:
+        if (
+            not (name.isascii() and name.islower())
+            and (known := name.casefold()) in READ_HERE
+            and name != known
+        ):
+            full = within + name
+            raise BadRequest(f"{full}: write {known!r}, in lower case", code="invalid_field", param=full)
 
 
 def field(fields: Fields, name: str, kind: type[T], default: T) -> T:

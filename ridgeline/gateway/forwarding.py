@@ -165,10 +165,8 @@ class Forwarding:
             path = other or path
         fields = {**fields, "model": raw(target.model)}
         if row.stream and family != "anthropic":
-            asked = dict(fields)
-            hide = ask_for_usage("chat" if is_translated else kind, asked)
-            if hide:
-                fields = asked
+            fields = dict(fields)
+            hide = ask_for_usage("chat" if is_translated else kind, fields)
         job.note(target, Sent(family, is_translated, hide))
         return path, fields
 

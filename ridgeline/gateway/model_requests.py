@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.gateway.body import field, read_fields
+from ridgeline.gateway.body import check_names, field, read_fields
 from ridgeline.gateway.caching.answers import CacheUse
 from ridgeline.gateway.cascading import Cascading
 from ridgeline.gateway.catalog import MAX_NAME, PublicModel, allows
@@ -76,6 +76,7 @@ class ModelRequests:
                 receive, config.max_upload_bytes, config.upload_timeout_s, self._parts.body_bytes
             )
             form = Form.read(content_type, exchange.body)
+            check_names(form.names)
             asked = form.text("model")
         else:
             if content_type.partition(b";")[0].strip().lower() != b"application/json":
@@ -87,12 +88,9 @@ class ModelRequests:
             )
             exchange.fields = read_fields(exchange.body)
             asked = field(exchange.fields, "model", str, "")
-            for name in exchange.fields:
-                if len(name) == 5 and name != "model" and name.lower() == "model":
-                    # Upstreams written in Go read it as the model's name all the same.
-                    raise BadRequest(f"{name}: write it model", param=name)
             if endpoint.kind in GENERATING:
                 row.stream = field(exchange.fields, "stream", bool, False)
+                check_names(field(exchange.fields, "stream_options", dict, {}), "stream_options.")
         if not asked:
             raise BadRequest(
                 "model: name a model; GET /v1/models lists them", code="missing_field", param="model"

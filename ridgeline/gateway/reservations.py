@@ -45,10 +45,10 @@ def most_used(kind: str, fields: Fields, body_bytes: int, output_estimate: int) 
     if kind not in GENERATING:
         return MostUsed(tokens_in, 0)
     answers, limits = 1, []
-    for name in fields:  # upstreams written in Go read names in any case
-        if name.lower() in OUTPUT_LIMITS and fields[name] != NULL:
+    for name in fields:
+        if name in OUTPUT_LIMITS and fields[name] != NULL:
             limits.append(_output_limit(fields, name))
-        elif kind in SEVERAL_ANSWERS and name.lower() in ANSWERS:
+        elif kind in SEVERAL_ANSWERS and name in ANSWERS:
             answers = max(answers, _answers(fields, name))
     return MostUsed(tokens_in, max(limits, default=output_estimate) * answers * prompts)
 

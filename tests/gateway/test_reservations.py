@@ -23,7 +23,6 @@ EMBEDDINGS = "/v1/embeddings"
         (CHAT, {"max_completion_tokens": 1, "max_tokens": 2000}),
         (CHAT, {"max_tokens": 1, "max_output_tokens": 2000}),
         (CHAT, {"max_tokens": 300, "n": 4}),
-        (CHAT, {"max_tokens": 1, "Max_Tokens": 2000}),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 300, "n": 1, "best_of": 4}),
         (COMPLETIONS, {"prompt": ["a", "b, c", "d", "e"], "max_tokens": 300}),
         (COMPLETIONS, {"prompt": [[1, 2], [3], [4], [5]], "max_tokens": 300}),

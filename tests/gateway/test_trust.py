@@ -70,6 +70,17 @@ async def test_a_field_that_stands_twice_reaches_the_upstream_once(tmp_path: Pat
     ("body", "headers", "status", "param"),
     [
         (b'{"model": "open", "MODEL": "secret"}', {}, 400, "MODEL"),
+        (b'{"model": "open", "messages": [], "Stream": true}', {}, 400, "Stream"),
+        ('{"model": "open", "messages": [], "\u017ftream": true}'.encode(), {}, 400, "\u017ftream"),
+        (b'{"model": "open", "messages": [], "max_to\\u212Aens": 9}', {}, 400, "max_to\u212aens"),
+        (b'{"model": "open", "messages": [], "max_tokens": 1, "Max_Tokens": 2000}', {}, 400, "Max_Tokens"),
+        (b'{"model": "open", "Messages": []}', {}, 400, "Messages"),
+        (
+            b'{"model": "open", "stream": true, "stream_options": {"INCLUDE_USAGE": 0}}',
+            {},
+            400,
+            "stream_options.INCLUDE_USAGE",
+        ),
         (b'{"model": "open\\u0000", "messages": []}', {}, 400, "model"),
         (b'{"model": "%b", "messages": []}' % (b"a" * 300), {}, 400, "model"),
         (b'{"model": "open", "messages": []}', {"content-encoding": "gzip"}, 415, None),

@@ -241,15 +241,17 @@ def _named(error: _Failure | str) -> str:
 
 def ask_for_usage(kind: str, fields: Fields, *, running: bool = False) -> Hide:
     """Make an OpenAI upstream's stream tell its counts; what must then be hidden from the client, empty if
-    `fields` did not change. `running`: in every chunk, where the server is known to take the option.
+    the client asked for them. `running`: in every chunk, where the server is known to take the option.
+
+    The options are written anew: of a name that stands there twice, the upstream reads the value read here.
     """
     if kind not in ("chat", "completions") or not field(fields, "stream", bool, False):
         return ""
     options: dict[str, Any] = field(fields, "stream_options", dict, {})
-    if options.get("include_usage") and (not running or options.get("continuous_usage_stats")):
-        return ""
     wanted: dict[str, Any] = {**options, "include_usage": True}
     if running:
         wanted["continuous_usage_stats"] = True
     fields["stream_options"] = raw(wanted)
+    if options.get("include_usage") and (not running or options.get("continuous_usage_stats")):
+        return ""
     return "running" if options.get("include_usage") else "all"
