@@ -71,22 +71,29 @@ class EngineCore:
         Raises InvalidRequest or QueueFull; then the engine is as it was. What is found out about a grammar
         later is told by `admit_compiled`.
         """
-        refusal = self._device.refusal(request.params) if self._device is not None else None
-        if refusal is not None:
-            raise InvalidRequest(*refusal)
         if request.params.grammar is None or request.compiled is not None:
+            self._refuse_for_device(request)
             self.scheduler.add(request)
         else:
             self._add_constrained(request)
+
+    def refuse_unservable(self, request: Request) -> None:
+        """Raise InvalidRequest for a request that `add` never accepts, however short the queue is."""
+        self._refuse_for_device(request)
+        refuse_unservable(request, self.scheduler.limits)
+
+    def _refuse_for_device(self, request: Request) -> None:
+        refusal = self._device.refusal(request.params) if self._device is not None else None
+        if refusal is not None:
+            raise InvalidRequest(*refusal)
 
     def _add_constrained(self, request: Request) -> None:
         if self.grammars is None or request.params.grammar is None:
             raise InvalidRequest("grammar", "cannot be served by this engine")
         if request.request_id in self._anteroom:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
-        limits = self.scheduler.limits
-        refuse_unservable(request, limits)
-        if len(self._anteroom) >= limits.max_waiting:
+        self.refuse_unservable(request)
+        if len(self._anteroom) >= self.scheduler.limits.max_waiting:
             raise QueueFull(len(self._anteroom), 1.0)
         compilation = self.grammars.begin(request.params.grammar)
         if compilation.done.is_set():
@@ -242,7 +249,10 @@ class EngineCore:
 
     def _land(self, flight: Flight, result: StepResult) -> list[SeqDelta]:
         ended = self._clock()
+        budget, before = self.scheduler.budget, self.scheduler.budget.tokens
         deltas = self.scheduler.apply(result, ended)
+        if budget.tokens > before:
+            log.info("the device has had memory again: a step has at most %d tokens", budget.tokens)
         self.steps.append(_record(flight, self.last_step_end, ended))
         self.last_step_end = ended
         self._checked = False
@@ -253,13 +263,14 @@ class EngineCore:
         deltas = self.scheduler.shed(self._clock())
         self._checked = False
         log.error(
-            "no memory on the device for step %d with %d rows, %d tokens (%s); from now on a step has at most"
-            " %d tokens. A lower --max-running or --step-tokens avoids this",
+            "no memory on the device for step %d with %d rows, %d tokens (%s); a step has at most %d tokens"
+            " until %d steps have succeeded. A lower --max-running or --step-tokens avoids this",
             flight.plan.step_id,
             len(flight.plan.rows),
             flight.plan.num_tokens,
             error,
-            self.scheduler.step_tokens,
+            self.scheduler.budget.tokens,
+            self.scheduler.budget.trial_steps,
         )
         return deltas
 

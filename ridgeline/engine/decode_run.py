@@ -43,7 +43,7 @@ def find_run(sequences: list[Sequence], blocks: SequenceBlocks, steps_in_flight:
             or seq.num_computed < seq.prompt_len
             or len(seq.block_table) != -(-start // size)
             or seq.forks_at >= 0
-            or seq.needs_host
+            or seq.owes_prompt_logprobs
             or seq.matcher is not None
         ):
             return None

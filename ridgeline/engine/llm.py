@@ -20,7 +20,6 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.keywords import prepared
-from ridgeline.engine.intake import refuse_unservable
 from ridgeline.engine.output import Completion, Generation, OutputChunk
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.engine.text import TextStream
@@ -129,7 +128,7 @@ class LLM:
         if self._streaming:
             raise RuntimeError("another stream of this LLM is still open: take all of it or close() it first")
         for prompt_ids, params in work:  # before the first is computed, not when the last has its turn
-            refuse_unservable(Request("", prompt_ids, params), core.scheduler.limits)
+            core.refuse_unservable(Request("", prompt_ids, params))
         compiled = self._compiled(params.grammar for _, params in work)
         waiting = list(reversed(list(enumerate(work))))
         numbers: dict[str, int] = {}

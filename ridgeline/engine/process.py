@@ -27,6 +27,7 @@ from ridgeline.engine.errors import EXIT_CANNOT_START, EngineError, InvalidReque
 from ridgeline.engine.messages import (
     Abort,
     DumpSteps,
+    Embed,
     Hello,
     Outputs,
     Ping,
@@ -93,6 +94,9 @@ class EngineLoop:
         match message:
             case Submit(request):
                 self._submit(connection, request)
+            case Embed(request_id):
+                unsuitable = InvalidRequest("model", f"{self._model} generates text; it makes no embeddings")
+                self._socket.send(connection, refusal(request_id, unsuitable))
             case Abort(request_id, index):
                 self._publish(self._core.abort(f"{connection}:{request_id}", index))
             case Ping(id):

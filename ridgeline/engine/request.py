@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 
 MAX_TOP_LOGPROBS = 20
 MAX_SAMPLES = 128
-# From here on nobody waits for the answer: such requests run in the gaps that all others leave.
 BACKGROUND_PRIORITY = 1000
+
+
+def is_background(priority: int) -> bool:
+    """Whether a request of this priority runs in the gaps that interactive requests leave.
+
+    The one rule for the scheduler, the server's deadline and the metrics.
+    """
+    return priority >= BACKGROUND_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +88,6 @@ class SamplingParams:
     @property
     def needs_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-    @property
-    def needs_host(self) -> bool:
-        """Its next step cannot be planned before the host has read the last one."""
-        return self.prompt_logprobs is not None
 
     @property
     def wants_best_token_alone(self) -> bool:
@@ -178,16 +180,14 @@ class Sequence:
     params: SamplingParams = field(init=False)
     background: bool = field(init=False)
     argmax_from: int = field(init=False)
-    needs_host: bool = field(init=False)
     forks_at: int = field(init=False)
     matcher: Matcher | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.params = self.request.params
-        self.background = self.request.priority >= BACKGROUND_PRIORITY
+        self.background = is_background(self.request.priority)
         plain = self.params.wants_best_token_alone
         self.argmax_from = self.prompt_len + self.params.min_tokens if plain else sys.maxsize
-        self.needs_host = self.params.needs_host
         self.forks_at = self.prompt_len + 1 if self.params.n > 1 else -1
         self.matcher = None if self.request.compiled is None else self.request.compiled.matcher()
 
@@ -197,6 +197,7 @@ class Sequence:
 
     @property
     def owes_prompt_logprobs(self) -> bool:
+        """Until this is false, a step is planned only when the host has read the last one."""
         return self.params.prompt_logprobs is not None and self.prompt_logprobs_sent < self.prompt_len - 1
 
     @property

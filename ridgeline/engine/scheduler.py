@@ -25,17 +25,16 @@ from ridgeline.engine.forecast import OutputLengths
 from ridgeline.engine.intake import SchedulerLimits, refuse_unservable, sequences_of
 from ridgeline.engine.integrity import check_integrity
 from ridgeline.engine.prefix_index import PrefixIndex
-from ridgeline.engine.request import BACKGROUND_PRIORITY, FinishReason, Request, SeqState, Sequence
+from ridgeline.engine.request import FinishReason, Request, SeqState, Sequence, is_background
 from ridgeline.engine.roster import Roster
 from ridgeline.engine.sequence_blocks import SequenceBlocks
 from ridgeline.engine.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
+from ridgeline.engine.step_budget import LEAST_TOKENS, StepBudget
 from ridgeline.telemetry.stats import EngineStats
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
 _order = attrgetter("order")
-
-LEAST_STEP_TOKENS = 256  # below this a smaller step saves no memory worth naming
 
 
 class Scheduler:
@@ -50,7 +49,7 @@ class Scheduler:
         """lookahead: for how many steps in flight a sequence may be planned once more."""
         self.limits = limits
         self.lookahead = lookahead
-        self.step_tokens = limits.step_tokens  # the budget; less once the device ran out of memory
+        self.budget = StepBudget(limits.step_tokens)
         self.index = PrefixIndex(limits.block_size, limits.model_salt)
         self.pool = BlockPool(limits.num_blocks, limits.block_size, self.index)
         self.blocks = SequenceBlocks(self.pool, limits.prefix_cache)
@@ -74,7 +73,7 @@ class Scheduler:
         if request.request_id in self._roster.samples:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
         refuse_unservable(request, self.limits)
-        waiting = self._num_waiting(background=request.priority >= BACKGROUND_PRIORITY)
+        waiting = self._num_waiting(background=is_background(request.priority))
         if waiting >= self.limits.max_waiting:
             raise QueueFull(waiting, self._roster.pace.retry_after_s(waiting))
         samples = sequences_of(request, self.limits, self._num_added, lambda: self._rng.getrandbits(63))
@@ -99,7 +98,7 @@ class Scheduler:
 
         Whoever is interactive goes before whoever is in the background, in everything.
         """
-        plan = StepPlan(step_id=self._num_scheduled, budget=self.step_tokens)
+        plan = StepPlan(step_id=self._num_scheduled, budget=self.budget.tokens)
         self._giving_way = None
         room = self._plan_running(self.running.interactive, plan.budget, plan, now)
         if room and self.waiting.num_interactive:
@@ -127,6 +126,7 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.last_step_end = now
         self._shedding = False
+        self.budget.step_succeeded()
         return deltas
 
     def abandon(self, reason: str, now: float) -> list[SeqDelta]:
@@ -138,7 +138,7 @@ class Scheduler:
         return deltas
 
     def shed(self, now: float) -> list[SeqDelta]:
-        """The device has no memory for the one step in flight: withdraw it, and do less from now on.
+        """The device has no memory for the one step in flight: withdraw it, and halve the step's budget.
 
         The newest half of its sequences is preempted. Nobody is admitted before a step has succeeded, so the
         next one is smaller, and so on down to a single sequence; if even that is too much, it ends.
@@ -146,13 +146,13 @@ class Scheduler:
         (plan,) = self._in_flight
         self._in_flight.clear()
         self._shedding = True
-        self.step_tokens = max(self.step_tokens // 2, min(self.step_tokens, LEAST_STEP_TOKENS))
+        self.budget.reduce()
         for row in plan.rows:
             self._roster.land(row)
             if not row.seq.furthest:
                 row.seq.timing.first_prefill = None
         alive = sorted((row.seq for row in plan.rows if row.seq.state is SeqState.RUNNING), key=_order)
-        if len(plan.rows) == len(alive) == 1 and plan.num_tokens <= LEAST_STEP_TOKENS:
+        if len(plan.rows) == len(alive) == 1 and plan.num_tokens <= LEAST_TOKENS:
             error = "out of memory: the device cannot compute this sequence even alone"
             return [
                 self._roster.fail(seq, FinishReason.ERROR, now, error)
@@ -173,8 +173,10 @@ class Scheduler:
         It holds while nobody is added or aborted, and no token ends a sequence before its length does.
         """
         running, limits = self.running.all, self.limits
-        may_join = len(running) < min(limits.max_running, self.step_tokens)
-        if not running or len(running) > self.step_tokens or (self.waiting and may_join):
+        if self.budget.is_reduced:  # it may grow within the run
+            return None
+        may_join = len(running) < min(limits.max_running, limits.step_tokens)
+        if not running or len(running) > limits.step_tokens or (self.waiting and may_join):
             return None
         if self._shedding or self._roster.leaving or running[-1].background or self.waiting.has_background:
             return None
@@ -296,8 +298,8 @@ class Scheduler:
             seq.steps_in_flight <= self.lookahead
             and length < seq.max_len
             and length != seq.forks_at
-            and not seq.needs_host
             and seq is not self._giving_way
+            and not seq.owes_prompt_logprobs
         )
 
     def _compute(self, seq: Sequence, room: int, plan: StepPlan, now: float) -> int:
@@ -376,7 +378,7 @@ class Scheduler:
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,
             last_step_end=counters.last_step_end,
-            step_tokens=self.step_tokens,
+            step_tokens=self.budget.tokens,
         )
 
     def reset_prefix_cache(self) -> int:

@@ -13,6 +13,7 @@ import queue
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from ridgeline.engine.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+ACCEPT_PAUSE_S = 0.5  # after a failed accept(): the cause, such as too many open files, rarely goes at once
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class EngineSocket:
         os.set_blocking(self._wake_read, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")
+        self._accept_again_at: float | None = None  # monotonic; None: the listener is watched
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
         threading.Thread(target=self._run, name="engine-socket", daemon=True).start()
 
@@ -123,7 +127,7 @@ class EngineSocket:
     def _run(self) -> None:
         while True:
             self._watch_writable()
-            for key, events in self._selector.select():
+            for key, events in self._selector.select(self._watch_listener()):
                 if key.data == "listener":
                     self._accept()
                 elif key.data == "wake":
@@ -140,8 +144,26 @@ class EngineSocket:
             if self._selector.get_key(connection.socket).events != wanted:
                 self._selector.modify(connection.socket, wanted, number)
 
+    def _watch_listener(self) -> float | None:
+        """Watch the listener again once its pause is over. Returns the seconds left of the pause."""
+        if self._accept_again_at is None:
+            return None
+        left_s = self._accept_again_at - time.monotonic()
+        if left_s > 0:
+            return left_s
+        self._accept_again_at = None
+        self._selector.register(self._listener, selectors.EVENT_READ, "listener")
+        return None
+
     def _accept(self) -> None:
-        connected, _ = self._listener.accept()
+        try:
+            connected, _ = self._listener.accept()
+        except OSError as error:  # EMFILE, ENFILE, ENOMEM, or a front that left while it was queued
+            log.error("cannot accept a connection: %s; trying again in %.1f s", error, ACCEPT_PAUSE_S)
+            # The front stays in the backlog and the listener readable: watching it would spin.
+            self._selector.unregister(self._listener)
+            self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
+            return
         connected.setblocking(False)
         number = self._next_number
         self._next_number += 1

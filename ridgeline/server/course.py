@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.engine.client import AsyncClient, OpenRequest
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.inbox import Inbox
-from ridgeline.engine.request import BACKGROUND_PRIORITY, SamplingParams
+from ridgeline.engine.request import SamplingParams, is_background
 from ridgeline.server.choices import Choices, Piece, Prompt
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange
@@ -92,8 +92,9 @@ class Course:
         self._metrics = job.served.metrics
         self._requests: list[OpenRequest] = []
         self._usages = front.part(UsageBook)
-        # In the background a request may wait its turn for hours; nobody waits with it.
-        self._is_background = exchange.least_priority >= BACKGROUND_PRIORITY
+        self._priority = max(job.priority, exchange.least_priority)
+        # A background request may be queued for hours: it has no deadline.
+        self._is_background = is_background(self._priority)
         limit_s = None if self._is_background else front.config.request_timeout_s
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
 
@@ -107,7 +108,7 @@ class Course:
                 number,
                 request_id=self.exchange.request_id,
                 arrival=self.exchange.arrival,
-                priority=max(self.job.priority, self.exchange.least_priority),
+                priority=self._priority,
                 cache_namespace=self.job.cache_namespace,
             )
             self._requests.append(request)

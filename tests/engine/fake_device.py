@@ -19,7 +19,7 @@ import numpy as np
 from ridgeline.engine.errors import DeviceOutOfMemory
 from ridgeline.engine.grammar.masks import Mask, fill_mask
 from ridgeline.engine.request import Request, SeqState, Sequence
-from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow
+from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult, StepRow, TokenLogprob
 from tests.engine.simulated_engine import next_token, prefixes
 
 Failure = Callable[[StepPlan], BaseException | None]
@@ -229,7 +229,10 @@ class FakeDevice:
         for seq, sampled in zip(row.samplers, samples, strict=True):
             if seq in self.newest:
                 self.newest[seq] = sampled.token
-        return RowResult(samples)
+        if not row.prompt_logprobs:
+            return RowResult(samples)
+        scored = launched.request.prompt_ids[row.start + 1 : row.start + row.count + 1]
+        return RowResult(samples, [TokenLogprob(token, -1.0, 1) for token in scored])
 
     def _slot(self, launched: LaunchedRow, place: int) -> int:
         return launched.table[place // self.block_size] * self.block_size + place % self.block_size

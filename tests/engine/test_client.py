@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 from contextlib import aclosing
 from pathlib import Path
@@ -79,6 +81,19 @@ def raw_connection(engine: PlayedEngine) -> socket.socket:
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     raw.connect(str(engine.path))
     return raw
+
+
+@contextlib.contextmanager
+def no_file_may_be_opened():
+    """In this process, by the real limit: accept() fails with EMFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def texts(stream) -> list[str]:
@@ -269,3 +284,22 @@ async def test_all_that_a_step_adds_comes_in_one_message(smollm2_path):
     assert sum(sizes) == 8 * 24
     assert len(sizes) <= stats.steps
     assert max(sizes) == 8
+
+
+async def test_the_engine_accepts_connections_again_after_too_many_open_files(engine, tokenizer, caplog):
+    served, number = await connected(engine, tokenizer)
+    late = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with no_file_may_be_opened():
+        late.connect(str(engine.path))  # into the backlog: the engine cannot take it out
+        async with asyncio.timeout(10):
+            while not any("Too many open files" in record.message for record in caplog.records):
+                await asyncio.sleep(0.01)
+            pinging = asyncio.create_task(served.ping())  # the connections it has are served meanwhile
+            while engine.socket.inbox.empty():
+                await asyncio.sleep(0.01)
+    _, ping = await engine.next(Ping)
+    engine.socket.send(number, Pong(ping.id, EngineStats()))
+    await asyncio.wait_for(pinging, 10)
+    await engine.next(Opened)
+    late.close()
+    await served.close()

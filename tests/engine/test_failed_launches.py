@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed; no test of the GPU engine runs")
 
 import tests.triton_interpreter  # noqa: F401
+from ridgeline import LLM
 from ridgeline.engine.core import EngineCore
 from ridgeline.engine.cuda_runner import CudaRunner
 from ridgeline.engine.errors import DeviceLost, InvalidRequest
@@ -107,6 +108,19 @@ def test_what_the_device_has_no_room_for_is_refused_before_it_is_queued() -> Non
     with pytest.raises(InvalidRequest, match="logit_bias"):
         core.add(Request("biased", [1], biased))
     assert not core.has_work
+
+
+def test_llm_refuses_what_the_device_has_no_room_for_before_the_first_prompt_is_computed(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = EngineCore(Scheduler(replace(SIZES.limits(), max_waiting=2)), runner())
+    monkeypatch.setattr(llm, "engine", replace(llm.engine, core=core))
+    plain = SamplingParams(temperature=0.0, max_tokens=1)
+    biased = SamplingParams(max_tokens=1, logit_bias=dict.fromkeys(range(1025), 1.0))
+    with pytest.raises(InvalidRequest, match="logit_bias"):
+        llm.generate([[5, 9]] * 4, [plain] * 3 + [biased])
+    assert core.stats().steps == 0
+    assert len(llm.generate([[5, 9]] * 4, plain)) == 4
 
 
 @pytest.fixture

@@ -1,11 +1,16 @@
 """AsyncClient.start: an engine process of the caller's own, streaming, and gone with the client."""
 
+import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from ridgeline import AsyncClient, SamplingParams
+from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.launch import EngineCannotStart
+from ridgeline.engine.process import EngineLoop
+from ridgeline.engine.transport import EngineSocket
 
 
 async def test_a_program_streams_from_an_engine_of_its_own(smollm2_path, llm):
@@ -18,6 +23,22 @@ async def test_a_program_streams_from_an_engine_of_its_own(smollm2_path, llm):
     assert "".join(chunk.text for chunk in chunks) == llm.chat(messages, params).text
     assert len(chunks) > 3
     assert not engine.exists()
+
+
+async def test_a_decoder_refuses_to_embed_and_goes_on(llm, tmp_path):
+    path = tmp_path / "engine.sock"
+    loop = EngineLoop(llm.engine, EngineSocket(path), "smollm2-135m", os.getppid())
+    running = asyncio.create_task(asyncio.to_thread(loop.run))
+    async with await AsyncClient.connect(path, llm.tokenizer) as client:
+        try:
+            with pytest.raises(InvalidRequest, match="smollm2-135m generates text; it makes no embeddings"):
+                await asyncio.wait_for(client.embed([[1, 2, 3]]), 20)
+            assert client.open_requests == 0
+            chunks = [chunk async for chunk in client.generate([5], SamplingParams(max_tokens=2))]
+            assert chunks[-1].finish_reason is not None
+        finally:
+            client.stop_engine()
+            await asyncio.wait_for(running, 20)
 
 
 async def test_an_engine_that_cannot_start_says_why(smollm2_path, capfd):

@@ -3,6 +3,7 @@ nothing that is found out late loses a token, repeats one, or frees a block earl
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from ridgeline.engine.forecast import OutputLengths
 from ridgeline.engine.request import FinishReason, Request
 from ridgeline.engine.scheduler import SchedulerLimits
 from ridgeline.engine.step import StepPlan
+from ridgeline.engine.step_budget import FIRST_TRIAL_STEPS
 from tests.engine.fake_device import Failure, never
 from tests.engine.overlapped import Overlapped
 from tests.engine.simulated_engine import answer_alone, engine_with, limits, request, shape
@@ -208,7 +210,7 @@ def test_who_is_aborted_after_it_gave_way_is_retired_once() -> None:
 
 
 def test_blocks_of_one_that_ended_in_flight_are_waited_for_before_anybody_gives_way() -> None:
-    """`a` is never planned ahead; `b` ends with a step of its own in flight, and all blocks are held."""
+    """`a` waits for its prompt's scores; `b` ends with a step in flight, and all blocks are held."""
     requests = [request("a", 4, prompt_logprobs=0, max_tokens=4), request("b", 4)]
     engine = engine_with(*requests, num_blocks=3, expect=1, lookahead=1)
     engine.launch()
@@ -229,9 +231,33 @@ def test_samples_part_only_when_their_prompt_has_landed() -> None:
     engine.run().check_answers()
 
 
-def test_what_the_host_must_see_is_not_planned_ahead() -> None:
-    engine = Overlapped(limits(), request("a", 6, prompt_logprobs=0, max_tokens=3)).run()
-    assert engine.device.log == [f"{what} {step}" for step in range(3) for what in ("launch", "collect")]
+def test_steps_are_launched_ahead_again_once_the_prompt_logprobs_have_been_read() -> None:
+    asked = request("a", 6, prompt_logprobs=0, max_tokens=4)
+    engine = Overlapped(limits(prefill_chunk=3), asked).run()
+    prefill = ["launch 0", "collect 0", "launch 1", "collect 1"]
+    decode = ["launch 2", "launch 3", "collect 2", "launch 4", "collect 3", "collect 4"]
+    assert engine.device.log == prefill + decode
+    engine.check_answers()
+
+
+def test_samples_of_a_scored_prompt_are_launched_ahead() -> None:
+    engine = Overlapped(limits(), request("a", 6, n=2, prompt_logprobs=0, max_tokens=4)).run()
+    assert engine.device.log[:5] == ["launch 0", "collect 0", "launch 1", "launch 2", "collect 1"]
+    engine.check_answers()
+
+
+def test_a_preempted_sequence_whose_prompt_was_scored_is_launched_ahead_when_it_is_computed_again() -> None:
+    refused = iter([DeviceOutOfMemory("full")])
+
+    def at_the_third(plan: StepPlan) -> Exception | None:
+        return next(refused, None) if plan.step_id == 2 else None
+
+    requests = [request(name, 6, prompt_logprobs=0, max_tokens=6) for name in ("a", "b")]
+    engine = Overlapped(limits(step_tokens=600), *requests, fail_launch=at_the_third).run()
+    engine.check_answers()
+    assert engine.scheduler.counters.preemptions == 1
+    again = engine.device.log.index("launch 3")
+    assert engine.device.log[again : again + 3] == ["launch 3", "launch 4", "collect 3"]
 
 
 def test_under_a_grammar_tokens_are_chosen_when_it_has_seen_the_one_before() -> None:
@@ -312,6 +338,28 @@ def test_out_of_memory_halves_the_budget_and_everybody_is_served() -> None:
     engine.check_answers()
     assert engine.scheduler.stats().step_tokens == 512
     assert all(final.finish_reason is FinishReason.LENGTH for final in engine.final.values())
+
+
+def test_the_budget_is_whole_again_after_a_shortage_that_has_passed() -> None:
+    refused = iter([DeviceOutOfMemory("full")] * 2)
+
+    def twice(plan: StepPlan) -> DeviceOutOfMemory | None:
+        return next(refused, None)
+
+    figures = limits(
+        step_tokens=2048, prefill_chunk=2048, num_blocks=2048, max_context=4096, prefix_cache=False
+    )
+    engine = Overlapped(figures, request("a", 900, max_tokens=2 * FIRST_TRIAL_STEPS + 9), fail_launch=twice)
+    budgets = []
+    while engine.core.has_work:
+        engine.step()
+        budgets.append(engine.scheduler.stats().step_tokens)
+    engine.check_answers()
+    assert [size for size, _ in itertools.groupby(budgets)] == [1024, 512, 1024, 2048]
+    assert budgets.count(512) >= FIRST_TRIAL_STEPS
+    engine.add(request("b", 2000, max_tokens=1))
+    engine.run()
+    assert engine.device.plans[-1].num_tokens == 2000
 
 
 def test_samples_whose_blocks_were_never_copied_start_again() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from ridgeline.engine.errors import EngineDied, InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.request import BACKGROUND_PRIORITY
 from ridgeline.server.config import ServerConfig
 from tests.server.scripted_client import fail, hang, say
 from tests.server.stage import CHAT, HELLO, Stage
@@ -95,6 +100,32 @@ async def test_an_answer_that_takes_too_long_is_504_and_aborted() -> None:
     response = await stage.post(CHAT, HELLO)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
     assert len(stage.client.aborted) == 1
+
+
+async def test_a_background_priority_has_no_deadline_and_stays_out_of_the_latencies() -> None:
+    stage = Stage(say("slow", pause_s=0.05), ServerConfig(request_timeout_s=0.01))
+    response = await stage.post(CHAT, {**HELLO, "priority": BACKGROUND_PRIORITY})
+    assert response.status_code == 200
+    latencies = 'e2e_request_latency_seconds_count{model_name="m"}'
+    assert f"{latencies} 0.0" in stage.metrics_text()
+    stage.client.script = hang()
+    response = await stage.post(CHAT, {**HELLO, "priority": BACKGROUND_PRIORITY - 1})
+    assert response.status_code == 504
+    assert f"{latencies} 1.0" in stage.metrics_text()
+
+
+async def test_a_background_embedding_has_no_deadline() -> None:
+    stage = Stage(config=ServerConfig(request_timeout_s=0.01))
+    stage.client.hello = msgspec.structs.replace(stage.client.hello, task="embed", vector_size=2)
+
+    async def embed(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(0.1)
+        return np.zeros((1, 2), np.float32)
+
+    stage.client.embed = embed  # type: ignore[attr-defined]
+    for priority, status in ((BACKGROUND_PRIORITY, 200), (BACKGROUND_PRIORITY - 1, 504)):
+        body = {"input": [1, 2], "priority": priority}
+        assert (await stage.post("/v1/embeddings", body)).status_code == status
 
 
 async def test_refusals_are_counted_by_reason_and_status(stage: Stage) -> None:

@@ -180,7 +180,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
         None
     )
     ignore_eos: Annotated[bool | None, About("ours: do not stop at the end-of-sequence token")] = None
-    priority: Annotated[Int | None, About("ours: lower is served first; default 0")] = None
+    priority: Annotated[
+        Int | None, About("ours: lower is served first; default 0; from 1000 on, in the gaps of all others")
+    ] = None
     cache_salt: Annotated[
         Salt | None, About("ours: requests share cached prefixes only with the same salt")
     ] = None

@@ -234,7 +234,9 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     thinking_token_budget: Annotated[
         Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
     ] = None
-    priority: Annotated[Int | None, About("lower is served first; default 0")] = None
+    priority: Annotated[
+        Int | None, About("lower is served first; default 0; from 1000 on, in the gaps of all others")
+    ] = None
     cache_salt: Annotated[
         Salt | None,
         About("requests share cached prefixes only with the same salt"),

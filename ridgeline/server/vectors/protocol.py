@@ -11,7 +11,7 @@ MAX_TEXTS = 2048  # of one request, as OpenAI has it
 
 _MODEL = About("a name of `/v1/models`; absent: the first served model that makes embeddings")
 _TRUNCATE_TO = About("cut longer texts to so many tokens; -1: to the model's longest; absent: 400 for them")
-_PRIORITY = About("lower is served first; default 0")
+_PRIORITY = About("lower is served first; default 0; from 1000 on, behind all others and without a deadline")
 
 
 class VectorRequest(Body, kw_only=True, frozen=True):

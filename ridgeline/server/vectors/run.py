@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.packed_texts import PackedTexts
+from ridgeline.engine.request import is_background
 from ridgeline.server.course import outcome
 from ridgeline.server.errors import DeadlineExceeded
 from ridgeline.server.exchange import Exchange, while_connected
@@ -32,7 +33,8 @@ async def compute(
 ) -> Floats:
     """The encoder's answer. What it does not accept (429, 400) the gate books."""
     front, exchange = Front.of(request), Exchange.of(request)
-    limit_s = front.config.request_timeout_s
+    priority = max(body.priority or 0, exchange.least_priority)
+    limit_s = None if is_background(priority) else front.config.request_timeout_s
     timing = TimingRecord(exchange.arrival, prompt_tokens=texts.num_tokens)
     error: BaseException | None = None
     usages = front.part(UsageBook)
@@ -43,7 +45,7 @@ async def compute(
                 texts,
                 want=want,
                 request_id=exchange.request_id,
-                priority=max(body.priority or 0, exchange.least_priority),
+                priority=priority,
             )
             return await while_connected(request.receive, working)
     except TimeoutError:
@@ -61,7 +63,7 @@ async def compute(
             status, failure = outcome(error)
             usages.end(used, status)
             timing.end = timing.sent = time.monotonic()
-            served.metrics.request_finished(timing, exchange.path, failure or "stop")
+            served.metrics.request_finished(timing, exchange.path, failure or "stop", is_background(priority))
             log_request(exchange.request_id, exchange.path, status, timing, failure or "stop")
             if front.tracing is not None:
                 front.tracing.book(exchange, [timing], served.name, status, failure, with_engine=False)

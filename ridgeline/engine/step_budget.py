@@ -1,0 +1,50 @@
+"""StepBudget: the most tokens one step computes; less after the device ran out of memory, and back in stages.
+
+The scheduler owns it. Pure logic: it counts steps and reads no clock. Another process on the device, or one
+rare combination of rows, may take the memory for a moment; the engine must not stay slow because of it.
+"""
+
+from __future__ import annotations
+
+LEAST_TOKENS = 256  # below this a smaller step saves no memory worth naming
+FIRST_TRIAL_STEPS = 64  # steps that succeed before the budget grows by one stage
+MAX_TRIAL_STEPS = 8192
+
+
+class StepBudget:
+    """A shortage halves the budget. It doubles again after `trial_steps` steps that succeed.
+
+    Each further shortage doubles `trial_steps`, so that a budget that is too large for the device is tried
+    ever more rarely. `trial_steps` steps at the full budget end the memory of past shortages.
+    """
+
+    def __init__(self, full_tokens: int) -> None:
+        self.tokens = self.full_tokens = full_tokens
+        self.trial_steps = FIRST_TRIAL_STEPS
+        self._shortages = 0
+        self._succeeded = 0  # steps since the last change
+
+    @property
+    def is_reduced(self) -> bool:
+        return self.tokens < self.full_tokens
+
+    def reduce(self) -> None:
+        """The device had no memory for a step."""
+        if self._shortages and self._succeeded:  # not while one shortage is still being answered
+            self.trial_steps = min(2 * self.trial_steps, MAX_TRIAL_STEPS)
+        self._shortages += 1
+        self._succeeded = 0
+        self.tokens = max(self.tokens // 2, min(self.tokens, LEAST_TOKENS))
+
+    def step_succeeded(self) -> None:
+        if not self._shortages:  # nearly always
+            return
+        self._succeeded += 1
+        if self._succeeded < self.trial_steps:
+            return
+        self._succeeded = 0
+        if self.is_reduced:
+            self.tokens = min(2 * self.tokens, self.full_tokens)
+        else:
+            self._shortages = 0
+            self.trial_steps = FIRST_TRIAL_STEPS
