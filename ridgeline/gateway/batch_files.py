@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.body import Fields, check_names, field, raw
+from ridgeline.gateway.cache_salt import salted, takes_salt
 from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.endpoints import Endpoint, Place, find
 from ridgeline.gateway.errors import BadRequest, Forbidden
@@ -42,10 +43,13 @@ _encoder = msgspec.json.Encoder()
 async def read_batch_file(
     content: bytes, exchange: Exchange, parts: Parts, upstream: str, guard: Guard | None
 ) -> BatchFile:
-    """The file as the upstream is to see it: its own model names, and what the guard left of the texts."""
+    """The file as the upstream is to see it: its own model names, the tenant's cache_salt, and what the guard
+    left of the texts.
+    """
     lines: list[bytes] = []
     public, there = "", ""
     endpoints: set[str] = set()
+    keeper = next(one for one in parts.settings.upstreams if one.name == upstream)
     for number, text in enumerate(content.split(b"\n"), start=1):
         if not text.strip():
             continue
@@ -65,6 +69,8 @@ async def read_batch_file(
             named = {"custom_id": raw(line.custom_id)}
             if (await guard.request("batches", named)).fields != named:
                 raise _bad(number, "custom_id holds what this key's policy lets nobody send")
+        if takes_salt(keeper, endpoint.kind):
+            fields = salted(fields, fields, exchange.tenant, parts.catalog.find(public).config)
         line.body = {**fields, "model": raw(there)}
         lines.append(_encoder.encode(line))
     if not lines:

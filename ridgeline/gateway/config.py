@@ -53,6 +53,10 @@ class ModelConfig:
         None, "per million input tokens written to one; default: price_in"
     )
     price_out: float | None = option(None, "US dollars per million output tokens")
+    shared_prefixes: bool = option(
+        False,
+        "share cached prefixes between tenants; each can then find out whether another has sent a prompt",
+    )
     semantic_threshold: float | None = option(
         None, "similarity that counts as the same question; default: [cache]"
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ridgeline.gateway.accounting.row import Opening
 from ridgeline.gateway.body import Fields, raw, write_fields
+from ridgeline.gateway.cache_salt import FIELD, salted, takes_salt
 from ridgeline.gateway.dialects.counts import usage_of
 from ridgeline.gateway.dialects.error_bodies import translated_error
 from ridgeline.gateway.dialects.families import Family
@@ -76,8 +77,7 @@ class Forwarding:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._config = parts.settings.gateway
-        self._kinds = {one.name: one.kind for one in parts.settings.upstreams}
-        self._without_responses = {one.name for one in parts.settings.upstreams if not one.has_responses}
+        self._upstreams = {one.name: one for one in parts.settings.upstreams}
 
     async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
         await self.open(exchange, job)
@@ -160,10 +160,16 @@ class Forwarding:
         hide: Hide = ""
         family = self._family(endpoint, target)
         is_translated = family != endpoint.family
+        has_salt = takes_salt(self._upstreams[target.upstream], kind)
         if is_translated:
+            if has_salt:  # added behind the translation
+                fields = {name: value for name, value in fields.items() if name != FIELD}
             other, fields = translate_request(kind, fields, family, self._parts.settings.dialects)
             path = other or path
         fields = {**fields, "model": raw(target.model)}
+        if has_salt:
+            assert job.model is not None
+            fields = salted(fields, exchange.fields, exchange.tenant, job.model.config)
         if row.stream and family != "anthropic":
             fields = dict(fields)
             hide = ask_for_usage("chat" if is_translated else kind, fields)
@@ -172,16 +178,12 @@ class Forwarding:
 
     def _family(self, endpoint: Endpoint, target: Target) -> Family:
         """Our own server speaks both; others are asked in their own."""
-        kind = self._kinds[target.upstream]
-        if kind == "ridgeline":
+        upstream = self._upstreams[target.upstream]
+        if upstream.kind == "ridgeline":
             return endpoint.family
-        if kind == "anthropic":
+        if upstream.kind == "anthropic":
             return "anthropic"
-        return (
-            "chat"
-            if endpoint.kind == "responses" and target.upstream in self._without_responses
-            else "openai"
-        )
+        return "chat" if endpoint.kind == "responses" and not upstream.has_responses else "openai"
 
     # ---- back ----
 

@@ -20,6 +20,11 @@ class UpstreamConfig:
     kind: Kind = option("openai", "dialect and credentials: Bearer, or for anthropic x-api-key")
     url: str = option("", "http://host:port, https://host or unix:/path; a last /v1 may stand there")
     has_responses: bool = option(True, "false: it knows chat only, and /v1/responses is translated to that")
+    cache_salt: bool | None = option(
+        None,
+        "send cache_salt, one per tenant, so that tenants share no cached prefixes; default: true for kind "
+        "ridgeline, else false. vLLM and SGLang know the field: set true",
+    )
     key_env: tuple[str, ...] = option((), "environment variables that each hold a key")
     key_file: Path | None = option(
         None, "a file with a key on each line; lines that begin with # do not count"
@@ -63,6 +68,12 @@ class UpstreamConfig:
         check_range(self, where, 0, 10**9, "gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s")
         if self.probe_path is not None and not self.probe_path.startswith("/"):
             raise OptionError(f"{where} probe_path must begin with /")
+        if self.cache_salt and self.kind == "anthropic":
+            raise OptionError(f"{where} cache_salt: kind anthropic does not know the field; leave it out")
+
+    @property
+    def takes_cache_salt(self) -> bool:
+        return self.kind == "ridgeline" if self.cache_salt is None else self.cache_salt
 
 
 @dataclass(frozen=True, slots=True)
