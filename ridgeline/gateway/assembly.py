@@ -115,6 +115,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     embedder = _embedder(settings, upstreams)
     guards = Guards(settings.guards)
     stack.push_async_callback(guards.close)
+    await guards.start()
     access_log = AccessLog(settings.observe)
     stack.callback(access_log.close)
     tracer = None

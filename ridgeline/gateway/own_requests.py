@@ -38,6 +38,9 @@ class OwnRequests:
             await answer_json(send, 200, {"status": "ok"}, [])
         elif parts.draining:
             await answer_json(send, 503, {"status": "not ready", "reason": "draining"}, [])
+        elif not parts.guards.are_ready:
+            reason = "a guard's NER processes are starting"
+            await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])
         elif not parts.upstreams.any_usable():
             reason = "no upstream can be asked: all are down or out of credentials"
             await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])

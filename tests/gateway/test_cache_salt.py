@@ -1,4 +1,4 @@
-"""Cached prefixes at an upstream are one tenant's own: before our real server, and as each upstream is asked."""
+"""Cached prefixes at an upstream are one tenant's own: before our real server, and by what is sent."""
 
 from __future__ import annotations
 

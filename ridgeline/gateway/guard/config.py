@@ -53,6 +53,9 @@ class GuardConfig:
     )
     ner_processes: int = option(1, "processes for NER, each with the model in memory")
     ner_timeout_ms: int = option(1000, "what NER may take for a request, waiting included; longer fails it")
+    ner_max_chars: int = option(
+        100_000, "most characters of text in a request that NER looks at; more are refused with 400"
+    )
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -72,3 +75,4 @@ class GuardConfig:
                 )
         check_range(self, f"[[guards]] {self.name}:", 1, 600_000, "timeout_ms", "ner_timeout_ms")
         check_range(self, f"[[guards]] {self.name}:", 1, 64, "ner_processes")
+        check_range(self, f"[[guards]] {self.name}:", 1, 100_000_000, "ner_max_chars")

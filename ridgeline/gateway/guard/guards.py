@@ -78,9 +78,13 @@ class Guards:
         return guard
 
     async def start(self) -> None:
-        """Waits until the processes of NER have read their models, where a policy asks for them."""
-        for guard in self._guards.values():
-            await guard.start()
+        """Start the processes of NER, where a policy asks for them, and wait until they can answer."""
+        await asyncio.gather(*(guard.start() for guard in self._guards.values()))
+
+    @property
+    def are_ready(self) -> bool:
+        """Every policy can be applied now: of its NER processes one runs."""
+        return all(guard.is_ready for guard in self._guards.values())
 
     async def close(self) -> None:
         for guard in self._guards.values():
@@ -128,7 +132,14 @@ class Guard:
 
     async def start(self) -> None:
         if self._names is not None:
-            await self._names.ready()
+            try:
+                await self._names.start()
+            except GuardFailed as error:
+                raise OptionError(f"[[guards]] {self.config.name}: {error}") from None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._names is None or self._names.is_ready
 
     async def close(self) -> None:
         if self._names is not None:

@@ -2,7 +2,8 @@
 
     python -m ridgeline.gateway.guard.ner_worker MODEL LANGUAGE KIND,KIND
 
-Imports Presidio and spaCy; nothing of the gateway does. It ends when its stdin does.
+Imports Presidio and spaCy; nothing of the gateway does. A question that fails is answered with nil, and the
+next one is read. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def main() -> None:
     decoder = msgspec.msgpack.Decoder(list[str])
     while (head := questions.read(4)) and len(head) == 4:
         texts = decoder.decode(_read(questions, *struct.unpack("<I", head)))
-        found = [_spans(engine.analyze(text, language=language, entities=entities)) for text in texts]
+        try:
+            found = [_spans(engine.analyze(text, language=language, entities=entities)) for text in texts]
+        except Exception:  # spaCy refuses some texts, for example one that is too long for it
+            found = None
         answer = msgspec.msgpack.encode(found)
         answers.write(struct.pack("<I", len(answer)) + answer)
         answers.flush()

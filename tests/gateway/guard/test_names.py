@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import signal
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from ridgeline.gateway.body import read_fields
+from ridgeline.gateway.body import Fields, read_fields
+from ridgeline.gateway.errors import BadRequest
+from ridgeline.gateway.guard import ner
 from ridgeline.gateway.guard.config import GuardConfig
 from ridgeline.gateway.guard.errors import GuardFailed
-from ridgeline.gateway.guard.guards import Guards
+from ridgeline.gateway.guard.guards import Guard, Guards
 from ridgeline.options import OptionError
+from tests.gateway.stage import CHAT, asking, staged
 
 spacy = pytest.importorskip("spacy")
 
@@ -38,7 +45,7 @@ def config(model: str, **more) -> GuardConfig:
     return GuardConfig(**{"ner": True, "ner_model": model, "ner_timeout_ms": 30_000, "redact": kinds, **more})
 
 
-def test_names_are_redacted_and_restored_and_a_dead_process_fails_one_request_only(model):
+def test_names_are_redacted_and_restored(model):
     async def run() -> None:
         guards = Guards([config(model)])
         guard = guards.policy("")
@@ -59,35 +66,121 @@ def test_names_are_redacted_and_restored_and_a_dead_process_fails_one_request_on
         assert asked.restorer is not None
         answer = asked.restorer.answer("chat", b'{"choices":[{"message":{"content":"Dear <person_1>"}}]}')
         assert b"Dear Ada Lovelace" in answer
-
-        finder = guard._names
-        assert finder is not None
-        for process in finder._running:
-            os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(GuardFailed):
-            await guard.request("chat", fields)
-        assert (await guard.request("chat", fields)).findings["person"] == 3
         await guards.close()
 
     asyncio.run(run())
 
 
-def test_a_process_that_misses_its_deadline_fails_the_request(model):
+PROMPT = read_fields(b'{"prompt":"Ada Lovelace"}')
+
+
+def processes(guard: Guard) -> set[int]:
+    assert guard._names is not None
+    return {process.pid for process in guard._names._running}
+
+
+def test_what_one_request_asks_of_ner_fails_that_request_alone(model, monkeypatch):
+    """Each of these ended the process before, and with it the requests that came while it started again."""
+
     async def run() -> None:
-        guards = Guards([config(model, ner_timeout_ms=1)])
+        guards = Guards([config(model, ner_max_chars=2_000_000)])
         guard = guards.policy("")
         assert guard is not None
-        with pytest.raises(GuardFailed, match="in time"):
-            await guard.request("chat", read_fields(b'{"prompt":"Ada Lovelace"}'))
+        await guards.start()
+        before = processes(guard)
+        for case in (client_leaves, out_of_time, over_long, more_than_spacy_takes):
+            await case(guard, monkeypatch)
+            assert (await guard.request("chat", PROMPT)).findings["person"] == 1, case
+            assert processes(guard) == before, case
         await guards.close()
 
     asyncio.run(run())
+
+
+async def client_leaves(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stopped(guard):
+        asked = asyncio.create_task(guard.request("chat", PROMPT))
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+
+async def out_of_time(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert guard._names is not None
+    with monkeypatch.context() as patch, stopped(guard):
+        patch.setattr(guard._names, "_config", replace(guard.config, ner_timeout_ms=50))
+        with pytest.raises(GuardFailed, match="in time"):
+            await guard.request("chat", PROMPT)
+
+
+async def over_long(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x" * 1_100_000 + " Ada Lovelace"  # spaCy takes a million characters at once
+    both = await asyncio.gather(guard.request("chat", prompt(long)), guard.request("chat", PROMPT))
+    assert [one.findings["person"] for one in both] == [1, 1]
+    with pytest.raises(BadRequest, match="2000000") as refused:
+        await guard.request("chat", prompt(long * 2))
+    assert refused.value.code == "guard_text_too_long"
+
+
+async def more_than_spacy_takes(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ner, "PIECE_CHARS", 2_000_000)
+        with pytest.raises(GuardFailed, match="nothing was forwarded"):
+            await guard.request("chat", prompt("x" * 1_100_000))
+
+
+def prompt(text: str) -> Fields:
+    return read_fields(json.dumps({"prompt": text}).encode())
+
+
+@contextlib.contextmanager
+def stopped(guard: Guard) -> Iterator[None]:
+    (pid,) = processes(guard)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("filler", ["word ", "line\n", "x", "A sentence. "])
+def test_every_character_and_every_name_is_in_a_piece(filler):
+    text = filler * (30_000 // len(filler))
+    cuts = list(ner.pieces(text))
+    assert (cuts[0][0], cuts[-1][1]) == (0, len(text))
+    for (start, end), (following, _) in itertools.pairwise(cuts):
+        assert start < following < end
+        assert end - start <= ner.PIECE_CHARS
+        assert end - following >= ner.OVERLAP_CHARS - len(filler)
+
+
+async def test_ready_waits_for_ner_and_is_red_while_no_process_runs(tmp_path, model):
+    policy = {"name": "default", "ner": True, "ner_model": model, "redact": ("person",)}
+    async with staged(tmp_path, {"guards": [{**policy, "ner_timeout_ms": 30_000}]}) as gateway:
+        asked = await gateway.http.post(CHAT, json=asking("mock_out1"))  # the first is answered like any
+        assert (asked.status_code, (await gateway.http.get("/ready")).status_code) == (200, 200)
+        (pid,) = processes(gateway.parts.guards.policy(""))
+        os.kill(pid, signal.SIGKILL)
+        failed = await gateway.http.post(CHAT, json=asking("mock_out1"))
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "guard_failed")
+        seen = []
+        async with asyncio.timeout(60):
+            while len(seen) < 2:
+                told = await gateway.http.get("/ready")
+                if told.status_code == (503, 200)[len(seen)]:
+                    seen.append(told.json())
+                await asyncio.sleep(0.02)
+        assert "NER" in seen[0]["reason"]
+        assert (await gateway.http.post(CHAT, json=asking("mock_out1"))).status_code == 200
 
 
 def test_a_model_that_is_not_installed_is_told_at_start():
     async def run() -> None:
         guards = Guards([config("/nowhere/model")])
-        with pytest.raises(GuardFailed, match="model"):
+        with pytest.raises(
+            OptionError, match="default: NER did not start: is the spaCy model /nowhere/model"
+        ):
             await guards.start()
         await guards.close()
 
