@@ -18,8 +18,9 @@ from ridgeline.gateway.finishing import Booking
 from ridgeline.gateway.forms import Form
 from ridgeline.gateway.forwarding import Forwarding
 from ridgeline.gateway.job import Job
+from ridgeline.gateway.limits.limiter import has_budget
 from ridgeline.gateway.parts import Parts
-from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, has_budget, most_used, subjects_of
+from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, most_used, subjects_of
 from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.stored_responses import continue_response
 from ridgeline.gateway.usage import Usage

@@ -62,10 +62,6 @@ def subjects_of(key: Key, team: Team | None, model: PublicModel | None = None) -
     return subjects
 
 
-def has_budget(subject: Subject) -> bool:
-    return subject.limits.daily_usd is not None or subject.limits.monthly_usd is not None
-
-
 async def reserve_request(parts: Parts, exchange: Exchange) -> None:
     """For a request that uses no tokens itself: it counts as one request, and as one under way."""
     assert exchange.key is not None

@@ -21,7 +21,7 @@ from ridgeline.server.batches.lines import MAX_ERRORS
 from ridgeline.server.batches.store import Finished
 from ridgeline.server.state import StateStore
 from tests.conftest import LiveServer
-from tests.server.batch_stage import Server, line, lines, taking_turns
+from tests.server.batch_stage import HELLO, Server, line, lines, taking_turns
 from tests.server.scripted_client import fail, hang, say
 from tests.server.stage import CHAT, COMPLETIONS, until
 
@@ -55,6 +55,34 @@ class TestCourse:
             assert (first["error"], first["response"]["status_code"]) == (None, 200)
             assert first["response"]["body"]["choices"][0]["message"]["content"] == "hé!"
             assert len({answer["id"] for answer in answers}) == 30
+
+    async def test_what_the_answered_lines_used_is_told_while_it_runs_and_after(
+        self, state: StateStore
+    ) -> None:
+        async with Server(state, taking_turns(HELLO, HELLO, hang())) as server:
+            made = await server.create(lines(4))
+            await server.completed(made["id"], 2)
+            running = await server.show(made["id"])
+            await server.http.post(f"/v1/batches/{made['id']}/cancel")
+            batch = await server.over(made["id"])
+            used = [one["response"]["body"]["usage"] for one in await server.lines(batch["output_file_id"])]
+            assert running["status"] == "in_progress"
+            assert running["usage"] == batch["usage"]
+            assert batch["usage"]["input_tokens"] == sum(one["prompt_tokens"] for one in used) > 0
+            assert batch["usage"]["output_tokens"] == sum(one["completion_tokens"] for one in used) > 0
+
+    async def test_batches_of_a_state_directory_without_usage_are_read(
+        self, state: StateStore, tmp_path: Path
+    ) -> None:
+        async with Server(state) as server:
+            made = await server.create(lines(1))
+            await server.over(made["id"])
+        for name in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"):
+            await state.run(lambda sql, name=name: sql.execute(f"ALTER TABLE batches DROP COLUMN {name}"))
+        async with Server(state) as server:
+            assert (await server.show(made["id"]))["usage"]["total_tokens"] == 0
+            again = await server.over((await server.create(lines(1)))["id"])
+            assert again["usage"]["total_tokens"] > 0
 
     async def test_lines_are_asked_in_the_background_and_few_at_a_time(self, state: StateStore) -> None:
         async with Server(state, hang()) as server:

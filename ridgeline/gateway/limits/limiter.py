@@ -65,6 +65,19 @@ class Limiter(Protocol):
         new reservation replaces it; if this raises, `admitted` is still to be settled.
         """
 
+    async def reserve_background(
+        self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    ) -> Reservation:
+        """For work that outlives its request, as a batch does: takes tokens and money, but is neither a
+        request nor one under way."""
+
+    async def hold(self, reservation: Reservation, cost_pusd: int) -> int | None:
+        """Set what background work may cost in all, whether or not the budgets have room for it.
+
+        Picodollars that the scarcest budget has left then, negative if it is exceeded; None: no budget.
+        Also for a reservation of an earlier process. Unavailable: spending is not known.
+        """
+
     def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
         """What was used in truth. Never raises, never waits; the second time it does nothing."""
 
@@ -96,6 +109,7 @@ class Reservation:
         "cost_pusd",
         "holds",
         "id",
+        "is_background",
         "known",
         "settled",
         "standings",
@@ -103,8 +117,17 @@ class Reservation:
         "tokens",
     )
 
-    def __init__(self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, at_ms: int) -> None:
+    def __init__(
+        self,
+        id: str,
+        subjects: Sequence[Subject],
+        tokens: int,
+        cost_pusd: int,
+        at_ms: int,
+        is_background: bool = False,
+    ) -> None:
         self.id, self.subjects, self.tokens, self.cost_pusd = id, subjects, tokens, cost_pusd
+        self.is_background = is_background
         self.at_ms = at_ms  # unix time of whoever keeps the counts
         self.known = True
         self.settled = False
@@ -113,11 +136,11 @@ class Reservation:
         self.holds: Sequence[Any] = ()  # the limiter's own
 
     def counts(self, subject: Subject) -> bool:
-        """Whether the subject has counted this request already, when it was admitted."""
+        """Whether the subject has counted this request already, when it was admitted, or never counts it."""
         before = self.admitted
-        return before is not None and any(
-            one.kind == subject.kind and one.id == subject.id for one in before.subjects
-        )
+        if before is None:
+            return self.is_background
+        return any(one.kind == subject.kind and one.id == subject.id for one in before.subjects)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -130,6 +153,10 @@ def limited_only(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 _NONE = Limits()
+
+
+def has_budget(subject: Subject) -> bool:
+    return subject.limits.daily_usd is not None or subject.limits.monthly_usd is not None
 
 
 # ---- what clients are told ----

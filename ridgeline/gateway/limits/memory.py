@@ -25,6 +25,7 @@ from ridgeline.gateway.limits.limiter import (
     Standing,
     Subject,
     day_start_ms,
+    has_budget,
     limited_only,
     month_of,
     month_start_ms,
@@ -69,6 +70,26 @@ class MemoryLimiter:
         reservation = self._new(subjects, tokens, cost_pusd, admitted)
         return await self._take(reservation, tokens, cost_pusd, when_unknown)
 
+    async def reserve_background(
+        self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    ) -> Reservation:
+        at_ms = int(self._wall() * 1000)
+        reservation = Reservation(id, limited_only(subjects), tokens, cost_pusd, at_ms, is_background=True)
+        return await self._take(reservation, tokens, cost_pusd, when_unknown)
+
+    async def hold(self, reservation: Reservation, cost_pusd: int) -> int | None:
+        subjects = [subject for subject in reservation.subjects if has_budget(subject)]
+        at_ms = int(self._wall() * 1000)
+        counts = await self._seeded(subjects, at_ms, "closed")
+        bucket = int(self._clock() * 1000) // BUCKET_MS
+        rooms: list[int] = []
+        for subject, count in zip(subjects, counts, strict=True):
+            count.advance(bucket, at_ms)
+            if not reservation.settled:
+                count.hold(reservation.id, cost_pusd)
+            rooms.append(count.room(subject))
+        return min(rooms, default=None)
+
     def _new(
         self, subjects: Sequence[Subject], tokens: int, cost_pusd: int, admitted: Reservation | None
     ) -> Reservation:
@@ -86,11 +107,7 @@ class MemoryLimiter:
         if not taken:
             return reservation
         at_ms = int(self._wall() * 1000)
-        bucket = int(self._clock() * 1000) // BUCKET_MS
-        counts = [self._of(subject, bucket) for subject in taken]
-        for subject, count in zip(taken, counts, strict=True):
-            if not count.seeded and _has_budget(subject):
-                await self._seed(subject, count, at_ms, when_unknown)
+        counts = await self._seeded(taken, at_ms, when_unknown)
         now_ms = int(self._clock() * 1000)
         bucket = now_ms // BUCKET_MS
         refusals: list[Refusal] = []
@@ -109,6 +126,10 @@ class MemoryLimiter:
             )
             for one, count in zip(taken, counts, strict=True)
         ]
+        if reservation.is_background:  # settled by its id, also by a later process
+            reservation.holds = ()
+            for count in counts:
+                count.background[reservation.id] = cost_pusd
         reservation.standings = [
             count.standing(one, now_ms) for one, count in zip(taken, counts, strict=True)
         ]
@@ -119,6 +140,12 @@ class MemoryLimiter:
             return
         reservation.settled = True
         bucket = int(self._clock() * 1000) // BUCKET_MS
+        for subject in reservation.subjects if reservation.is_background else ():
+            count = self._of(subject, bucket)
+            count.advance(bucket, None)
+            counts_tokens = subject.limits.tokens_per_minute is not None
+            more_tokens = max(tokens - reservation.tokens, 0) if counts_tokens else 0
+            count.settle_background(bucket, reservation.id, more_tokens, cost_pusd, reservation.at_ms)
         for count, cell, counts_tokens in reservation.holds:
             count.advance(bucket, None)
             more_tokens = tokens - reservation.tokens if counts_tokens else 0
@@ -152,6 +179,15 @@ class MemoryLimiter:
             # Without a ledger to ask again, what was spent this month is known here alone.
             if not count.idle(bucket) or (count.spent_month and self._spent is None):
                 self._counts[name] = count
+
+    async def _seeded(self, subjects: Sequence[Subject], at_ms: int, when_unknown: str) -> list[_Counts]:
+        """Their counts, with what was spent where they have a budget."""
+        bucket = int(self._clock() * 1000) // BUCKET_MS
+        counts = [self._of(subject, bucket) for subject in subjects]
+        for subject, count in zip(subjects, counts, strict=True):
+            if not count.seeded and has_budget(subject):
+                await self._seed(subject, count, at_ms, when_unknown)
+        return counts
 
     async def _seed(self, subject: Subject, count: _Counts, at_ms: int, when_unknown: str) -> None:
         """Asks the ledger once, however many wait for it; a slow ledger costs a request the deadline."""
@@ -193,6 +229,7 @@ class _Counts:
     """What one subject has used: its window, requests under way, money spent and reserved."""
 
     __slots__ = (
+        "background",
         "cells",
         "concurrent",
         "day",
@@ -209,6 +246,7 @@ class _Counts:
     def __init__(self) -> None:
         self.cells: deque[_Cell] = deque()
         self.requests = self.tokens = self.concurrent = 0
+        self.background: dict[str, int] = {}  # picodollars of work that outlives its request
         self.reserved_pusd = self.spent_day = self.spent_month = 0
         self.day = self.month = 0
         self.seeded = False
@@ -216,7 +254,8 @@ class _Counts:
 
     def idle(self, bucket: int) -> bool:
         """A request that has just looked it up and waits for the ledger holds on to it: see `touched`."""
-        return not self.cells and not self.concurrent and self.touched < bucket - BUCKETS
+        in_use = self.cells or self.concurrent or self.background
+        return not in_use and self.touched < bucket - BUCKETS
 
     def advance(self, bucket: int, at_ms: int | None) -> None:
         """Drops what is out of the window; with `at_ms`, also what belongs to a day or month gone by."""
@@ -283,7 +322,28 @@ class _Counts:
         elif cell.bucket >= bucket - BUCKETS:
             cell.tokens += more_tokens
             self.tokens += more_tokens
-        # As in the ledger, money belongs to the day on which its request came.
+        self._spend(cost_pusd, at_ms)
+
+    def hold(self, id: str, cost_pusd: int) -> None:
+        self.reserved_pusd += cost_pusd - self.background.get(id, 0)
+        self.background[id] = cost_pusd
+
+    def settle_background(self, bucket: int, id: str, more_tokens: int, cost_pusd: int, at_ms: int) -> None:
+        self.reserved_pusd -= self.background.pop(id, 0)
+        if more_tokens:
+            self._cell(bucket).tokens += more_tokens
+            self.tokens += more_tokens
+        self._spend(cost_pusd, at_ms)
+
+    def room(self, subject: Subject) -> int:
+        """Picodollars that the scarcer budget has left; negative where it is exceeded."""
+        budgets = ((subject.limits.daily_usd, self.spent_day), (subject.limits.monthly_usd, self.spent_month))
+        return min(
+            int(usd * PICODOLLARS) - spent - self.reserved_pusd for usd, spent in budgets if usd is not None
+        )
+
+    def _spend(self, cost_pusd: int, at_ms: int) -> None:
+        """As in the ledger, money belongs to the day on which its request came."""
         if self.seeded and cost_pusd:
             if at_ms // DAY_MS == self.day:
                 self.spent_day += cost_pusd
@@ -312,7 +372,3 @@ class _Counts:
             if requests <= 0 and tokens <= 0:
                 return (cell.bucket + BUCKETS + 1) * BUCKET_MS - now_ms
         return BUCKETS * BUCKET_MS
-
-
-def _has_budget(subject: Subject) -> bool:
-    return subject.limits.daily_usd is not None or subject.limits.monthly_usd is not None

@@ -14,6 +14,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ridgeline.gateway.limits import scripts
 from ridgeline.gateway.limits.config import RedisConfig
@@ -26,6 +27,7 @@ from ridgeline.gateway.limits.limiter import (
     Subject,
     Unit,
     day_start_ms,
+    has_budget,
     limited_only,
     month_of,
     month_start_ms,
@@ -40,6 +42,7 @@ from ridgeline.gateway.limits.resp import (
     bulk,
     resolve,
 )
+from ridgeline.gateway.limits.seeds import Seeds
 from ridgeline.gateway.limits.wire import Script, Settlement, Wire
 
 logger = logging.getLogger(__name__)
@@ -62,7 +65,7 @@ class RedisLimiter:
         clock: Callable[[], float] = time.monotonic,
         redis_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._config, self._spent = config, spent
+        self._config = config
         self._clock, self._redis_ms = clock, redis_ms
         self._scripts = {name: Script(text) for name, text in _SCRIPTS.items()}
         self._client = RedisClient(
@@ -78,7 +81,7 @@ class RedisLimiter:
         self._full: dict[tuple[str, str], tuple[int, float, Standing]] = {}
         self._live: dict[str, Reservation] = {}  # hold a lease
         self._unsettled: dict[str, Settlement] = {}
-        self._seeding: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._seeds = Seeds(spent, self._send_seed)
         self._renewing: asyncio.Task[None] | None = None
         self.settlements_dropped = 0
         self._complained_at = -10.0
@@ -100,7 +103,7 @@ class RedisLimiter:
         until = time.monotonic() + self._timeout_s
         while self._unsettled and self._client.available and time.monotonic() < until:
             await asyncio.sleep(0.005)
-        tasks = [task for task in (self._renewing, *self._seeding.values()) if task is not None]
+        tasks = [task for task in (self._renewing, *self._seeds.running) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,6 +138,29 @@ class RedisLimiter:
                 admitted.settled = True  # `_take_back` settles both, when the answer has come
             raise
 
+    async def reserve_background(
+        self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    ) -> Reservation:
+        reservation = Reservation(id, limited_only(subjects), tokens, cost_pusd, 0, is_background=True)
+        return await self._take(reservation, (tokens, cost_pusd), when_unknown)
+
+    async def hold(self, reservation: Reservation, cost_pusd: int) -> int | None:
+        subjects = [subject for subject in reservation.subjects if has_budget(subject)]
+        if not subjects:
+            return None
+        try:
+            answer = await self._hold(reservation, subjects, cost_pusd)
+            if answer[0] == 2:
+                await self._seeds.ask([subjects[index - 1] for index in answer[2:]], answer[1])
+                answer = await self._hold(reservation, subjects, cost_pusd)
+        except (RedisError, RedisUnavailable) as error:
+            if isinstance(error, RedisError):
+                self._complain("limits are not known", error)
+            raise unknown("the limits of this key") from None
+        if answer[0] == 2:
+            raise unknown("what this key has spent")
+        return min(answer[2:], default=None)
+
     async def _take(self, reservation: Reservation, least: tuple[int, int], when_unknown: str) -> Reservation:
         """least: tokens and picodollars that must be left, of which the reservation may take fewer."""
         taken = reservation.subjects
@@ -150,7 +176,7 @@ class RedisLimiter:
             if answer[0] == 2:
                 left_s = self._timeout_s - (self._clock() - sent_at)
                 async with asyncio.timeout(left_s):
-                    await self._seed([taken[index - 1] for index in answer[2:]], answer[1])
+                    await self._seeds.ask([taken[index - 1] for index in answer[2:]], answer[1])
                     answer = await self._answer(reservation, least)
         except (RedisError, RedisUnavailable, TimeoutError) as error:
             return self._without_redis(reservation, when_unknown, error)
@@ -166,7 +192,11 @@ class RedisLimiter:
         if not reservation.subjects:
             return
         self._live.pop(reservation.id, None)
-        self._send(Settlement(reservation, tokens - reservation.tokens, cost_pusd, time.monotonic()))
+        more_tokens = tokens - reservation.tokens
+        if reservation.is_background:
+            more_tokens = max(more_tokens, 0)  # as a rule, the minute they were taken from is over
+            reservation.holds = [self._wire(subject) for subject in reservation.subjects]
+        self._send(Settlement(reservation, more_tokens, cost_pusd, time.monotonic()))
 
     # ---- asking, and reading the answer ----
 
@@ -187,7 +217,7 @@ class RedisLimiter:
     def _ask(self, reservation: Reservation, least: tuple[int, int]) -> asyncio.Future[list[int]]:
         wires: Sequence[Wire] = reservation.holds
         parts = [
-            self._scripts["reserve"].head(len(wires), 8 + 6 * len(wires)),
+            self._scripts["reserve"].head(len(wires), 9 + 6 * len(wires)),
             *[wire.key for wire in wires],
             bulk(reservation.id),
             self._now(),
@@ -196,6 +226,7 @@ class RedisLimiter:
             self._lease,
             bulk(least[0]),
             bulk(least[1]),
+            _ONE if reservation.is_background else _ZERO,
             *[wire.limits for wire in wires],
             *[_ZERO if reservation.counts(subject) else _ONE for subject in reservation.subjects],
             self._reconcile,
@@ -213,6 +244,26 @@ class RedisLimiter:
 
         self._client.submit(b"".join(parts), answered)
         return future
+
+    async def _hold(self, reservation: Reservation, subjects: Sequence[Subject], cost_pusd: int) -> list[int]:
+        wires = [self._wire(subject) for subject in subjects]
+        command = b"".join(
+            (
+                self._scripts["hold"].head(1 + len(wires), 4 + 5 * len(wires)),
+                self._mark(reservation),
+                *[wire.key for wire in wires],
+                bulk(reservation.id),
+                self._now(),
+                bulk(cost_pusd),
+                self._lease,
+                *[wire.limits for wire in wires],
+            )
+        )
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._client.submit(command, partial(resolve, future))
+        reply = await future
+        assert isinstance(reply, bytes)
+        return [int(number) for number in reply.split()]
 
     def _take_back(self, reservation: Reservation, answer: list[int]) -> None:
         """The caller is gone: what was taken for it is given back."""
@@ -242,10 +293,10 @@ class RedisLimiter:
         ]
         if answer[0] == 0:
             reservation.standings = standings
-            if any(wire.leased for wire in reservation.holds):
+            if any(wire.leased for wire in reservation.holds) and not reservation.is_background:
                 self._live[reservation.id] = reservation
             for index in numbers:
-                self._seed_in_background(taken[index - 1], now_ms)
+                self._seeds.begin(taken[index - 1], now_ms)
             return
         refusals = [
             Refusal(taken[index - 1], UNITS[unit], _retry_ms(UNITS[unit], retry_ms, now_ms))
@@ -282,9 +333,12 @@ class RedisLimiter:
             self._complain("limits are not known", error)
         if when_unknown != "open":
             raise unknown("the limits of this key") from None
-        free = Reservation(f"{self._name}{next(self._ids):x}", reservation.subjects, 0, 0, 0)
+        background = reservation.is_background
+        id = reservation.id if background else f"{self._name}{next(self._ids):x}"
+        free = Reservation(id, reservation.subjects, 0, 0, 0, background)
         free.known, free.holds = False, reservation.holds
-        self._live[free.id] = free
+        if not background:
+            self._live[free.id] = free
         return free
 
     def _complain(self, what: str, error: RedisError) -> None:
@@ -339,7 +393,7 @@ class RedisLimiter:
         return b"".join(
             (
                 self._scripts["settle"].head(1 + len(wires), 6 + len(wires)),
-                bulk(f"{self._config.prefix}:settled:{reservation.id}"),
+                self._mark(reservation),
                 *[wire.key for wire in wires],
                 bulk(reservation.id),
                 self._now(),
@@ -347,9 +401,12 @@ class RedisLimiter:
                 bulk(more_tokens),
                 bulk(cost_pusd),
                 bulk(ago_ms),
-                *[wire.has for wire in wires],
+                *[wire.has_background if reservation.is_background else wire.has for wire in wires],
             )
         )
+
+    def _mark(self, reservation: Reservation) -> bytes:
+        return bulk(f"{self._config.prefix}:settled:{reservation.id}")
 
     def _abandon(self, reservation: Reservation) -> None:
         """It is not known whether it was taken; if it was, it is given back when Redis is there again."""
@@ -394,41 +451,17 @@ class RedisLimiter:
         if isinstance(reply, RedisError):
             self._complain("requests under way are not counted", reply)
 
-    # ---- money by the ledger ----
-
-    async def _seed(self, subjects: list[Subject], now_ms: int) -> None:
-        """One question for all who wait for it; it goes on when they have given up."""
-        await asyncio.wait([self._seed_in_background(subject, now_ms) for subject in subjects])
-
-    def _seed_in_background(self, subject: Subject, now_ms: int) -> asyncio.Task[None]:
-        name = (subject.kind, subject.id)
-        task = self._seeding.get(name)
-        if task is None:
-            task = self._seeding[name] = asyncio.ensure_future(self._ask_ledger(subject, now_ms))
-            task.add_done_callback(lambda _: self._seeding.pop(name, None))
-        return task
-
-    async def _ask_ledger(self, subject: Subject, now_ms: int) -> None:
-        today = month = 0
-        try:
-            if self._spent is not None:
-                today = await self._spent(subject, day_start_ms(now_ms))
-                month = await self._spent(subject, month_start_ms(month_of(now_ms)))
-            periods = (bulk(now_ms // DAY_MS), bulk(today), bulk(month_of(now_ms)), bulk(month))
-            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            head = self._scripts["seed"].head(1, 5)
-            self._client.submit(
-                b"".join((head, self._wire(subject).key, self._now(), *periods)),
-                lambda reply: resolve(future, reply),
-            )
-            await future
-        except Exception as error:
-            logger.warning("what %s %s has spent is not known: %s", subject.kind, subject.id, error)
+    def _send_seed(
+        self, subject: Subject, periods: Sequence[bytes], answered: Callable[[Reply], None]
+    ) -> None:
+        head = self._scripts["seed"].head(1, 5)
+        self._client.submit(b"".join((head, self._wire(subject).key, self._now(), *periods)), answered)
 
 
 _ZERO, _ONE = bulk(0), bulk(1)  # as a time, 0 is Redis' own clock
 _SCRIPTS = {
     "reserve": scripts.RESERVE,
+    "hold": scripts.HOLD,
     "settle": scripts.SETTLE,
     "renew": scripts.RENEW,
     "seed": scripts.SEED,

@@ -3,6 +3,7 @@
 The clock is Redis' own, so those of the gateways do not matter. Of a subject it keeps, under its name:
 `` (hash) the window: r, t = requests, tokens in it; o, n = its oldest and newest bucket; r123, t123 = buckets
 `:l` (sorted set) requests under way, by when they no longer count; `:o` (hash) what these may cost, and `sum`
+`:h` (sorted set), `:b` (hash) the same for background work, which outlives its request, as a batch does
 `:m` (hash) money: d, ds = day, spent on it; m, ms = month, spent in it; c = compared with the ledger at;
             s = last taken from the ledger at
 Everything expires. Numbers of picodollars stay strings where they are added: Lua's are exact up to 2^53 only.
@@ -12,10 +13,13 @@ from __future__ import annotations
 
 from ridgeline.gateway.limits.limiter import BUCKET_MS, BUCKETS, CONCURRENT_RETRY_MS, DAY_MS
 
+HOLD_LEASES = 120  # background work that no gateway looks after counts for this many leases
+
 _PRELUDE = (
     f"""
 local WIDTH, BUCKETS, DAY, RETRY = {BUCKET_MS}, {BUCKETS}, {DAY_MS}, {CONCURRENT_RETRY_MS}
 local WINDOW_TTL, MONEY_TTL, SETTLED_TTL = {(BUCKETS + 5) * BUCKET_MS}, {35 * DAY_MS}, 300000
+local HOLD_LEASES = {HOLD_LEASES}
 """
     + """
 local call, floor = redis.call, math.floor
@@ -56,14 +60,37 @@ local function window(key, bucket)
   return requests, tokens, oldest, newest, bucket, tonumber(w[5] or 0), tonumber(w[6] or 0)
 end
 
--- A request has ended, or its gateway has died: it counts no longer.
-local function release(key, id)
-  call('ZREM', key .. ':l', id)
-  local cost = call('HGET', key .. ':o', id)
+-- A request has ended, or its gateway has died: it counts no longer. `leases` and `costs` are ':l' and ':o',
+-- or ':h' and ':b' for background work.
+local function release(key, id, leases, costs)
+  call('ZREM', key .. leases, id)
+  local cost = call('HGET', key .. costs, id)
   if cost then
-    call('HDEL', key .. ':o', id)
-    call('HINCRBY', key .. ':o', 'sum', '-' .. cost)
+    call('HDEL', key .. costs, id)
+    if cost ~= '0' then call('HINCRBY', key .. costs, 'sum', '-' .. cost) end
   end
+end
+
+local function release_expired(key, now, leases, costs)
+  for _, id in ipairs(call('ZRANGEBYSCORE', key .. leases, '-inf', now, 'LIMIT', 0, 100)) do
+    release(key, id, leases, costs)
+  end
+end
+
+-- What background work may cost from now on.
+local function hold(key, id, cost, now, lease)
+  local ttl = HOLD_LEASES * lease
+  release(key, id, ':h', ':b')
+  call('HSET', key .. ':b', id, cost)
+  call('HINCRBY', key .. ':b', 'sum', cost)
+  call('ZADD', key .. ':h', now + ttl, id)
+  call('PEXPIRE', key .. ':b', 2 * ttl)
+  call('PEXPIRE', key .. ':h', 2 * ttl)
+end
+
+-- What all that has not ended may cost.
+local function open_cost(key)
+  return tonumber(call('HGET', key .. ':o', 'sum') or 0) + tonumber(call('HGET', key .. ':b', 'sum') or 0)
 end
 
 -- Days since 1970, and months since the year 0 (the calendar's eras of 400 years begin in March).
@@ -109,8 +136,9 @@ end
 )
 
 # KEYS: subjects. ARGV: id, now, tokens, cost, lease; tokens and cost that must be left, which may be more
-# than are taken; per subject: requests, tokens, concurrent, daily, monthly (-1: no such limit); per subject
-# 1, or 0 where it has counted this id already; and after how long spending is compared with the ledger again.
+# than are taken; 1 for background work; per subject: requests, tokens, concurrent, daily, monthly (-1: no
+# such limit); per subject 1, or 0 where it does not count this id as a new request; and after how long
+# spending is compared with the ledger again.
 # Answers "status now" and per subject "requests-left tokens-left reset". Then, by status, 0 (taken): subjects
 # to compare with the ledger; 1 (refused): subject, unit, milliseconds; 2 (nothing done): subjects whose
 # spending is not known here.
@@ -119,10 +147,11 @@ RESERVE = (
     + """
 local id, now, tokens, cost = ARGV[1], clock(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local lease, least_tokens, least_cost, n = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), #KEYS
+local is_background = ARGV[8] == '1'
 local windows, tail, status, head = {}, {}, 0, {}
 for s = 1, n do
-  local key, a = KEYS[s], 7 + (s - 1) * 5
-  local new = tonumber(ARGV[7 + n * 5 + s])
+  local key, a = KEYS[s], 8 + (s - 1) * 5
+  local new = tonumber(ARGV[8 + n * 5 + s])
   local rpm, tpm, concurrent = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
   local daily, monthly = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
   local rleft, tleft, reset = 0, 0, 0
@@ -140,9 +169,7 @@ for s = 1, n do
     if r > 0 or t > 0 then reset = (newest + BUCKETS + 1) * WIDTH - now end
   end
   if concurrent >= 0 or daily >= 0 or monthly >= 0 then
-    for _, dead in ipairs(call('ZRANGEBYSCORE', key .. ':l', '-inf', now, 'LIMIT', 0, 100)) do
-      release(key, dead)
-    end
+    release_expired(key, now, ':l', ':o')
     if new == 1 and concurrent >= 0 and call('ZCOUNT', key .. ':l', '(' .. now, '+inf') >= concurrent then
       tail[#tail + 1] = {s, 2, RETRY}
     end
@@ -153,7 +180,8 @@ for s = 1, n do
       if status ~= 2 then status, tail = 2, {} end
       tail[#tail + 1] = {s}
     elseif least_cost > 0 then
-      local open = tonumber(call('HGET', key .. ':o', 'sum') or 0) + least_cost
+      release_expired(key, now, ':h', ':b')
+      local open = open_cost(key) + least_cost
       if daily >= 0 and spent_day + open > daily then tail[#tail + 1] = {s, 3, 0} end
       if monthly >= 0 and spent_month + open > monthly then tail[#tail + 1] = {s, 4, 0} end
     end
@@ -172,8 +200,8 @@ local out = {status, string.format('%.0f', now)}
 for s = 1, n do
   local h = head[s]
   if status == 0 then
-    local key, a, w = KEYS[s], 7 + (s - 1) * 5, windows[s]
-    local new = tonumber(ARGV[7 + n * 5 + s])
+    local key, a, w = KEYS[s], 8 + (s - 1) * 5, windows[s]
+    local new = tonumber(ARGV[8 + n * 5 + s])
     if w then
       local b = w[5]
       call('HSET', key, 'r', w[1] + new, 't', w[2] + tokens, 'o', w[3], 'n', b, 'r' .. b, w[6] + new,
@@ -182,12 +210,14 @@ for s = 1, n do
       h[1], h[2], h[3] = h[1] - new, h[2] - tokens, (b + BUCKETS + 1) * WIDTH - now
     end
     local budget = ARGV[a + 4] ~= '-1' or ARGV[a + 5] ~= '-1'
-    if budget or ARGV[a + 3] ~= '-1' then
+    if not is_background and (budget or ARGV[a + 3] ~= '-1') then
       call('ZADD', key .. ':l', now + lease, id)
       call('PEXPIRE', key .. ':l', 2 * lease)
     end
     if budget then
-      if cost > 0 then
+      if is_background then
+        hold(key, id, ARGV[4], now, lease)
+      elseif cost > 0 then
         call('HSET', key .. ':o', id, ARGV[4])
         call('HINCRBY', key .. ':o', 'sum', ARGV[4])
         call('PEXPIRE', key .. ':o', 2 * lease)
@@ -208,7 +238,8 @@ return table.concat(out, ' ')
 )
 
 # KEYS: the reservation's mark, subjects. ARGV: id, now, reserved at (0: never), tokens more than reserved,
-# cost, how long ago it ended; per subject the letters of what it has: t(okens), l(ease), m(oney).
+# cost, how long ago it ended; per subject the letters of what it has: t(okens), l(ease), h(old of
+# background work), m(oney).
 SETTLE = (
     _PRELUDE
     + """
@@ -232,7 +263,8 @@ for s = 2, #KEYS do
       end
     end
   end
-  if string.find(has, 'l', 1, true) then release(key, id) end
+  if string.find(has, 'l', 1, true) then release(key, id, ':l', ':o') end
+  if string.find(has, 'h', 1, true) then release(key, id, ':h', ':b') end
   if cost ~= '0' and string.find(has, 'm', 1, true) then
     local current_day, _, current_month = spending(key, now)
     -- What had ended when the ledger was asked is in what the ledger said.
@@ -244,6 +276,34 @@ for s = 2, #KEYS do
   end
 end
 return 1
+"""
+)
+
+# KEYS: the reservation's mark, subjects with a budget. ARGV: id, now, cost, lease; per subject its limits as
+# above. Answers "status now". Status 0: then what each subject has left; 1: it has been settled; 2 (nothing
+# done): subjects whose spending is not known here.
+HOLD = (
+    _PRELUDE
+    + """
+local id, now, cost, lease = ARGV[1], clock(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local out, unknown = {0, string.format('%.0f', now)}, {2, string.format('%.0f', now)}
+if call('EXISTS', KEYS[1]) == 1 then return '1 ' .. out[2] end
+for s = 2, #KEYS do
+  if not spending(KEYS[s], now) then unknown[#unknown + 1] = s - 1 end
+end
+if #unknown > 2 then return table.concat(unknown, ' ') end
+for s = 2, #KEYS do
+  local key, a = KEYS[s], 4 + (s - 2) * 5
+  local daily, monthly = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
+  local _, spent_day, _, spent_month = spending(key, now)
+  release_expired(key, now, ':h', ':b')
+  hold(key, id, cost, now, lease)
+  local open, room = open_cost(key), math.huge
+  if daily >= 0 then room = daily - spent_day - open end
+  if monthly >= 0 then room = math.min(room, monthly - spent_month - open) end
+  out[#out + 1] = string.format('%.0f', room)
+end
+return table.concat(out, ' ')
 """
 )
 

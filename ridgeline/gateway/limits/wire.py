@@ -29,7 +29,7 @@ class Script:
 class Wire:
     """A subject as it is written to Redis, made once."""
 
-    __slots__ = ("has", "key", "leased", "limits", "of")
+    __slots__ = ("has", "has_background", "key", "leased", "limits", "of")
 
     def __init__(self, prefix: str, subject: Subject) -> None:
         limits = self.of = subject.limits
@@ -39,9 +39,9 @@ class Wire:
         numbers = (limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent)
         money = (_picodollars(limits.daily_usd), _picodollars(limits.monthly_usd))
         self.limits = b"".join(bulk(-1 if value is None else value) for value in (*numbers, *money))
-        self.has = bulk(
-            "t" * (limits.tokens_per_minute is not None) + "l" * self.leased + "m" * budget or "-"
-        )
+        tokens = "t" * (limits.tokens_per_minute is not None)
+        self.has = bulk(tokens + "l" * self.leased + "m" * budget or "-")
+        self.has_background = bulk(tokens + "hm" * budget or "-")
 
 
 class Settlement(NamedTuple):

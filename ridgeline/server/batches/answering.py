@@ -14,7 +14,7 @@ import msgspec
 
 from ridgeline.server.batches.bodies import Answer, LineResponse
 from ridgeline.server.batches.inner import Reply
-from ridgeline.server.batches.store import DONE, FAILED
+from ridgeline.server.batches.store import DONE, FAILED, LineUsage
 
 MAX_DEATHS = 4  # of engines, with one line: then it is held to be the line's doing
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 15.0
@@ -27,10 +27,11 @@ class Asker:
     def __init__(self, post: Post) -> None:
         self._post = post
 
-    async def ask(self, name: str, custom_id: str, url: str, body: bytes) -> tuple[int, bytes]:
-        """The outcome (DONE or FAILED), and the line of the output file."""
+    async def ask(self, name: str, custom_id: str, url: str, body: bytes) -> tuple[int, bytes, LineUsage]:
+        """The outcome (DONE or FAILED), the line of the output file, and the tokens it used."""
         reply = await self.reply(name, url, body)
-        return (DONE if reply.status < 400 else FAILED), answer_line(name, custom_id, reply)
+        outcome = DONE if reply.status < 400 else FAILED
+        return outcome, answer_line(name, custom_id, reply), usage_in(reply)
 
     async def reply(self, name: str, url: str, body: bytes) -> Reply:
         deaths, pause_s = 0, FIRST_PAUSE_S
@@ -49,6 +50,47 @@ class Asker:
 def answer_line(name: str, custom_id: str, reply: Reply) -> bytes:
     response = LineResponse(reply.status, name, msgspec.Raw(bytes(reply.body)))
     return msgspec.json.encode(Answer(name, custom_id, response, None))
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    """In the names of every endpoint that a line may ask."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Used(msgspec.Struct, frozen=True):
+    usage: _Counts | None = None
+
+
+_used = msgspec.json.Decoder(_Used)
+_NO_DETAILS = _Details()
+
+
+def usage_in(reply: Reply) -> LineUsage:
+    try:
+        counts = _used.decode(reply.body).usage or _Counts()
+    except msgspec.DecodeError:
+        return LineUsage()
+    inner_in = counts.prompt_tokens_details or counts.input_tokens_details or _NO_DETAILS
+    inner_out = counts.completion_tokens_details or counts.output_tokens_details or _NO_DETAILS
+    return LineUsage(
+        counts.prompt_tokens or counts.input_tokens,
+        inner_in.cached_tokens,
+        counts.completion_tokens or counts.output_tokens,
+        inner_out.reasoning_tokens,
+    )
 
 
 class _Error(msgspec.Struct, frozen=True):

@@ -78,6 +78,24 @@ class RequestCounts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct, frozen=True):
+    """Of all lines that have an answer."""
+
+    input_tokens: int = 0
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int = 0
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["batch"] = "batch"
@@ -98,6 +116,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage = BatchUsage()
     metadata: dict[str, str] | None = None
 
 

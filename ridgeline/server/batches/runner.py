@@ -160,8 +160,8 @@ class BatchRunner:
     async def _ask(self, batch: Batch, line: PendingLine, asker: Asker) -> None:
         body = await off_loop(line.length, lambda: self._body(batch, line))
         name = line_name(batch.id, line.number)
-        outcome, answer = await asker.ask(name, line.custom_id, batch.endpoint, body)
-        await self._journal.keep(Finished(batch.id, line.number, outcome, answer))
+        outcome, answer, usage = await asker.ask(name, line.custom_id, batch.endpoint, body)
+        await self._journal.keep(Finished(batch.id, line.number, outcome, answer, usage))
 
     def _body(self, batch: Batch, line: PendingLine) -> bytes:
         with self._store.path(batch.input_file_id).open("rb") as file:

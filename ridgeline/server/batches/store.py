@@ -21,8 +21,11 @@ from ridgeline.server.batches.bodies import (
     OVER,
     Batch,
     BatchQuery,
+    BatchUsage,
     File,
     FileQuery,
+    InputTokensDetails,
+    OutputTokensDetails,
     RequestCounts,
 )
 from ridgeline.server.errors import ApiError, BadRequest
@@ -39,11 +42,15 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE TABLE IF NOT EXISTS batches (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, status TEXT NOT NULL,
     input_file_id TEXT NOT NULL, expires_at INTEGER NOT NULL, ending TEXT, output_seconds INTEGER NOT NULL,
-    completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL);
+    completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL,
+    input_tokens INTEGER NOT NULL DEFAULT 0, cached_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0, reasoning_tokens INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS batch_lines (
     batch_id TEXT NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
     custom_id TEXT NOT NULL, outcome INTEGER NOT NULL DEFAULT 0, answer BLOB, PRIMARY KEY (batch_id, number));
 """
+_USED = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+_COUNTED = f"body, completed, failed, {', '.join(_USED)}"
 _file = msgspec.json.Decoder(File)
 _batch = msgspec.json.Decoder(Batch)
 
@@ -64,6 +71,15 @@ class KeptLine(NamedTuple):
     answer: bytes | None
 
 
+class LineUsage(NamedTuple):
+    """Tokens of one line's answer."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+
 class Finished(NamedTuple):
     """A line's answer, to be kept."""
 
@@ -71,6 +87,7 @@ class Finished(NamedTuple):
     number: int
     outcome: int
     answer: bytes
+    usage: LineUsage = LineUsage()
 
 
 class BatchStore:
@@ -92,6 +109,7 @@ class BatchStore:
         """Contents without a row were being written when the last server ended."""
         self.folder.mkdir(exist_ok=True, mode=0o700)
         sql.executescript(_SCHEMA)
+        _add_usage_columns(sql)
         known = {row[0] for row in sql.execute("SELECT id FROM files")}
         for path in self.folder.iterdir():
             if path.name not in known:
@@ -175,7 +193,7 @@ class BatchStore:
         """Those that are not over, oldest first."""
         rows = await self._run(
             lambda sql: sql.execute(
-                f"SELECT body, completed, failed FROM batches WHERE status NOT IN {_OVER} ORDER BY number"
+                f"SELECT {_COUNTED} FROM batches WHERE status NOT IN {_OVER} ORDER BY number"
             ).fetchall()
         )
         return [_with_counts(*row) for row in rows]
@@ -240,9 +258,13 @@ class BatchStore:
                     " WHERE batch_id = ? AND number = ? AND outcome = 0",
                     (line.outcome, line.answer, line.batch_id, line.number),
                 ).rowcount
+                if not changed:
+                    continue
                 counter = "completed" if line.outcome == DONE else "failed"
+                added = ", ".join(f"{name} = {name} + ?" for name in _USED)
                 sql.execute(
-                    f"UPDATE batches SET {counter} = {counter} + ? WHERE id = ?", (changed, line.batch_id)
+                    f"UPDATE batches SET {counter} = {counter} + 1, {added} WHERE id = ?",
+                    (*line.usage, line.batch_id),
                 )
 
         await self._run(work)
@@ -319,16 +341,28 @@ def _insert_file(sql: sqlite3.Connection, file: File) -> None:
 
 
 def _read_batch(sql: sqlite3.Connection, batch_id: str) -> Batch:
-    row = sql.execute("SELECT body, completed, failed FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    row = sql.execute(f"SELECT {_COUNTED} FROM batches WHERE id = ?", (batch_id,)).fetchone()
     if row is None:
         raise ApiError(404, f"batch_id: there is no batch {batch_id!r}", param="batch_id", code="not_found")
     return _with_counts(*row)
 
 
-def _with_counts(body: bytes, completed: int, failed: int) -> Batch:
+def _with_counts(
+    body: bytes, completed: int, failed: int, used: int, cached: int, written: int, reasoning: int
+) -> Batch:
     batch = _batch.decode(body)
     counts = RequestCounts(batch.request_counts.total, completed, failed)
-    return msgspec.structs.replace(batch, request_counts=counts)
+    details = InputTokensDetails(cached), OutputTokensDetails(reasoning)
+    usage = BatchUsage(used, details[0], written, details[1], used + written)
+    return msgspec.structs.replace(batch, request_counts=counts, usage=usage)
+
+
+def _add_usage_columns(sql: sqlite3.Connection) -> None:
+    """To a table of an earlier version."""
+    there = {row[1] for row in sql.execute("PRAGMA table_info(batches)")}
+    for name in _USED:
+        if name not in there:
+            sql.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
 
 
 def _write_batch(sql: sqlite3.Connection, batch: Batch) -> None:
@@ -354,7 +388,7 @@ def _page(
     purpose: str | None,
 ) -> list[tuple[Any, ...]]:
     """One row more than `limit`, if there are more; by number, which is the order of creation."""
-    columns = "body" if table == "files" else "body, completed, failed"
+    columns = "body" if table == "files" else _COUNTED
     conditions, values = ["1"], []
     if after is not None:
         row = sql.execute(f"SELECT number FROM {table} WHERE id = ?", (after,)).fetchone()

@@ -39,6 +39,8 @@ step = st.one_of(
     st.tuples(st.just("admit"), gap_ms, st.integers(0, 1), st.integers(0, 1)),
     st.tuples(st.just("go on"), gap_ms, st.integers(0, 120), st.integers(0, 20_000_000)),
     st.tuples(st.just("settle"), gap_ms, st.integers(0, 200), st.integers(0, 30_000_000)),
+    st.tuples(st.just("background"), gap_ms, st.integers(0, 120), st.integers(0, 20_000_000)),
+    st.tuples(st.just("hold"), gap_ms, st.integers(0, 200), st.integers(0, 60_000_000)),
 )
 
 
@@ -53,6 +55,8 @@ async def outcome(
     try:
         if what == "admit":
             reservation = await made.admit(subjects[: 1 + tokens], costs=bool(cost))
+        elif what.startswith("background"):
+            reservation = await made.reserve_background(what, subjects, tokens, cost)
         else:
             reservation = await made.reserve(subjects, tokens, cost, admitted=admitted)
     except GatewayError as error:
@@ -85,9 +89,13 @@ def test_redis_and_memory_agree_on_any_schedule(
         ) as redis:
             running: list[tuple[Reservation, Reservation]] = []
             admitted: list[tuple[Any, Any]] = []
-            for what, gap, tokens, cost in steps:
+            for number, (what, gap, tokens, cost) in enumerate(steps):
                 clock[0] += gap
-                if what != "settle":
+                what = f"background{number}" if what == "background" else what
+                if what == "hold":
+                    for ours, theirs in [pair for pair in running if pair[0].is_background][:1]:
+                        assert await redis.hold(theirs, cost) == await memory.hold(ours, cost)
+                elif what != "settle":
                     before = (None, None)
                     if what == "go on" and admitted:
                         before = admitted.pop(tokens % len(admitted))

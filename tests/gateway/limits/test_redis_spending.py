@@ -59,13 +59,13 @@ def test_what_only_the_ledger_knows_is_added_when_they_are_compared(redis_url: s
             made.settle(await made.reserve((subject,), 0, PICODOLLARS // 10), 0, 0)
             now[0] += 11_000
             made.settle(await made.reserve((subject,), 0, PICODOLLARS // 10), 0, 0)
-            await asyncio.gather(*made._seeding.values())
+            await asyncio.gather(*made._seeds.running)
             with pytest.raises(Limited):
                 await made.reserve((subject,), 0, PICODOLLARS // 10)
             ledger[0] = 0  # rows that are not yet written take nothing away
             now[0] += 11_000
             await made.reserve((subject,), 0, 1)
-            await asyncio.gather(*made._seeding.values())
+            await asyncio.gather(*made._seeds.running)
             with pytest.raises(Limited):
                 await made.reserve((subject,), 0, PICODOLLARS // 10)
 
@@ -141,7 +141,7 @@ def test_a_slow_ledger_costs_one_deadline_and_is_not_asked_twice(redis_url: str)
             assert not (await made.reserve((subject,), 0, 1, "open")).known
             assert len(asked) == 1
             answer.set()
-            await asyncio.gather(*made._seeding.values())
+            await asyncio.gather(*made._seeds.running)
             await made.reserve((subject,), 0, 1, "closed")
 
     run(scenario())
