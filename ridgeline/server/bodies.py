@@ -94,6 +94,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET  # instead of tool_calls, where `functions` were asked
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -132,6 +133,7 @@ class Delta(msgspec.Struct, frozen=True):
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

@@ -32,10 +32,11 @@ from ridgeline.server.chat_job import chat_job
 from ridgeline.server.choices import Piece
 from ridgeline.server.course import Job
 from ridgeline.server.decoding import decode
-from ridgeline.server.errors import ErrorReply
+from ridgeline.server.errors import BadRequest, ErrorReply
 from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from ridgeline.server.old_functions import in_older_names, with_tools
 from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
 from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.sse import answer
@@ -44,14 +45,25 @@ from ridgeline.server.sse import answer
 async def chat_completions(request: Request) -> ASGIApp:
     front, exchange = Front.of(request), Exchange.of(request)
     raw = await read_body(request, front.config)
-    job = await off_loop(len(raw), lambda: chat_job(front, decode(raw, ChatRequest)))
-    return answer(front, exchange, job, ChatShape(exchange, job))
+    job, has_functions = await off_loop(len(raw), lambda: _job(front, decode(raw, ChatRequest)))
+    return answer(front, exchange, job, ChatShape(exchange, job, has_functions))
+
+
+def _job(front: Front, body: ChatRequest) -> tuple[Job, bool]:
+    """What is asked of the engine, and whether the answer has `function_call` instead of `tool_calls`."""
+    if body.functions is None:
+        return chat_job(front, with_tools(body)), False
+    try:
+        return chat_job(front, with_tools(body)), True
+    except BadRequest as error:
+        raise in_older_names(error) from None
 
 
 class ChatShape:
-    """Pieces as chat events, or as one chat completion."""
+    """Pieces as chat events, or as one chat completion. `has_functions`: a call has the older shape."""
 
-    def __init__(self, exchange: Exchange, job: Job) -> None:
+    def __init__(self, exchange: Exchange, job: Job, has_functions: bool = False) -> None:
+        self._has_functions = has_functions
         self._head = job.head(exchange, "chatcmpl")
         self._names = TokenNames(job.client.tokenizer)
         self._params = job.params
@@ -100,7 +112,7 @@ class ChatShape:
         if piece.prompt is not None:
             opening = ChatChunkChoice(piece.index, Delta(role="assistant", content=""))
             chunks.append(self._chunk(opening, self._prompt_logprobs(piece), piece.usage))
-        deltas = [_delta(part) for part in piece.events]
+        deltas = [self._delta(part) for part in piece.events]
         if not deltas and (piece.logprobs or piece.finish_reason):
             deltas = [Delta()]
         for place, delta in enumerate(deltas):
@@ -109,7 +121,7 @@ class ChatShape:
                 piece.index,
                 delta,
                 self._logprobs(chat_logprobs(self._names, piece.logprobs)) if not place else None,
-                piece.finish_reason if is_last else None,
+                self._reason(piece) if is_last else None,
                 piece.stop_reason if is_last and piece.finish_reason else UNSET,
             )
             chunks.append(self._chunk(choice, usage=piece.usage))
@@ -119,11 +131,22 @@ class ChatShape:
         tokens = [token for piece in pieces for token in piece.logprobs]
         return ChatChoice(
             index,
-            chat_message([part for piece in pieces for part in piece.events]),
+            chat_message([part for piece in pieces for part in piece.events], self._has_functions),
             self._logprobs(chat_logprobs(self._names, tokens)),
-            pieces[-1].finish_reason or "",
+            self._reason(pieces[-1]) or "",
             pieces[-1].stop_reason,
         )
+
+    def _reason(self, piece: Piece) -> str | None:
+        is_call = self._has_functions and piece.finish_reason == "tool_calls"
+        return "function_call" if is_call else piece.finish_reason
+
+    def _delta(self, part: ParsedEvent) -> Delta:
+        delta = _delta(part)
+        if not self._has_functions or delta.tool_calls is UNSET:
+            return delta
+        call = delta.tool_calls[0]
+        return Delta() if call.index else Delta(function_call=call.function)  # the older shape has one call
 
     def _chunk(
         self,
@@ -146,7 +169,7 @@ class ChatShape:
         return prompt_logprobs(self._names, piece.prompt, piece.prompt_logprobs, asked)
 
 
-def chat_message(events: Sequence[ParsedEvent]) -> ChatMessage:
+def chat_message(events: Sequence[ParsedEvent], has_functions: bool = False) -> ChatMessage:
     """A choice's events as the message they add up to. Without any text, a message of calls has null."""
     content = "".join(part.text for part in events if isinstance(part, Content))
     reasoning = "".join(part.text for part in events if isinstance(part, Reasoning))
@@ -158,7 +181,8 @@ def chat_message(events: Sequence[ParsedEvent]) -> ChatMessage:
     return ChatMessage(
         content=None if calls and not content else content,
         reasoning_content=reasoning or UNSET,
-        tool_calls=calls or UNSET,
+        tool_calls=calls if calls and not has_functions else UNSET,
+        function_call=calls[0].function if calls and has_functions else UNSET,
     )
 
 

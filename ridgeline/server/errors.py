@@ -113,6 +113,19 @@ class BadRequest(ApiError):
         super().__init__(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
+class ContextTooLong(BadRequest):
+    """400: the prompt does not fit the context. Clients recognize this by the code or by these words."""
+
+    def __init__(self, param: str, prompt_tokens: int, max_context: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.max_context = max_context
+        message = (
+            f"This model's maximum context length is {max_context} tokens. However, your prompt resulted in "
+            f"{prompt_tokens} tokens. Reduce the length of the prompt."
+        )
+        super().__init__(param, message, "context_length_exceeded")
+
+
 class NotReady(ApiError):
     """503: no request can be taken now; the client should come back."""
 

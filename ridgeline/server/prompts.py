@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from typing import Any
 
@@ -9,7 +10,7 @@ from ridgeline.engine.client import AsyncClient
 from ridgeline.engine.request import SamplingParams
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.choices import Prompt
-from ridgeline.server.errors import BadRequest
+from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from ridgeline.server.validation import check_context, check_token_ids
 
@@ -84,11 +85,12 @@ def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Pro
 
 
 def text_ids(client: AsyncClient, text: str, field: str, add_special: bool) -> list[int]:
-    """The ids of a text that may fit: megabytes that cannot are not encoded to find that out."""
+    """The ids of a text that may fit. A text that cannot fit is refused with its least number of tokens, not
+    encoded to count them.
+    """
     context = client.hello.max_context
     if len(text) > context * CHARACTERS_PER_TOKEN:
-        message = f"the prompt has {len(text)} characters, more than {context} tokens can hold; shorten it"
-        raise BadRequest(field, message, "context_length_exceeded")
+        raise ContextTooLong(field, math.ceil(len(text) / CHARACTERS_PER_TOKEN), context)
     return client.tokenizer.encode(text, add_special=add_special)
 
 

@@ -73,6 +73,9 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON object with a closed set of fields."""
 
 
+CACHE = ignored("prefixes are found by their tokens, with or without it")
+
+
 class StreamOptions(Body, kw_only=True, frozen=True):
     include_usage: Annotated[bool | None, About("send a last chunk with the usage")] = None
     continuous_usage_stats: Annotated[
@@ -89,7 +92,8 @@ class ContentPart(Body, kw_only=True, frozen=True):
     input_audio: Annotated[Any, refused("audio is not supported yet")] = None
     file: Annotated[Any, refused("files are not supported yet")] = None
     refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
-    prompt_cache_breakpoint: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    prompt_cache_breakpoint: Annotated[Any, CACHE] = None
+    cache_control: Annotated[Any, CACHE] = None
 
 
 class CalledFunction(Body, kw_only=True, frozen=True):
@@ -107,8 +111,11 @@ class MessageToolCall(Body, kw_only=True, frozen=True):
 
 class Message(Body, kw_only=True, frozen=True):
     role: Annotated[
-        Annotated[str, one_of("system", "developer", "user", "assistant", "tool")],
-        About("`system`, `developer` (rendered as `system`), `user`, `assistant` or `tool`"),
+        Annotated[str, one_of("system", "developer", "user", "assistant", "tool", "function")],
+        About(
+            "`system`, `developer` (rendered as `system`), `user`, `assistant` or `tool`; in chat also "
+            "`function`: the result of the last `function_call` with its `name`"
+        ),
     ]
     content: Annotated[
         str | Annotated[list[ContentPart], msgspec.Meta(max_length=limits.MAX_PARTS)] | None,
@@ -121,12 +128,21 @@ class Message(Body, kw_only=True, frozen=True):
     reasoning_content: Annotated[
         str | None, About("an assistant's reasoning that is sent back; the template may use it")
     ] = None
+    reasoning: Annotated[
+        str | None, About("another name of `reasoning_content`, which counts if both are there")
+    ] = None
+    reasoning_details: Annotated[Any, ignored("the text is in `reasoning` or `reasoning_content`")] = None
+    thinking_blocks: Annotated[Any, ignored("the text is in `reasoning` or `reasoning_content`")] = None
+    id: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
+    cache_control: Annotated[Any, CACHE] = None
     tool_calls: Annotated[
         Annotated[list[MessageToolCall], msgspec.Meta(max_length=limits.MAX_CALLS)] | None,
         About("calls an assistant's message made"),
     ] = None
     tool_call_id: Annotated[Id | None, About("which call a `tool` message answers")] = None
-    function_call: Annotated[Any, refused("function calls are replaced by tool_calls")] = None
+    function_call: Annotated[
+        CalledFunction | None, About("the call of an assistant's message, in the older shape; in chat alone")
+    ] = None
 
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
@@ -137,12 +153,14 @@ class Function(Body, kw_only=True, frozen=True):
     description: Annotated[str | None, About("what it is for; the model reads it")] = None
     parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
     strict: Annotated[bool | None, About("arguments always follow the schema")] = None
+    cache_control: Annotated[Any, CACHE] = None
 
 
 class ToolDefinition(Body, kw_only=True, frozen=True):
     type: Annotated[Annotated[str, one_of("function")], About("`function`")]
     function: Annotated[Function | None, About("what may be called")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
+    cache_control: Annotated[Any, CACHE] = None
 
 
 Tools = Annotated[list[ToolDefinition], msgspec.Meta(max_length=limits.MAX_TOOLS)]
@@ -172,6 +190,12 @@ class ResponseFormat(Body, kw_only=True, frozen=True):
         About("`text`, `json_object` or `json_schema`"),
     ]
     json_schema: Annotated[JsonSchemaFormat | None, About("for `json_schema`")] = None
+    schema: Annotated[
+        dict[str, Any] | bool | None,
+        About(
+            "the JSON schema every answer follows, as llama.cpp takes it; not with `text` or `json_schema`"
+        ),
+    ] = None
 
 
 class StructuredOutputs(Body, kw_only=True, frozen=True):
@@ -190,7 +214,7 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     stream_options: Annotated[StreamOptions | None, About("only with `stream`; see below")] = None
     n: Annotated[Samples | None, About("samples per prompt, 1 to 128")] = None
     max_tokens: Annotated[
-        Count | None, About("most tokens to make; with the prompt it must fit the context, else 400")
+        Count | None, About("most tokens to make; what the context leaves, where that is less")
     ] = None
     min_tokens: Annotated[CountOrNone | None, About("tokens before which nothing stops it")] = None
     temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
@@ -276,11 +300,17 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         About("`none`, `auto` (the default with tools), `required`, or the function that must be called"),
     ] = None
     parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None
-    functions: Annotated[Any, refused("functions are replaced by tools", [])] = None
-    function_call: Annotated[Any, refused("function_call is replaced by tool_choice", "none", "auto")] = None
+    functions: Annotated[
+        Annotated[list[Function], msgspec.Meta(max_length=limits.MAX_TOOLS)] | None,
+        About("the older shape of `tools`; the answer has `function_call` and at most one call"),
+    ] = None
+    function_call: Annotated[
+        Annotated[str, one_of("none", "auto")] | FunctionName | None,
+        About("the older shape of `tool_choice`: `none`, `auto`, or the function that must be called"),
+    ] = None
     modalities: Annotated[Any, refused("only text is made", ["text"])] = None
     audio: Annotated[Any, refused("audio is not supported yet")] = None
-    prediction: Annotated[Any, refused("predicted outputs are not supported yet")] = None
+    prediction: Annotated[Any, ignored("a hint for speed alone")] = None
     reasoning_effort: Annotated[
         Name | None,
         About("given to the template; `none` also tells it not to think (`enable_thinking` false)"),
@@ -288,18 +318,19 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     thinking_token_budget: Annotated[
         Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
     ] = None
-    verbosity: Annotated[Any, refused("verbosity control is not supported yet", "medium")] = None
+    verbosity: Annotated[Any, ignored("the model is not told of it")] = None
     web_search_options: Annotated[Any, refused("web search is not supported yet")] = None
     continue_final_message: Annotated[
         bool | None, About("the last message, which must be the assistant's, is continued, not answered")
     ] = None
     chat_template: Annotated[Any, refused("a client's own template is not accepted")] = None
     documents: Annotated[Any, refused("documents are not supported yet", [])] = None
-    store: Annotated[Any, refused("nothing is stored", False)] = None
-    metadata: Annotated[Any, ignored("nothing is stored")] = None
+    store: Annotated[Any, ignored("chat completions are not stored")] = None
+    metadata: Annotated[Any, ignored("chat completions are not stored")] = None
     service_tier: Annotated[Any, ignored("there is one tier")] = None
-    prompt_cache_key: Annotated[Any, ignored("prefixes are found by their tokens")] = None
-    prompt_cache_options: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    cache_control: Annotated[Any, CACHE] = None
+    prompt_cache_key: Annotated[Any, CACHE] = None
+    prompt_cache_options: Annotated[Any, CACHE] = None
     prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
     moderation: Annotated[Any, refused("moderation is not supported yet")] = None
     safety_identifier: Annotated[Any, ignored("an end user's name")] = None

@@ -35,7 +35,13 @@ EVENT_STREAM_HEADERS = [
 ]
 
 
-class Shape(Protocol):
+class WholeShape(Protocol):
+    """How an endpoint writes a whole answer down."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Any: ...
+
+
+class Shape(WholeShape, Protocol):
     """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said.
 
     A stream is `opening`, the `events` of every piece, then `closing`; or, once it has begun, `failure`.
@@ -48,8 +54,6 @@ class Shape(Protocol):
     def closing(self, usage: Usage) -> bytes: ...
 
     def failure(self, reply: ErrorReply) -> bytes: ...
-
-    def whole(self, pieces: list[Piece], usage: Usage) -> Any: ...
 
 
 def answer(
@@ -78,7 +82,7 @@ def size_bytes(pieces: list[Piece]) -> int:
 class WholeAnswer:
     """Everything at once, when all choices have ended."""
 
-    def __init__(self, course: Course, shape: Shape, keep: Keep | None = None) -> None:
+    def __init__(self, course: Course, shape: WholeShape, keep: Keep | None = None) -> None:
         self._course = course
         self._shape = shape
         self._keep = keep

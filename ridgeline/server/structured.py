@@ -57,10 +57,14 @@ def one_of(asked: list[Asked | None]) -> Asked | None:
 
 
 def format_grammar(format: ResponseFormat, field: str = "response_format") -> Asked | None:
-    """Of OpenAI's `response_format`."""
+    """Of OpenAI's `response_format`, or llama.cpp's, which has the schema beside the type."""
+    if format.schema is not None and (format.type == "text" or format.json_schema is not None):
+        raise BadRequest(f"{field}.schema", "only allowed with type: json_object, or without json_schema")
     match format.type:
         case "text":
             return None
+        case "json_object" | "json_schema" if format.schema is not None and format.json_schema is None:
+            return json_schema_grammar(format.schema, f"{field}.schema"), f"{field}.schema"
         case "json_object":
             return Grammar("json_object"), field
         case "json_schema":

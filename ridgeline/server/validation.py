@@ -13,7 +13,7 @@ import msgspec
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.request import MAX_TOP_LOGPROBS, SamplingParams
-from ridgeline.server.errors import BadRequest, ErrorCode
+from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.limits import (
     MAX_SALT_CHARACTERS,
     MAX_STOP_CHARACTERS,
@@ -51,8 +51,9 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     }
     if message.name is not None:
         rendered["name"] = message.name
-    if message.reasoning_content is not None:
-        rendered["reasoning_content"] = message.reasoning_content
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if reasoning is not None:
+        rendered["reasoning_content"] = reasoning
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
@@ -165,25 +166,18 @@ def check_token_ids(ids: Sequence[int], param: str, vocab_size: int) -> None:
 
 
 def check_context(prompt_tokens: int, params: SamplingParams, max_context: int, prompt_field: str) -> None:
-    """The prompt and all tokens asked for must fit: an answer cut short without being told is worse."""
-    code: ErrorCode = "context_length_exceeded"
+    """The prompt must leave room for a token, and for `min_tokens`. The engine lowers `max_tokens` to what
+    the context leaves: the answer then ends with the finish reason `length`.
+    """
     if prompt_tokens == 0:
         raise BadRequest(prompt_field, "the prompt has no tokens")
     if prompt_tokens >= max_context:
-        message = f"the prompt has {prompt_tokens} tokens, the context {max_context}; shorten the prompt"
-        raise BadRequest(prompt_field, message, code)
-    asked = params.max_tokens or 0
-    if prompt_tokens + asked > max_context:
-        message = (
-            f"{prompt_tokens} prompt tokens and {asked} asked for exceed the context of {max_context}; "
-            f"ask for at most {max_context - prompt_tokens}"
-        )
-        raise BadRequest(prompt_field, message, code)
+        raise ContextTooLong(prompt_field, prompt_tokens, max_context)
     if prompt_tokens + params.min_tokens > max_context:
         message = (
             f"{params.min_tokens} tokens cannot be made: the context leaves {max_context - prompt_tokens}"
         )
-        raise BadRequest("min_tokens", message, code)
+        raise BadRequest("min_tokens", message, "context_length_exceeded")
 
 
 def check_stream_options(body: GenerationRequest) -> None:

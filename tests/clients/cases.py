@@ -53,6 +53,7 @@ FEATURES = (
     "error: unknown model",
     "error: bad field",
     "error: wrong key",
+    "error: prompt too long",
     "timeout",
     "leaving a stream",
 )

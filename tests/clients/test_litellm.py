@@ -195,3 +195,12 @@ def test_refusals_are_litellms_exceptions(client: Lite) -> None:
         client.ask(temperature=-1)
     with pytest.raises(litellm.AuthenticationError):
         client.ask(api_key="sk-of-somebody-else")
+
+
+@case("error: prompt too long", "whole", "streamed")
+def test_a_prompt_beyond_the_context_is_litellms_own_exception(client: Lite) -> None:
+    long = [{"role": "user", "content": "word " * 9000}]
+    with pytest.raises(litellm.ContextWindowExceededError):
+        client.ask(messages=long)
+    with pytest.raises(litellm.ContextWindowExceededError):
+        list(client.ask(messages=long, stream=True))

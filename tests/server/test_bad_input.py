@@ -127,9 +127,28 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("odd effort", chat(reasoning_effort="extreme"), "reasoning_effort"),
     ("budget of a model that does not reason", chat(thinking_token_budget=5), "thinking_token_budget"),
-    ("functions", chat(functions=[{"name": "f"}]), "functions"),
+    ("a function's odd name", chat(functions=[{"name": "a b"}]), "functions[0].name"),
+    ("a function's type", chat(functions=[{"type": "function", "function": {}}]), "functions[0].type"),
+    ("functions and tools", chat(functions=[{"name": "f"}], tools=[tool()]), "functions"),
+    (
+        "a call of no function",
+        chat(functions=[{"name": "f"}], function_call={"name": "g"}),
+        "function_call.name",
+    ),
+    ("odd function_call", chat(functions=[{"name": "f"}], function_call="required"), "function_call"),
+    (
+        "a result of no call",
+        chat(messages=[{"role": "function", "name": "f", "content": "1"}]),
+        "messages[0].name",
+    ),
+    ("web search", chat(web_search_options={}), "web_search_options"),
+    ("a schema of text", chat(response_format={"type": "text", "schema": {}}), "response_format.schema"),
+    (
+        "a bad schema beside json_object",
+        chat(response_format={"type": "json_object", "schema": {"type": 3}}),
+        "response_format.schema.type",
+    ),
     ("audio", chat(modalities=["text", "audio"]), "modalities"),
-    ("stored", chat(store=True), "store"),
     ("own template", chat(chat_template="{{ 1 }}"), "chat_template"),
     ("continued user", chat(continue_final_message=True), "messages[0]"),
 ]
@@ -257,17 +276,27 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(stag
     response = await stage.post(COMPLETIONS, completion(prompt=[1] * MAX_CONTEXT, max_tokens=1))
     message = _assert_refused(response, stage, "prompt")
     assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert f"has {MAX_CONTEXT} tokens, the context {MAX_CONTEXT}" in message
+    # Clients search for these words: LiteLLM, Roo Code, Cline.
+    assert f"This model's maximum context length is {MAX_CONTEXT} tokens." in message
+    assert f"resulted in {MAX_CONTEXT} tokens" in message
 
 
-async def test_more_tokens_than_the_context_leaves_are_refused_and_exactly_as_many_are_not(
+async def test_more_tokens_than_the_context_leaves_may_be_asked_for_but_not_as_min_tokens(
     stage: Stage,
 ) -> None:
-    response = await stage.post(COMPLETIONS, completion(prompt=[1] * 150, max_tokens=51))
-    message = _assert_refused(response, stage, "prompt")
-    assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert "at most 50" in message
-    assert (await stage.post(COMPLETIONS, completion(prompt=[1] * 150, max_tokens=50))).status_code == 200
+    responses = {"input": "a" * 150, "max_output_tokens": 1000, "store": False}
+    for path, body in (
+        (COMPLETIONS, completion(prompt=[1] * 150, max_tokens=51)),
+        (CHAT, chat(max_tokens=4096)),
+        (CHAT, chat(max_completion_tokens=4096)),
+        ("/v1/responses", responses),
+    ):
+        assert (await stage.post(path, body)).status_code == 200, path
+    asked = len(stage.client.asked)
+    body = completion(prompt=[1] * 150, max_tokens=60, min_tokens=51)
+    response = await stage.post(COMPLETIONS, body)
+    assert response.json()["error"]["param"] == "min_tokens"
+    assert len(stage.client.asked) == asked
 
 
 async def test_an_unknown_model_is_404_and_names_the_served_ones(stage: Stage) -> None:
@@ -290,7 +319,10 @@ async def test_harmless_fields_pass(stage: Stage) -> None:
     harmless = chat(
         user="u",
         metadata={"a": "b"},
-        store=False,
+        store=True,
+        verbosity="low",
+        prediction={"type": "content", "content": "x"},
+        cache_control={"type": "ephemeral"},
         service_tier="auto",
         parallel_tool_calls=True,
         tools=[],

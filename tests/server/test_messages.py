@@ -57,7 +57,7 @@ async def test_a_whole_message_has_anthropics_shape() -> None:
         "type": "message",
         "role": "assistant",
         "model": "m",
-        "content": [{"type": "text", "text": "hé!", "citations": None}],
+        "content": [{"type": "text", "text": "hé!"}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
@@ -131,6 +131,17 @@ async def test_more_tokens_than_the_context_holds_are_not_asked_of_the_engine() 
     assert first.max_tokens is None
     assert (second.max_tokens, second.stop, second.temperature) == (7, ("x",), 0.5)
     assert (second.top_p, second.top_k) == (0.9, 3)
+
+
+async def test_a_prompt_beyond_the_context_is_refused_in_anthropics_words() -> None:
+    for text, tokens in (("a" * 300, 319), ("a" * 60_000, 235)):  # the second is too long to be encoded
+        answer = await Stage().post(MESSAGES, {**ASK, "messages": [{"role": "user", "content": text}]})
+        assert answer.status_code == 400
+        told = {
+            "type": "invalid_request_error",
+            "message": f"prompt is too long: {tokens} tokens > 200 maximum",
+        }
+        assert answer.json()["error"] == told
 
 
 async def prompt_of(**fields: Any) -> str:

@@ -13,6 +13,8 @@ from tests.server.scripted_client import fail, say
 from tests.server.stage import Stage
 
 USER = {"role": "user", "content": "a"}
+NAMESPACE = {"type": "namespace", "name": "crm", "description": "The CRM", "tools": [WEATHER]}
+INNER_TYPE, INNER_NAME = "tools[0].tools[0].type", "tools[0].tools[0].name"
 CALLED = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 
@@ -47,7 +49,6 @@ def part(**fields: Any) -> dict[str, Any]:
         ({"input": [{"type": "reasoning", "summary": [], "content": "a"}]}, "input[0].content"),
         ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input[0].summary[0].type"),
         ({"input": "a" * 300}, "input"),
-        ({"input": "a", "max_output_tokens": 190}, "input"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "max_tokens": 5}, "max_tokens"),
         ({"input": "a", "temperature": -1}, "temperature"),
@@ -59,7 +60,16 @@ def part(**fields: Any) -> dict[str, Any]:
         ),
         ({"input": "a", "include": ["message.secrets"]}, "include[0]"),
         ({"input": "a", "include": ["message.output_text.logprobs"] * 17}, "include"),
-        ({"input": "a", "tools": [{"type": "web_search", "filters": {}}]}, "tools[0].type"),
+        ({"input": "a", "tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools[1].type"),
+        ({"input": "a", "tools": [{**NAMESPACE, "tools": [{"type": "custom", "name": "f"}]}]}, INNER_TYPE),
+        ({"input": "a", "tools": [{**NAMESPACE, "tools": [{**WEATHER, "name": ""}]}]}, INNER_NAME),
+        ({"input": "a", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        (
+            {"input": "a", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice.type",
+        ),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content"),
         ({"input": "a", "tools": [WEATHER, {"type": "function"}]}, "tools[1].name"),
         ({"input": "a", "tools": [{**WEATHER, "name": "no spaces"}]}, "tools[0].name"),
         ({"input": "a", "tools": [WEATHER, WEATHER]}, "tools[1].name"),
@@ -88,12 +98,12 @@ def part(**fields: Any) -> dict[str, Any]:
             "text.format.schema.type",
         ),
         ({"input": "a", "text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
-        ({"input": "a", "text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"input": "a", "text": {"verbosity": "huge"}}, "text.verbosity"),
         ({"input": "a", "reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"input": "a", "metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"input": "a", "metadata": {"a": "b" * 513}}, "metadata"),
         ({"input": "a", "metadata": {"a" * 65: "b"}}, "metadata"),
-        ({"input": "a", "truncation": "auto"}, "truncation"),
+        ({"input": "a", "truncation": "middle"}, "truncation"),
         ({"input": "a", "conversation": "conv_1"}, "conversation"),
         ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "a", "stream_options": {}}, "stream_options"),

@@ -21,8 +21,7 @@ ErrorType = Literal[
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    text: str
-    citations: None = None
+    text: str  # no `citations`: nothing is cited, and @ai-sdk/anthropic refuses a null
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):

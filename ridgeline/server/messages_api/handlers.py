@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from ridgeline.engine.client import AsyncClient
 from ridgeline.server.bodies import encode
 from ridgeline.server.chat_job import chat_job, prompt_tokens
-from ridgeline.server.errors import BadRequest
+from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.messages_api.bodies import TokenCount
@@ -74,5 +74,8 @@ def _blamed(conversion: Conversion, work: Callable[[], T]) -> T:
     """Do `work`; what is wrong with the chat request is wrong with the client's body, under its names."""
     try:
         return work()
+    except ContextTooLong as error:  # Claude Code and LiteLLM search for these words
+        message = f"prompt is too long: {error.prompt_tokens} tokens > {error.max_context} maximum"
+        raise BadRequest(None, message, "context_length_exceeded") from None
     except BadRequest as error:
         raise conversion.blame(error) from None

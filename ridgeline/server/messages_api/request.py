@@ -15,14 +15,13 @@ from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.field_types import Int, Name, Salt, Seed, Temperature, TopK, TopP
 from ridgeline.server.limits import MAX_MESSAGES, MAX_TOOLS
-from ridgeline.server.protocol import About, Body, ignored, refused
+from ridgeline.server.protocol import CACHE, About, Body, ignored, refused
 
 MAX_BLOCKS = 10_000  # of one message
 MAX_ID_CHARACTERS = 200
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
 StopSequence = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
-CACHE = ignored("prefixes are found by their tokens, with or without it")
 TOOLSET = refused("toolsets are Anthropic's own; none is served here")
 # Keeps all there is, which is what is done anyway. Claude Code sends it.
 KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
@@ -41,7 +40,7 @@ class GivenThinking(Body, kw_only=True, frozen=True, tag_field="type", tag="thin
 
 
 class GivenRedactedThinking(Body, kw_only=True, frozen=True, tag_field="type", tag="redacted_thinking"):
-    data: Annotated[str, ignored("nobody but its maker can read it")]
+    data: Annotated[str, ignored("only the server that made it can read it")]
     cache_control: Annotated[Any, CACHE] = None
 
 

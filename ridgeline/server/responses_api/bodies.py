@@ -59,8 +59,16 @@ class FunctionCallItem(_Typed, frozen=True, kw_only=True, tag="function_call"):
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
     status: ItemStatus
+
+
+class CompactionItem(_Typed, frozen=True, kw_only=True, tag="compaction"):
+    """What stands for the part of a conversation that was left out."""
+
+    id: str
+    encrypted_content: str
 
 
 class FunctionCallOutputItem(_Typed, frozen=True, kw_only=True, tag="function_call_output"):
@@ -71,7 +79,7 @@ class FunctionCallOutputItem(_Typed, frozen=True, kw_only=True, tag="function_ca
 
 
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem
-Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
+Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem | CompactionItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -101,12 +109,17 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: Literal["max_output_tokens"]
 
 
-class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["function"] = "function"
+class FunctionTool(_Typed, frozen=True, kw_only=True, tag="function"):
     name: str
     description: str | None
     parameters: dict[str, Any] | None
     strict: bool
+
+
+class NamespaceTool(_Typed, frozen=True, kw_only=True, tag="namespace"):
+    name: str
+    description: str | None
+    tools: list[FunctionTool]
 
 
 class ShownFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +132,7 @@ class ShownFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 class ShownText(msgspec.Struct, frozen=True, kw_only=True):
     format: ShownFormat
-    verbosity: Literal["medium"] = "medium"
+    verbosity: Literal["low", "medium", "high"] = "medium"
 
 
 class ShownReasoning(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,10 +174,12 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: ShownText
     tool_choice: str | ShownToolChoice
-    tools: list[FunctionTool]
+    tools: list[FunctionTool | NamespaceTool]  # those that the model is offered
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    presence_penalty: float = 0.0  # not in responses that were stored before it was told
+    frequency_penalty: float = 0.0
+    truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
 
@@ -173,6 +188,14 @@ class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[MessageItem | CompactionItem]
+    usage: ResponseUsage
 
 
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):

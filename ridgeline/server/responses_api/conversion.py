@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from msgspec import UNSET
+
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.models.errors import TemplateError
 from ridgeline.server.bodies import encode
@@ -18,17 +20,19 @@ from ridgeline.server.decoding import decode
 from ridgeline.server.errors import ApiError, BadRequest, ErrorReply, reply_to
 from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.responses_api.bodies import (
+    CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     MessageItem,
     ReasoningItem,
 )
-from ridgeline.server.responses_api.items import Placed, refused_type
+from ridgeline.server.responses_api.items import Placed, refused_type, unsealed
+from ridgeline.server.responses_api.namespaces import Offered, called, flat_name, offered
 from ridgeline.server.responses_api.protocol import (
     LOGPROBS,
+    NOT_OFFERED_TYPES,
     InputTokensRequest,
     ResponseRequest,
-    ResponseTool,
     ResponseToolChoice,
 )
 
@@ -52,6 +56,7 @@ SAME_NAME = (
     "stream",
 )
 CHOICES = ("none", "auto", "required")
+SUMMARY = "Summary of the conversation so far:\n"  # before that of a compaction item
 # The beginnings of chat's paths, longest first, and what they are called here.
 RENAMED = (
     ("response_format.json_schema", "text.format"),
@@ -73,14 +78,14 @@ class Names:
     messages: list[str] = field(default_factory=list)
     calls: dict[tuple[int, int], str] = field(default_factory=dict)
     outputs: set[int] = field(default_factory=set)  # the messages that are outputs of functions
-    tools: list[int] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
 
     def of(self, path: str) -> str:
         """The client's name of a chat body's path; a path that is the same in both comes back as it is."""
         if match := _MESSAGE.fullmatch(path):
             return self._message(int(match[1]), match[2], match["rest"])
         if match := _TOOL.fullmatch(path):
-            return f"tools[{self.tools[int(match[1])]}]{match['rest']}"
+            return self.tools[int(match[1])] + match["rest"]
         for chat, ours in RENAMED:
             if path == chat or path.startswith((f"{chat}.", f"{chat}[")):
                 return ours + path.removeprefix(chat)
@@ -160,9 +165,13 @@ def _messages(instructions: str | None, items: Sequence[Placed], names: Names) -
                 turn = _assistant_turn(messages, names, placed.path, lacking=())
                 calls = turn.setdefault("tool_calls", [])
                 names.calls[len(messages) - 1, len(calls)] = placed.path
-                function = {"name": call.name, "arguments": call.arguments}
+                namespace = None if call.namespace is UNSET else call.namespace
+                function = {"name": flat_name(namespace, call.name), "arguments": call.arguments}
                 calls.append({"id": call.call_id, "type": "function", "function": function})
                 called.add(call.call_id)
+            case CompactionItem() as compaction:
+                summary = unsealed(compaction.encrypted_content, f"{placed.path}.encrypted_content")
+                _say(messages, names, placed.path, role="user", content=SUMMARY + summary)
             case FunctionCallOutputItem() as output:
                 if output.call_id not in called:
                     message = f"no function_call before it has the id {output.call_id[:64]!r}"
@@ -205,30 +214,26 @@ def _chat_parts(parts: Sequence[Any]) -> list[dict[str, str]]:
 
 
 def _tools(body: InputTokensRequest, names: Names) -> dict[str, Any]:
-    tools = body.tools or []
-    for i, tool in enumerate(tools):
-        if tool.type != "function":
-            raise refused_type(f"tools[{i}].type", tool.type, "tools", ("function",))
-        if tool.name is None:
-            raise BadRequest(f"tools[{i}].name", "this field is required", "missing_field")
-    choice, allowed = _choice(body.tool_choice, tools)
-    names.tools = [i for i, tool in enumerate(tools) if allowed is None or tool.name in allowed]
-    functions = [{"type": "function", "function": _function(tools[i])} for i in names.tools]
-    return {"tools": functions or None, "tool_choice": choice}
+    functions = offered(body.tools)
+    choice, allowed = _choice(body.tool_choice, functions)
+    told = [function for function in functions if allowed is None or function.name in allowed]
+    names.tools = [function.path for function in told]
+    tools = [{"type": "function", "function": _function(function)} for function in told]
+    return {"tools": tools or None, "tool_choice": choice}
 
 
-def _function(tool: ResponseTool) -> dict[str, Any]:
+def _function(offered: Offered) -> dict[str, Any]:
     function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
+        "name": offered.name,
+        "description": offered.description,
+        "parameters": offered.tool.parameters,
+        "strict": offered.tool.strict,
     }
     return {name: value for name, value in function.items() if value is not None}
 
 
 def _choice(
-    choice: str | ResponseToolChoice | None, tools: Sequence[ResponseTool]
+    choice: str | ResponseToolChoice | None, functions: Sequence[Offered]
 ) -> tuple[Any, set[str] | None]:
     """Chat's tool_choice, and the names of the only tools the model is told of; None for all."""
     if choice is None or isinstance(choice, str):
@@ -239,24 +244,27 @@ def _choice(
         case "function":
             if choice.name is None:
                 raise BadRequest("tool_choice.name", "this field is required", "missing_field")
-            return {"type": "function", "function": {"name": choice.name}}, None
+            name = called(choice.name, functions, "tool_choice.name")
+            return {"type": "function", "function": {"name": name}}, None
         case "allowed_tools":
-            return choice.mode or "auto", _allowed(choice, tools)
+            return choice.mode or "auto", _allowed(choice, functions)
     raise refused_type("tool_choice.type", choice.type, "choices", ("function", "allowed_tools"))
 
 
-def _allowed(choice: ResponseToolChoice, tools: Sequence[ResponseTool]) -> set[str]:
+def _allowed(choice: ResponseToolChoice, functions: Sequence[Offered]) -> set[str]:
     if choice.mode not in (None, "auto", "required"):
         raise BadRequest("tool_choice.mode", "must be auto or required")
     if not choice.tools:
         raise BadRequest("tool_choice.tools", "at least one tool is needed")
-    known = {tool.name for tool in tools}
+    allowed = set()
     for i, tool in enumerate(choice.tools):
+        path = f"tool_choice.tools[{i}]"
+        if tool.type in NOT_OFFERED_TYPES:
+            continue
         if tool.type != "function":
-            raise refused_type(f"tool_choice.tools[{i}].type", tool.type, "tools", ("function",))
-        if tool.name not in known:
-            raise BadRequest(f"tool_choice.tools[{i}].name", "no function of tools has this name")
-    return {tool.name for tool in choice.tools if tool.name is not None}
+            raise refused_type(f"{path}.type", tool.type, "tools", ("function", *NOT_OFFERED_TYPES))
+        allowed.add(called(tool.name or "", functions, f"{path}.name"))
+    return allowed
 
 
 def _text(body: InputTokensRequest) -> dict[str, Any]:

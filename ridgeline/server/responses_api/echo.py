@@ -12,8 +12,10 @@ from msgspec import UNSET
 
 from ridgeline.server.bodies import encode
 from ridgeline.server.course import Job
+from ridgeline.server.responses_api import protocol
 from ridgeline.server.responses_api.bodies import (
     FunctionTool,
+    NamespaceTool,
     ResponseBody,
     ShownFormat,
     ShownReasoning,
@@ -49,6 +51,9 @@ def opening_body(body: ResponseRequest, job: Job, created_at: int, is_stored: bo
         tools=_written(_tools(body)),
         top_logprobs=body.top_logprobs or 0,
         top_p=job.params.top_p,
+        presence_penalty=job.params.presence_penalty,
+        frequency_penalty=job.params.frequency_penalty,
+        truncation=body.truncation or "disabled",
         user=body.user,
     )
 
@@ -58,16 +63,24 @@ def _written(value: T) -> T:
     return cast(T, msgspec.Raw(encode(value)))
 
 
-def _tools(body: ResponseRequest) -> list[FunctionTool]:
-    return [
-        FunctionTool(
-            name=tool.name or "",
-            description=tool.description,
-            parameters=tool.parameters,
-            strict=bool(tool.strict),
-        )
-        for tool in body.tools or ()
-    ]
+def _tools(body: ResponseRequest) -> list[FunctionTool | NamespaceTool]:
+    shown: list[FunctionTool | NamespaceTool] = []
+    for tool in body.tools or ():
+        if isinstance(tool, protocol.FunctionTool):
+            shown.append(_function(tool))
+        elif isinstance(tool, protocol.NamespaceTool):
+            functions = [_function(inner) for inner in tool.tools]
+            shown.append(NamespaceTool(name=tool.name, description=tool.description, tools=functions))
+    return shown
+
+
+def _function(tool: protocol.FunctionTool) -> FunctionTool:
+    return FunctionTool(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+    )
 
 
 def _tool_choice(choice: str | ResponseToolChoice | None) -> str | ShownToolChoice:
@@ -81,16 +94,18 @@ def _tool_choice(choice: str | ResponseToolChoice | None) -> str | ShownToolChoi
 
 def _text(body: ResponseRequest) -> ShownText:
     asked = body.text.format if body.text else None
+    verbosity = (body.text.verbosity if body.text else None) or "medium"
     if asked is None:
-        return ShownText(format=ShownFormat(type="text"))
+        return ShownText(format=ShownFormat(type="text"), verbosity=verbosity)
     return ShownText(
+        verbosity=verbosity,
         format=ShownFormat(
             type=asked.type,
             name=_given(asked.name),
             description=_given(asked.description),
             schema=_given(asked.schema),
             strict=True if asked.type == "json_schema" else UNSET,
-        )
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ridgeline.server.endpoint import Endpoint, Generating
 from ridgeline.server.responses_api import handlers
 from ridgeline.server.responses_api.bodies import (
+    CompactedResponse,
     DeletedResponse,
     InputTokens,
     ItemList,
@@ -12,6 +13,7 @@ from ridgeline.server.responses_api.bodies import (
     ResponseEvent,
 )
 from ridgeline.server.responses_api.protocol import (
+    CompactRequest,
     InputTokensRequest,
     ItemsQuery,
     ResponseRequest,
@@ -40,6 +42,16 @@ ENDPOINTS = [
         request=InputTokensRequest,
         response=InputTokens,
         examples=({"input": "What is the capital of France?"},),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses/compact",
+        Generating(handlers.compact),
+        "A conversation, shortened: the user's messages, and a summary of all that was said",
+        request=CompactRequest,
+        response=CompactedResponse,
+        errors=(429, 504),
+        examples=({"input": [{"role": "user", "content": "What is the capital of France?"}]},),
     ),
     Endpoint(
         "GET",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from ridgeline.server.bodies import ChatLogprob
 from ridgeline.server.responses_api import bodies
 from ridgeline.server.responses_api.bodies import (
@@ -93,8 +95,11 @@ class GrowingReasoning:
 class GrowingCall:
     """A call of a function: its name is known when it begins, its arguments grow."""
 
-    def __init__(self, telling: Telling, output_index: int, call_id: str, name: str) -> None:
+    def __init__(
+        self, telling: Telling, output_index: int, call_id: str, namespace: str | None, name: str
+    ) -> None:
         self._telling = telling
+        self._namespace = namespace
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("fc")}
         self._call_id = call_id
         self._name = name
@@ -118,6 +123,7 @@ class GrowingCall:
             id=self._at["item_id"],
             call_id=self._call_id,
             name=self._name,
+            namespace=self._namespace or UNSET,
             arguments=arguments,
             status=status,
         )

@@ -22,12 +22,15 @@ from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames
 from ridgeline.server.responses_api.background import Background, Replay, Run
 from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList
+from ridgeline.server.responses_api.compaction import CompactionShape, summary_request, with_instruction
 from ridgeline.server.responses_api.conversion import Names, converted
 from ridgeline.server.responses_api.echo import opening_body
 from ridgeline.server.responses_api.items import Placed, placed_items, references
+from ridgeline.server.responses_api.namespaces import homes
 from ridgeline.server.responses_api.protocol import (
     LOGPROBS,
     MAX_ITEMS,
+    CompactRequest,
     InputTokensRequest,
     ItemsQuery,
     ResponseRequest,
@@ -36,7 +39,7 @@ from ridgeline.server.responses_api.protocol import (
 from ridgeline.server.responses_api.refusals import named_refusal
 from ridgeline.server.responses_api.shape import ResponseShape
 from ridgeline.server.responses_api.store import History, Limits, ResponseStore, not_found
-from ridgeline.server.sse import answer
+from ridgeline.server.sse import WholeAnswer, answer
 
 B = TypeVar("B", bound=InputTokensRequest)
 Q = TypeVar("Q")
@@ -176,6 +179,16 @@ async def input_tokens(request: Request) -> Response:
     return await _json(InputTokens(input_tokens=count))
 
 
+async def compact(request: Request) -> ASGIApp:
+    front, exchange, responses = Front.of(request), Exchange.of(request), Responses.of(request)
+    raw = await read_body(request, front.config)
+    body = await off_loop(len(raw), lambda: _decoded(raw, CompactRequest))
+    items, history_bytes = await _conversation(responses, body, len(raw))
+    asked = with_instruction(items)
+    job, _ = await off_loop(len(raw) + history_bytes, lambda: _job(front, summary_request(body), asked))
+    return WholeAnswer(Course(front, exchange, job), CompactionShape(items, exchange.created))
+
+
 def _decoded(raw: bytes, kind: type[B]) -> B:
     try:
         return decode(raw, kind)
@@ -208,7 +221,9 @@ async def _prepare(
         job, names = _job(front, body, items)
         job = dataclasses.replace(job, grammar_field=names.of(job.grammar_field))
         first = opening_body(body, job, exchange.created, is_stored)
-        shape = ResponseShape(first, TokenNames(job.client.tokenizer), LOGPROBS in (body.include or ()))
+        names_of_tokens = TokenNames(job.client.tokenizer)
+        with_logprobs = LOGPROBS in (body.include or ())
+        shape = ResponseShape(first, names_of_tokens, with_logprobs, homes(body.tools))
         return Prepared(job, shape, own)
 
     return await off_loop(size_bytes + history_bytes, work)

@@ -6,14 +6,19 @@ from here on: what the store keeps and the conversation is made of. A bad item i
 
 from __future__ import annotations
 
+import base64
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import msgspec
+from msgspec import UNSET
+
 from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.protocol import fields_of
 from ridgeline.server.responses_api.bodies import (
+    CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputText,
@@ -33,9 +38,10 @@ TEXT_TYPES = ("input_text", "output_text")
 # Which fields go with which type; those that are ignored everywhere are not listed.
 FIELDS: dict[str, tuple[str, ...]] = {
     "message": ("id", "role", "content"),
-    "reasoning": ("id", "summary", "content"),
-    "function_call": ("id", "call_id", "name", "arguments"),
+    "reasoning": ("id", "summary", "content", "encrypted_content"),
+    "function_call": ("id", "call_id", "name", "arguments", "namespace"),
     "function_call_output": ("id", "call_id", "output", "name"),
+    "compaction": ("id", "encrypted_content"),
     "item_reference": ("id",),
 }
 _NOT_OF = {
@@ -60,6 +66,24 @@ class Placed:
 def new_id(prefix: str) -> str:
     """Ids cannot be guessed: who knows one may read what it names."""
     return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class _Sealed(msgspec.Struct, forbid_unknown_fields=True, tag="ridgeline.summary"):
+    summary: str
+
+
+def sealed(summary: str) -> str:
+    """A summary as a compaction item carries it: encoded, not encrypted."""
+    return base64.b64encode(msgspec.json.encode(_Sealed(summary))).decode()
+
+
+def unsealed(content: str, path: str) -> str:
+    """The summary in a compaction item. Raises 400 for one that another server made."""
+    try:
+        return msgspec.json.decode(base64.b64decode(content, validate=True), type=_Sealed).summary
+    except (ValueError, msgspec.DecodeError):
+        message = "another kind of server made this compaction item, which cannot be read here"
+        raise BadRequest(path, message) from None
 
 
 def references(given: str | list[InputItem] | None) -> list[str]:
@@ -102,11 +126,16 @@ def _placed(item: InputItem, path: str, stored: Mapping[str, Item]) -> Placed:
                 id=item.id or new_id("fc"),
                 call_id=_needed(item.call_id, f"{path}.call_id"),
                 name=_needed(item.name, f"{path}.name"),
+                namespace=item.namespace or UNSET,
                 arguments=_needed(item.arguments, f"{path}.arguments"),
                 status="completed",
             )
         case "function_call_output":
             made = _output(item, path)
+        case "compaction":
+            content = _needed(item.encrypted_content, f"{path}.encrypted_content")
+            unsealed(content, f"{path}.encrypted_content")  # or it is refused
+            made = CompactionItem(id=item.id or new_id("cmp"), encrypted_content=content)
         case _:
             id = _needed(item.id, f"{path}.id")
             if id not in stored:

@@ -27,8 +27,8 @@ from ridgeline.server.field_types import (
     TopP,
     Variables,
 )
-from ridgeline.server.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from ridgeline.server.protocol import About, Body, ignored, refused
+from ridgeline.server.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, MAX_PARTS, MAX_TOOLS
+from ridgeline.server.protocol import CACHE, About, Body, ignored, refused
 
 MAX_ITEMS = MAX_MESSAGES  # of one conversation, earlier turns included
 
@@ -58,7 +58,7 @@ class InputPart(Body, kw_only=True, frozen=True):
     text: Annotated[str | None, About("the text")] = None
     annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
     logprobs: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
-    prompt_cache_breakpoint: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    prompt_cache_breakpoint: Annotated[Any, CACHE] = None
     refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
     image_url: Annotated[Any, refused(NO_FILES)] = None
     detail: Annotated[Any, refused(NO_FILES)] = None
@@ -76,7 +76,8 @@ class InputItem(Body, kw_only=True, frozen=True):
     type: Annotated[
         Name | None,
         About(
-            "`message` (default), `function_call`, `function_call_output`, `reasoning` or `item_reference`"
+            "`message` (default), `function_call`, `function_call_output`, `reasoning`, `compaction` or "
+            "`item_reference`"
         ),
     ] = None
     id: Annotated[Name | None, About("of the item; for `item_reference`: which stored item is meant")] = None
@@ -92,28 +93,71 @@ class InputItem(Body, kw_only=True, frozen=True):
     ] = None
     summary: Annotated[Parts | None, About("of `reasoning`; kept, and not read by the model")] = None
     encrypted_content: Annotated[
-        str | None, ignored("of `reasoning`: another server's; nobody can read it here")
+        str | None,
+        About("of `compaction`: the summary; of `reasoning`, where it is ignored: another server's"),
     ] = None
     status: Annotated[Name | None, ignored("of an earlier answer that is sent back")] = None
     phase: Annotated[Name | None, ignored("nothing depends on it")] = None
     caller: Annotated[Any, ignored("functions are called directly, always")] = None
     async_: Annotated[Any, refused("calls are answered in their turn", False)] = None
-    namespace: Annotated[Any, refused("namespaces are not supported")] = None
+    namespace: Annotated[Name | None, About("of `function_call`: the function's, if it has one")] = None
 
 
-class ResponseTool(Body, kw_only=True, frozen=True):
-    type: Annotated[Name, About("`function`; tools that a server would run itself are refused")]
-    name: Annotated[Name | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -")] = None
+class FunctionTool(Body, kw_only=True, frozen=True, tag_field="type", tag="function"):
+    name: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)],
+        About("1 to 64 of a-z, A-Z, 0-9, _ and -"),
+    ]
     description: Annotated[str | None, About("what it is for; the model reads it")] = None
     parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
     strict: Annotated[bool | None, About("arguments always follow the schema; default false")] = None
     output_schema: Annotated[Any, ignored("the model is not told of it")] = None
     allowed_callers: Annotated[Any, refused("only direct calls are made", ["direct"])] = None
     defer_loading: Annotated[Any, refused("every tool is told to the model at once", False)] = None
+    async_: Annotated[Any, refused("calls are answered in their turn", False)] = None
+
+
+class NamespaceTool(Body, kw_only=True, frozen=True, tag_field="type", tag="namespace"):
+    name: Annotated[
+        Name, About("the `namespace` of the calls; the model reads each function as `namespace__name`")
+    ]
+    description: Annotated[str | None, About("the model reads it with the first of the functions")] = None
+    tools: Annotated[
+        Annotated[list[FunctionTool], msgspec.Meta(max_length=MAX_TOOLS)],
+        About("functions; custom tools are refused"),
+    ]
+
+
+class HostedTool(Body, kw_only=True, frozen=True, forbid_unknown_fields=False, tag_field="type"):
+    """A tool that runs on OpenAI's servers and that clients send without being asked to: the model is not
+    offered it, which changes nothing but that it cannot be called. All of its fields are ignored.
+    """
+
+
+class WebSearchTool(HostedTool, kw_only=True, frozen=True, tag="web_search"):
+    pass
+
+
+class WebSearchPreviewTool(HostedTool, kw_only=True, frozen=True, tag="web_search_preview"):
+    pass
+
+
+class ToolSearchTool(HostedTool, kw_only=True, frozen=True, tag="tool_search"):
+    pass
+
+
+class ImageGenerationTool(HostedTool, kw_only=True, frozen=True, tag="image_generation"):
+    pass
+
+
+NOT_OFFERED_TYPES = ("web_search", "web_search_preview", "tool_search", "image_generation")
+ResponseTool = (
+    FunctionTool | NamespaceTool | WebSearchTool | WebSearchPreviewTool | ToolSearchTool | ImageGenerationTool
+)
 
 
 class AllowedTool(Body, kw_only=True, frozen=True):
-    type: Annotated[Name, About("`function`")]
+    type: Annotated[Name, About("`function`, or a kind of `tools` that the model is not offered")]
     name: Annotated[Name | None, About("a function of `tools`")] = None
 
 
@@ -137,7 +181,9 @@ class TextFormat(Body, kw_only=True, frozen=True):
 
 class TextOptions(Body, kw_only=True, frozen=True):
     format: Annotated[TextFormat | None, About("the shape of the answer")] = None
-    verbosity: Annotated[Any, refused("verbosity control is not supported yet", "medium")] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, ignored("the model is not told of it")] = (
+        None
+    )
 
 
 class ReasoningOptions(Body, kw_only=True, frozen=True):
@@ -172,7 +218,7 @@ class InputTokensRequest(Body, kw_only=True, frozen=True):
     ] = None
     tools: Annotated[
         Annotated[list[ResponseTool], msgspec.Meta(max_length=MAX_TOOLS)] | None,
-        About("functions the model may call; up to 128"),
+        About("functions the model may call, alone or in namespaces; up to 128"),
     ] = None
     tool_choice: Annotated[
         Name | ResponseToolChoice | None,
@@ -182,7 +228,8 @@ class InputTokensRequest(Body, kw_only=True, frozen=True):
     text: Annotated[TextOptions | None, About("the shape of the answer's text")] = None
     reasoning: Annotated[ReasoningOptions | None, About("how much the model thinks first")] = None
     truncation: Annotated[
-        Any, refused("nothing is left out of a conversation unasked; shorten it", "disabled")
+        Literal["auto", "disabled"] | None,
+        ignored("nothing is left out: a conversation beyond the context is refused"),
     ] = None
     chat_template_kwargs: Annotated[
         Variables | None,
@@ -201,7 +248,7 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     ] = None
     max_output_tokens: Annotated[
         Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | None,
-        About("most tokens to make, reasoning included; default: what the context leaves"),
+        About("most tokens to make, reasoning included; at most and by default what the context leaves"),
     ] = None
     temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
     top_p: Annotated[TopP | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
@@ -215,10 +262,11 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     metadata: Annotated[
         Metadata | None, About("up to 16 keys of up to 64 characters, values of up to 512; kept")
     ] = None
+    client_metadata: Annotated[Any, ignored("the client's own notes, such as Codex's ids")] = None
     user: Annotated[Label | None, ignored("an end user's name; kept")] = None
     safety_identifier: Annotated[Label | None, ignored("an end user's name; kept")] = None
     prompt_cache_key: Annotated[Label | None, ignored("prefixes are found by their tokens; kept")] = None
-    prompt_cache_options: Annotated[Any, ignored("prefixes are found by their tokens")] = None
+    prompt_cache_options: Annotated[Any, CACHE] = None
     prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
     service_tier: Annotated[Label | None, ignored("there is one tier, `default`")] = None
     max_tool_calls: Annotated[Int | None, ignored("of tools a server runs itself; there are none")] = None
@@ -246,6 +294,19 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     moderation: Annotated[Any, refused("moderation is not supported yet")] = None
     image: Annotated[Any, refused(NO_FILES)] = None
     access_programs: Annotated[Any, refused("there are no access programs")] = None
+
+
+class CompactRequest(InputTokensRequest, kw_only=True, frozen=True):
+    """A conversation as `/v1/responses` takes it; `tools`, `tool_choice` and `text` are not looked at."""
+
+    client_metadata: Annotated[Any, ignored("the client's own notes, such as Codex's ids")] = None
+    prompt_cache_key: Annotated[Any, CACHE] = None
+    prompt_cache_options: Annotated[Any, CACHE] = None
+    prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
+    service_tier: Annotated[Any, ignored("there is one tier, `default`")] = None
+    priority: Annotated[Int | None, About("lower is served first; default 0")] = None
+    cache_salt: Annotated[Salt | None, About("requests share cached prefixes only with the same salt")] = None
+    image: Annotated[Any, refused(NO_FILES)] = None
 
 
 class RetrieveQuery(msgspec.Struct, frozen=True):

@@ -11,25 +11,34 @@ from typing import Any
 
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.responses_api.items import FIELDS, refused_type
+from ridgeline.server.responses_api.protocol import NOT_OFFERED_TYPES
 
-_WHERE = re.compile(r"(input|tools)\[(\d+)\]")
-SERVED = {"input": ("items", tuple(FIELDS)), "tools": ("tools", ("function",))}
+_WHERE = re.compile(r"(input|tools)\[(\d+)\](?:\.tools\[(\d+)\])?(\.type)?")
+ITEMS = tuple(FIELDS)
+TOOLS = ("function", "namespace", *NOT_OFFERED_TYPES)
+INNER_TOOLS = ("function",)  # of a namespace
 
 
 def named_refusal(raw: bytes, refusal: BadRequest) -> BadRequest:
     """The same refusal, or one that says more."""
     match = _WHERE.match(refusal.reply.param or "")
-    if match is None or refusal.reply.code not in ("unknown_field", "unsupported_field"):
+    if match is None or not (match[4] or refusal.reply.code in ("unknown_field", "unsupported_field")):
         return refusal
-    what, served = SERVED[match[1]]
-    kind = _type_at(raw, match[1], int(match[2]))
+    places = [int(place) for place in match.groups()[1:3] if place is not None]
+    kind = _type_at(raw, match[1], places)
+    served = ITEMS if match[1] == "input" else TOOLS if len(places) == 1 else INNER_TOOLS
     if not isinstance(kind, str) or kind in served:
         return refusal
-    return refused_type(f"{match[0]}.type", kind, what, served)
+    path = match[0].removesuffix(".type")
+    return refused_type(f"{path}.type", kind, "items" if match[1] == "input" else "tools", served)
 
 
-def _type_at(raw: bytes, field: str, place: int) -> Any:
+def _type_at(raw: bytes, field: str, places: list[int]) -> Any:
+    """Of an item or a tool; of two places, the second is that of a tool in a namespace."""
     try:
-        return json.loads(raw)[field][place].get("type")
+        found = json.loads(raw)[field][places[0]]
+        for place in places[1:]:
+            found = found["tools"][place]
+        return found.get("type")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None

@@ -28,6 +28,7 @@ from ridgeline.server.responses_api.bodies import (
     Status,
 )
 from ridgeline.server.responses_api.growing import GrowingCall, GrowingItem, GrowingReasoning, GrowingText
+from ridgeline.server.responses_api.namespaces import Homes
 from ridgeline.server.responses_api.telling import Telling
 
 ENDS = {
@@ -39,10 +40,13 @@ ENDS = {
 
 
 class ResponseShape:
-    """`body` is the response as it begins. Events are numbered from 0 in the order they are made."""
+    """`body` is the response as it begins. `homes`: of the functions in namespaces. Events are numbered from
+    0 in the order they are made.
+    """
 
-    def __init__(self, body: ResponseBody, names: TokenNames, with_logprobs: bool) -> None:
+    def __init__(self, body: ResponseBody, names: TokenNames, with_logprobs: bool, homes: Homes) -> None:
         self.body = body
+        self._homes = homes
         self._names = names
         self._with_logprobs = with_logprobs
         self._output: list[OutputItem] = []  # those that are done
@@ -140,7 +144,8 @@ class ResponseShape:
                 self._add(text)
             case CallStart(_, id, name):
                 self._unsaid = []
-                self._begin(lambda telling, index: GrowingCall(telling, index, id, name))
+                home = self._homes.get(name, (None, name))
+                self._begin(lambda telling, index: GrowingCall(telling, index, id, *home))
             case CallArguments(_, text):
                 self._unsaid = []
                 assert isinstance(self._growing, GrowingCall)  # parsers begin a call before its arguments
