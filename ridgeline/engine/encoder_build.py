@@ -155,6 +155,7 @@ def _limits(spec: EncoderSpec, threads: int) -> dict[str, float]:
         "read_bytes_per_s": ceilings.read_bytes_per_s,
         "flops_per_s": ceilings.flops_per_s,
         "embed_tokens_per_s": per_s,
+        "uncertainty": ceilings.uncertainty,
     }
 
 

@@ -11,6 +11,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.limits import Ceilings, MeasuredLimits, limits_of
 from ridgeline.engine.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import Footprint, MemoryPlan
+from ridgeline.engine.steady import steady_rate
 from ridgeline.models.spec import ModelSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -77,5 +78,8 @@ class TorchBuild:
         from ridgeline.engine.torch_limits import matmul_rate, read_bandwidth
 
         size = self.weights_bytes
-        ceilings = Ceilings(read_bandwidth(size), matmul_rate(getattr(torch, self._dtype)))
+        read = steady_rate(lambda: read_bandwidth(size))
+        multiply = steady_rate(lambda: matmul_rate(getattr(torch, self._dtype)))
+        uncertainty = max(read.uncertainty, multiply.uncertainty)
+        ceilings = Ceilings(read.per_s, multiply.per_s, uncertainty)
         return limits_of(self._spec, size, ceilings)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline import __version__
 from ridgeline.engine.errors import EngineError
 from ridgeline.engine.memory_receipt import receipt_of
+from ridgeline.engine.steady import UNCERTAIN
 from ridgeline.models.pull import ensure
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.setup import ModelSetup, sharing_memory
@@ -348,18 +349,29 @@ def startup_lines(client: AsyncClient, name: str) -> str:
 
 
 def _limit_lines(limits: dict[str, float]) -> list[str]:
-    """What this machine could do at most: of a decoder, or of an encoder; nothing where nobody measured."""
-    if "embed_tokens_per_s" in limits:
-        return [
-            f"  limits   {limits['embed_tokens_per_s']:.0f} tok/s in texts of 64 tokens "
-            f"({_rate(limits['flops_per_s'], 'FLOP/s', 0)} in float32)"
-        ]
+    """What this machine could do at most: of a decoder, or of an encoder; nothing where it is not known."""
     if not limits:
         return []
+    uncertainty = limits.get("uncertainty", 0.0)
+    about = "~" if uncertainty > UNCERTAIN else ""
+    if "embed_tokens_per_s" in limits:
+        line = (
+            f"  limits   {about}{limits['embed_tokens_per_s']:.0f} tok/s in texts of 64 tokens "
+            f"({about}{_rate(limits['flops_per_s'], 'FLOP/s', 0)} in float32)"
+        )
+    else:
+        line = (
+            f"  limits   decode {about}{limits['decode_tokens_per_s']:.0f} tok/s for one stream "
+            f"({about}{_rate(limits['read_bytes_per_s'], 'B/s', 1)} read) · prefill "
+            f"{about}{limits['prefill_tokens_per_s']:.0f} tok/s "
+            f"({about}{_rate(limits['flops_per_s'], 'FLOP/s', 0)})"
+        )
+    if not about:
+        return [line]
     return [
-        f"  limits   decode {limits['decode_tokens_per_s']:.0f} tok/s for one stream "
-        f"({_rate(limits['read_bytes_per_s'], 'B/s', 1)} read) · prefill "
-        f"{limits['prefill_tokens_per_s']:.0f} tok/s ({_rate(limits['flops_per_s'], 'FLOP/s', 0)})"
+        line,
+        f"           ~: measured on a busy machine, at least {uncertainty:.0%} uncertain and rather too low; "
+        "`ridgeline doctor --calibrate` on an idle one keeps them",
     ]
 
 

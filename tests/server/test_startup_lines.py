@@ -43,6 +43,16 @@ def test_the_lines_say_what_computes_why_and_at_what_limits():
     assert "http://127.0.0.1:8000/v1" in serving_line(("127.0.0.1", 8000))
 
 
+def test_limits_that_were_measured_on_a_busy_machine_are_marked():
+    hello = msgspec.structs.replace(HELLO, limits=HELLO.limits | {"uncertainty": 0.4})
+    *_, limits, why = startup_lines(SimpleNamespace(hello=hello), "smollm2-135m").splitlines()
+    assert "decode ~410 tok/s for one stream (~40.0 GB/s read) · prefill ~3900 tok/s (~900 GFLOP/s)" in limits
+    assert "at least 40% uncertain" in why
+    assert "doctor --calibrate" in why
+    sure = msgspec.structs.replace(HELLO, limits=HELLO.limits | {"uncertainty": 0.03})
+    assert "~" not in startup_lines(SimpleNamespace(hello=sure), "smollm2-135m")
+
+
 def test_the_lines_of_a_gpu_show_its_receipt_and_its_limits_in_their_units():
     receipt = MemoryReceipt(
         planned=dict.fromkeys(PARTS, 1 << 30),

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import datetime
 import gc
+import math
 import os
 import platform
 import signal
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import ridgeline
+from ridgeline.engine.steady import UNCERTAIN
 from ridgeline.lab.bench.ceilings import shares
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
 from ridgeline.lab.bench.load import Load
@@ -228,14 +230,21 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
 
 def _warnings(config: BenchConfig, target: Target) -> list[str]:
     """What can be said before the run."""
-    longest = target.max_context
-    if longest is None:
-        return []
+    found = []
+    longest = target.max_context or math.inf
     over = sum(one.input_tokens + one.output_tokens > longest for one in config.traffic.requests)
-    return [
-        f"{over} requests need more than the server's context of {longest} tokens, and it will refuse them: "
-        f"--max-context {longest} cuts them"
-    ] if over else []  # fmt: skip
+    if over:
+        found.append(
+            f"{over} requests need more than the server's context of {longest} tokens, and it will refuse "
+            f"them: --max-context {longest} cuts them"
+        )
+    uncertainty = target.limits.get("uncertainty", 0.0)
+    if uncertainty > UNCERTAIN:
+        found.append(
+            f"the server measured its limits on a busy machine: they are at least {uncertainty:.0%} "
+            "uncertain and rather too low, shares of them too high"
+        )
+    return found
 
 
 def _cache_condition(config: BenchConfig, target: Target) -> str:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.engine.steady import UNCERTAIN
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.profile.load import DECODE_SPAN, Phase, PhaseLoad, Shape, refuse_too_large
 from ridgeline.lab.profile.native_samples import operator_rows, share_error
@@ -125,6 +126,12 @@ def profile_engine(built: BuiltEngine, model: str, wishes: Wishes, report: Repor
                 "kernels start early and are counted while they wait: their times add up to more than the "
                 "step's; RIDGELINE_PDL=0 shows each alone"
             )
+    uncertainty = built.limits.get("uncertainty", 0.0)
+    if uncertainty > UNCERTAIN:
+        notes.append(
+            f"the ceilings were measured on a busy machine: at least {uncertainty:.0%} uncertain and rather "
+            "too low; `ridgeline doctor --calibrate` on an idle one keeps them"
+        )
     return Profile(
         model=model,
         summary=built.summary,

@@ -11,6 +11,13 @@ from ridgeline.lab.profile.sampling import FunctionRow
 NAME_WIDTH = 34
 FUNCTION_WIDTH = 84
 _NONE = "–"
+# Why an operator can stand above its limit, which is of the whole machine and of main memory.
+ABOVE = {
+    "reading": "the bytes fit a processor cache, and the limit is of main memory",
+    "multiplying": "time in which the sampled thread waits for others is a row of its own, so matrices look "
+    "faster; the last layer of a prefill computes less than is counted",
+}
+LOW_LIMITS = "or the limit was measured on a busy machine: `ridgeline doctor --calibrate` on an idle one"
 
 
 def profile_lines(profile: Profile, top: int = 12) -> Iterator[str]:
@@ -59,8 +66,21 @@ def operator_lines(phase: PhaseProfile, read_bytes_per_s: float, flops_per_s: fl
         f"  {'operator':<{NAME_WIDTH}}{'calls':>7}{'ms/step':>10}{'of step':>9}"
         f"{'MB/step':>10}{'GB/s':>9}{'of limit':>9}{'GFLOP/step':>12}{'GFLOP/s':>10}{'of limit':>9}"
     )
+    above = set()
     for row in phase.operators:
         yield _operator_line(row, phase, read_bytes_per_s, flops_per_s)
+        above |= {
+            what
+            for what, rate, limit in (
+                ("reading", row.bytes_per_s, read_bytes_per_s),
+                ("multiplying", row.flops_per_s, flops_per_s),
+            )
+            if rate is not None and rate > limit
+        }
+    for what in ABOVE:
+        if what in above:
+            yield f"  * above 100 % of {what}: {ABOVE[what]};"
+            yield f"    {LOW_LIMITS}"
 
 
 def _operator_line(row: OperatorRow, phase: PhaseProfile, read_limit: float, flops_limit: float) -> str:
@@ -70,13 +90,17 @@ def _operator_line(row: OperatorRow, phase: PhaseProfile, read_limit: float, flo
     line += f"{_share(row.seconds / phase.step_seconds if phase.step_seconds else None):>9}"
     if row.work is None or bytes_per_s is None:
         return line
-    line += f"{row.work.bytes / steps / 1e6:>10.2f}{bytes_per_s / 1e9:>9.1f}{bytes_per_s / read_limit:>9.0%}"
+    line += f"{row.work.bytes / steps / 1e6:>10.2f}{bytes_per_s / 1e9:>9.1f}"
+    line += _of_limit(bytes_per_s, read_limit)
     if flops_per_s is None:
         return line
-    return (
-        line
-        + f"{row.work.flops / steps / 1e9:>12.3f}{flops_per_s / 1e9:>10.0f}{flops_per_s / flops_limit:>9.0%}"
-    )
+    line += f"{row.work.flops / steps / 1e9:>12.3f}{flops_per_s / 1e9:>10.0f}"
+    return line + _of_limit(flops_per_s, flops_limit)
+
+
+def _of_limit(rate: float, limit: float) -> str:
+    """A share above 1 has a mark, which a line under the table explains."""
+    return f"{f'{rate / limit:.0%}' + '*' * (rate > limit):>9}"
 
 
 def counted_lines(rows: list[CountedRow], phase: PhaseProfile) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.lab.bench.metrics import Mode, summarize
+from ridgeline.lab.bench.metrics import summarize
+from ridgeline.lab.bench.rates import Mode
 from ridgeline.lab.bench.record import RequestRecord, ServerTiming
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.validity import Validity
