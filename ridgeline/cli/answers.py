@@ -15,6 +15,7 @@ from ridgeline.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from ridgeline.engine.output import OutputChunk
+    from ridgeline.engine.request import SamplingParams
     from ridgeline.telemetry.timing import TimingRecord
 
 Message = dict[str, str]
@@ -99,10 +100,13 @@ class LocalAnswers:
         self._decode_limit_per_s = self._llm.engine.limits.get("decode_tokens_per_s")
 
     def chat(self, messages: list[Message], sampling: Sampling) -> Iterator[Piece]:
-        return _pieces(self._llm.chat_stream(messages, sampling.params()), self._decode_limit_per_s)
+        return _pieces(self._llm.chat_stream(messages, self._params(sampling)), self._decode_limit_per_s)
 
     def complete(self, prompt: str, sampling: Sampling) -> Iterator[Piece]:
-        return _pieces(self._llm.generate_stream(prompt, sampling.params()), self._decode_limit_per_s)
+        return _pieces(self._llm.generate_stream(prompt, self._params(sampling)), self._decode_limit_per_s)
+
+    def _params(self, sampling: Sampling) -> SamplingParams:
+        return sampling.params(self._llm.get_default_sampling_params())
 
 
 def _pieces(chunks: Iterator[OutputChunk], decode_limit_per_s: float | None) -> Iterator[Piece]:

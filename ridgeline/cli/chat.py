@@ -48,7 +48,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sampling = build(Sampling, given_flags(args, "sampling"))
-    sampling.params()
+    sampling.check()
     answers = open_answers(args)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # arrow keys and line history in input()

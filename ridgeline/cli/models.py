@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.progress import fetch
 from ridgeline.models.errors import ModelError
-from ridgeline.models.registry import KNOWN_MODELS, KnownModel, cached_file, model_path, resolve
+from ridgeline.models.registry import KNOWN_MODELS, KnownModel, cached_file, find_known, model_path, resolve
 
 if TYPE_CHECKING:
+    from ridgeline.models.generation_config import SamplingDefaults
     from ridgeline.models.spec import ModelSpec
 
 DESCRIPTION = "List the models known by short name, fetch one into the cache, or inspect any model's files."
@@ -38,7 +39,7 @@ PULL_EXAMPLES = """\
 
 INSPECT = """\
 Everything read off config.json or GGUF metadata: family, parameters, bytes, KV bytes per token, FLOPs
-per token, context, chat template. Reads no weights."""
+per token, context, chat template, recommended sampling. Reads no weights."""
 
 INSPECT_EXAMPLES = """\
   ridgeline models inspect smollm2-135m
@@ -106,11 +107,22 @@ def run_inspect(args: argparse.Namespace) -> int:
         return inspect_encoder(path, as_json=args.json)
     spec = read_spec(path)
     template, reason = chat_template(path)
+    sampling = recommended_sampling(args.model, path)
     if args.json:
-        print(json.dumps(figures(spec, path, template), indent=2, ensure_ascii=False))
+        told = {**figures(spec, path, template), "sampling_defaults": sampling.values()}
+        print(json.dumps(told, indent=2, ensure_ascii=False))
         return 0
-    print_lines([("file", str(path)), *describe(spec), ("chat template", reason or template_line(template))])
+    defaults = f"{sampling.text()} ({sampling.source})" if sampling.values() else "none in its files"
+    lines = [*describe(spec), ("chat template", reason or template_line(template)), ("sampling", defaults)]
+    print_lines([("file", str(path)), *lines])
     return 0
+
+
+def recommended_sampling(model: str, path: Path) -> SamplingDefaults:
+    from ridgeline.models.generation_config import sampling_defaults
+
+    known = find_known(model)
+    return sampling_defaults(path, recommended=known.sampling if known is not None else None)
 
 
 def inspect_encoder(path: Path, *, as_json: bool) -> int:

@@ -47,7 +47,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sampling = build(Sampling, given_flags(args, "sampling"))
-    sampling.params()  # wrong values are said before a model is loaded
+    sampling.check()
     if args.raw and args.system:
         raise OptionError("--system needs the chat template, which --raw leaves out")
     prompt = read_prompt(args.prompt, sys.stdin)

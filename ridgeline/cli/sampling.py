@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.options import option
@@ -13,27 +13,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Quieter than the API's defaults: at temperature 1 a small model rambles."""
+    """What is None is left to the model's own defaults, here and at a server alike."""
 
     max_tokens: int = option(512, "most tokens of the answer")
-    temperature: float = option(0.2, "randomness; 0 always takes the likeliest token")
-    top_p: float = option(0.95, "keep the likeliest tokens that together have this probability")
-    top_k: int = option(0, "keep this many of the likeliest tokens; 0: all")
-    min_p: float = option(0.0, "drop tokens less likely than this share of the likeliest")
-    repetition_penalty: float = option(1.0, "above 1 makes tokens that already occurred less likely")
+    temperature: float | None = option(
+        None, "randomness; 0 always takes the likeliest token; default: the model's, else 1"
+    )
+    top_p: float | None = option(
+        None, "keep the likeliest tokens that together have this probability; default: the model's, else 1"
+    )
+    top_k: int | None = option(
+        None, "keep this many of the likeliest tokens; 0: all; default: the model's, else 0"
+    )
+    min_p: float | None = option(
+        None, "drop tokens less likely than this share of the likeliest; default: the model's, else 0"
+    )
+    repetition_penalty: float | None = option(
+        None, "above 1 makes tokens that already occurred less likely; default: the model's, else 1"
+    )
     presence_penalty: float = option(0.0, "lowers tokens the answer already has, once")
     frequency_penalty: float = option(0.0, "lowers tokens the answer already has, each time")
     seed: int | None = option(None, "same seed, same answer; default: different each time")
     stop: tuple[str, ...] = option((), "end the answer before this text; may be given several times")
     ignore_eos: bool = option(False, "go on where the model would end; for measurements")
 
-    def params(self) -> SamplingParams:
-        """For the engine in this process. Wrong values raise InvalidRequest here."""
+    def check(self) -> None:
+        """Raise InvalidRequest for a wrong value, before a model is loaded."""
         from ridgeline.engine.request import SamplingParams
 
-        return SamplingParams(**asdict(self))
+        self.params(SamplingParams())
+
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """For the engine in this process: `defaults`, the model's, and over them what is given."""
+        return replace(defaults, **self._given())
 
     def body(self) -> dict[str, Any]:
-        """For a server: what was left at 'not given' is left out."""
-        values = {name: value for name, value in asdict(self).items() if value not in (None, ())}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        """For a server, which has the same defaults: what is given."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in self._given().items()
+        }
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value not in (None, ())}

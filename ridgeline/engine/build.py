@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING
 from ridgeline.engine.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, StepChoice, load_calibration, this_machine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.errors import BackendUnavailable
+from ridgeline.engine.errors import BackendUnavailable, InvalidConfig, InvalidRequest
 from ridgeline.engine.grammar.compiler import GrammarCompiler
 from ridgeline.engine.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.memory_receipt import MemoryReceipt
 from ridgeline.engine.request import Request, SamplingParams
 from ridgeline.models.families import check_servable
+from ridgeline.models.generation_config import NO_DEFAULTS, SamplingDefaults, sampling_defaults
 from ridgeline.models.read_spec import read_spec
+from ridgeline.models.registry import find_known
 from ridgeline.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class BuiltEngine:
     notes: tuple[str, ...]  # why this backend, what a setting costs; for people
     budget: StartupBudget
     limits: dict[str, float]
+    sampling: SamplingDefaults = NO_DEFAULTS  # of requests that leave it out
     memory: Callable[[], MemoryReceipt] | None = None  # of a GPU
 
     @property
@@ -91,6 +94,7 @@ def build_engine(
     with budget.stage("plan"):
         spec = read_spec(path)
         check_servable(spec)
+        sampling = checked_sampling_defaults(config, path)
         choice = choose_backend(config, spec)
         backend = _backend_build(choice, config, path, spec, budget)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
@@ -126,8 +130,27 @@ def build_engine(
         notes=((f"{choice.name} because {choice.reason}",) if choice.reason else ()) + loaded.notes,
         budget=budget,
         limits=limits,
+        sampling=sampling,
         memory=loaded.memory,
     )
+
+
+def checked_sampling_defaults(config: EngineConfig, path: Path) -> SamplingDefaults:
+    """Raises InvalidConfig where a request that takes them would be refused."""
+    known = find_known(config.model)
+    defaults = sampling_defaults(
+        path,
+        config.generation_config,
+        config.override_generation_config,
+        known.sampling if known is not None else None,
+    )
+    try:
+        SamplingParams(**defaults.values())
+    except InvalidRequest as error:
+        raise InvalidConfig(
+            f"{defaults.source}: {error}; --generation-config none leaves the file's defaults out"
+        ) from None
+    return defaults
 
 
 def usable_cpus() -> int:

@@ -143,6 +143,10 @@ class AsyncClient:
 
     # ---- asking for text ----
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As the model's generation_config.json recommends; the server's requests begin with the same."""
+        return SamplingParams(**self.hello.sampling.values())
+
     async def generate(
         self,
         prompt: str | list[int],
@@ -155,6 +159,7 @@ class AsyncClient:
     ) -> AsyncIterator[OutputChunk]:
         """Stream the n samples of a prompt, interleaved as they grow.
 
+        Without `params`, those of `get_default_sampling_params`; what is given is taken as it is.
         `request_id` names it in the engine's log; it need not be unique. Raises InvalidRequest or QueueFull
         before the first chunk, EngineDied or RequestFailed at any time.
         """
@@ -162,7 +167,7 @@ class AsyncClient:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         request = self.submit(
             prompt_ids,
-            params or SamplingParams(),
+            params or self.get_default_sampling_params(),
             inbox,
             request_id=request_id,
             arrival=arrival,

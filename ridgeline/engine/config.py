@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.engine.errors import InvalidConfig
+from ridgeline.models.generation_config import parse_overrides
 from ridgeline.options import option
 
 KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels
@@ -78,6 +79,14 @@ class EngineConfig:
         "most tokens of a step with batch work while there is interactive traffic, half as many beside its "
         "decodes; default: 8, on a GPU 32",
     )
+    generation_config: str = option(
+        "auto",
+        "where defaults for sampling come from: auto is the model's generation_config.json or GGUF metadata, "
+        "none is nothing, else the path of such a file",
+    )
+    override_generation_config: str | None = option(
+        None, """JSON object over the defaults for sampling, such as {"temperature": 0.5, "top_k": 20}"""
+    )
     prefix_cache: bool = option(True, "reuse the KV of shared prompt beginnings")
     threads: int | None = option(None, "compute threads; default: the CPUs this process may use")
     step_ring: int = option(4096, "how many step records are kept for /debug/steps")
@@ -94,6 +103,10 @@ class EngineConfig:
             )
         if not 0.0 < self.memory_share <= 1.0:
             raise InvalidConfig(f"--memory-share must be above 0 and at most 1, got {self.memory_share:g}")
+        try:
+            parse_overrides(self.override_generation_config)
+        except ValueError as error:
+            raise InvalidConfig(f"--override-generation-config {error}") from None
         self._check_backend()
 
     @property

@@ -45,6 +45,11 @@ class LLM:
         self._ids = itertools.count()
         self._streaming = False
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As the model's generation_config.json recommends. Change it with dataclasses.replace: a
+        SamplingParams made without it has the engine's own defaults (temperature 1)."""
+        return SamplingParams(**self.engine.sampling.values())
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -53,12 +58,13 @@ class LLM:
     ) -> list[Generation]:
         """Complete every prompt (text or token ids); answers come in the order of the prompts.
 
-        One SamplingParams serves all prompts, or one for each. `progress(done, total)` is called as they end.
+        One SamplingParams serves all prompts, or one for each; without any, the model's defaults do
+        (`get_default_sampling_params`). `progress(done, total)` is called as they end.
         A prompt that cannot be served at all raises before anything is computed; one that fails later ends
         alone, with finish_reason "error" and the reason in `error`.
         """
         batch = _as_batch(prompts)
-        each = _one_for_each(params, len(batch))
+        each = _one_for_each(self.get_default_sampling_params() if params is None else params, len(batch))
         return self._run([(self._encode(prompt), p) for prompt, p in zip(batch, each, strict=True)], progress)
 
     def chat(
@@ -69,12 +75,12 @@ class LLM:
     ) -> Generation:
         """Answer one conversation through the model's chat template."""
         prompt_ids = self.tokenizer.encode_chat(list(conversation), **template_options)
-        return self._run([(prompt_ids, params or SamplingParams())], None)[0]
+        return self._run([(prompt_ids, params or self.get_default_sampling_params())], None)[0]
 
     def generate_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputChunk]:
         """Chunks of text as they come. Leaving the loop early aborts the request."""
         prompt_ids = self._encode(prompt)
-        for _, chunk in self._stream([(prompt_ids, params or SamplingParams())]):
+        for _, chunk in self._stream([(prompt_ids, params or self.get_default_sampling_params())]):
             if chunk.error is not None:
                 raise RequestFailed(chunk.error)
             yield chunk
@@ -194,11 +200,7 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _one_for_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * count
+def _one_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     if len(params) != count:

@@ -13,6 +13,7 @@ import msgspec
 from ridgeline.engine.errors import EngineError, InvalidRequest, QueueFull
 from ridgeline.engine.request import Request
 from ridgeline.engine.step import SeqDelta
+from ridgeline.models.generation_config import NO_DEFAULTS, SamplingDefaults
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 
 FRAME_HEADER = struct.Struct("<I")
@@ -86,6 +87,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     notes: tuple[str, ...] = ()  # why this backend, what a setting costs; for people
     task: Literal["generate", "embed"] = "generate"
     vector_size: int = 0  # of an encoder
+    sampling: SamplingDefaults = NO_DEFAULTS  # of requests that leave it out
     scores_pairs: bool = False  # an encoder that was trained to score pairs of texts: a cross-encoder
 
 

@@ -157,6 +157,7 @@ class EngineLoop:
             bytes=built.budget.bytes,
             limits=built.limits,
             notes=built.notes,
+            sampling=built.sampling,
         )
 
 

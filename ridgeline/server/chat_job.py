@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ridgeline.engine.messages import Hello
 from ridgeline.engine.request import SamplingParams
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.answer_grammar import AnswerGrammar, answer_grammar
@@ -19,7 +20,12 @@ from ridgeline.server.prompts import check_prompts, rendered_chat, text_ids
 from ridgeline.server.protocol import ChatRequest, TokenizeRequest
 from ridgeline.server.speech import PROMPT_TAIL, Speech, needs_special, speech_of
 from ridgeline.server.tools import ToolUse, tool_use
-from ridgeline.server.validation import check_stream_options, sampling_params, template_messages
+from ridgeline.server.validation import (
+    check_stream_options,
+    sampling_params,
+    template_messages,
+    with_default_length,
+)
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -34,9 +40,10 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
     grammar = answer_grammar(body, speech, use, inside_reasoning, client.tokenizer)
     new_parser = speech.new_parser(use.callable, inside_reasoning)
     show_special = new_parser is not None and needs_special(client.tokenizer, speech)
-    params = _params(body, client.hello.vocab_size, grammar, show_special)
+    params = _params(body, client.hello, grammar, show_special)
     prompts = [Prompt(text_ids(client, prompt, "messages", add_special=False))]
     check_prompts(client, prompts, params, "messages")
+    params = with_default_length(params, client.hello)
     return Job.of(body, client, served, prompts, params, new_parser, grammar.field)
 
 
@@ -68,7 +75,7 @@ def _effort_variables(body: ChatRequest) -> dict[str, Any]:
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 
-def _params(body: ChatRequest, vocab_size: int, grammar: AnswerGrammar, show_special: bool) -> SamplingParams:
+def _params(body: ChatRequest, engine: Hello, grammar: AnswerGrammar, show_special: bool) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs", "only allowed together with logprobs: true")
     newer = body.max_completion_tokens
@@ -79,7 +86,7 @@ def _params(body: ChatRequest, vocab_size: int, grammar: AnswerGrammar, show_spe
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         logprobs_field="top_logprobs",
         prompt_logprobs=body.prompt_logprobs,
-        vocab_size=vocab_size,
+        engine=engine,
         grammar=grammar.grammar,
         show_special=show_special,
     )

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.messages import Hello
 from ridgeline.engine.request import SamplingParams
 from ridgeline.server.bodies import (
     DONE,
@@ -56,13 +57,13 @@ def _job(front: Front, raw: bytes) -> tuple[Job, CompletionRequest]:
     check_stream_options(body)
     client = served.ready_client()
     grammar, grammar_field = asked_grammar(body) or (None, "grammar")
-    params = _params(body, client.hello.vocab_size, grammar)
+    params = _params(body, client.hello, grammar)
     prompts = completion_prompts(client, body)
     check_prompts(client, prompts, params, "prompt")
     return Job.of(body, client, served, prompts, params, grammar_field=grammar_field), body
 
 
-def _params(body: CompletionRequest, vocab_size: int, grammar: Grammar | None) -> SamplingParams:
+def _params(body: CompletionRequest, engine: Hello, grammar: Grammar | None) -> SamplingParams:
     echoed = body.logprobs if body.echo else None  # an echoed prompt has its log-probabilities too
     asked = [count for count in (echoed, body.prompt_logprobs) if count is not None]
     return sampling_params(
@@ -72,7 +73,7 @@ def _params(body: CompletionRequest, vocab_size: int, grammar: Grammar | None) -
         logprobs=body.logprobs,
         logprobs_field="logprobs",
         prompt_logprobs=max(asked, default=None),
-        vocab_size=vocab_size,
+        engine=engine,
         grammar=grammar,
     )
 

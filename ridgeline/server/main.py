@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ridgeline.engine.client import AsyncClient
+    from ridgeline.models.generation_config import SamplingDefaults
     from ridgeline.server.batches.runner import BatchRunner
     from ridgeline.server.front import Front, Model
     from ridgeline.web.listener import HttpServer
@@ -344,6 +345,7 @@ def startup_lines(client: AsyncClient, name: str) -> str:
         f"  start    {seconds} · ready {_since_process_start():.2f} s",
         *_memory_lines(hello.bytes, hello.kv_tokens),
         *_limit_lines(hello.limits),
+        *_sampling_lines(hello.sampling),
     ]
     return "\n".join(lines)
 
@@ -373,6 +375,11 @@ def _limit_lines(limits: dict[str, float]) -> list[str]:
         f"           ~: measured on a busy machine, at least {uncertainty:.0%} uncertain and rather too low; "
         "`ridgeline doctor --calibrate` on an idle one keeps them",
     ]
+
+
+def _sampling_lines(defaults: SamplingDefaults) -> list[str]:
+    """What a request that leaves it out is sampled with, where that is not the API's default."""
+    return [f"  sampling {defaults.text()} by default ({defaults.source})"] if defaults.values() else []
 
 
 def serving_line(address: tuple[Any, ...]) -> str:

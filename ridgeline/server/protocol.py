@@ -217,19 +217,23 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
         Count | None, About("most tokens to make; what the context leaves, where that is less")
     ] = None
     min_tokens: Annotated[CountOrNone | None, About("tokens before which nothing stops it")] = None
-    temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
+    temperature: Annotated[Temperature | None, About("0 is greedy; default: the model's, else 1")] = None
     top_p: Annotated[
         TopP | None,
-        About("nucleus sampling, above 0 up to 1; default 1"),
+        About("nucleus sampling, above 0 up to 1; default: the model's, else 1"),
     ] = None
-    top_k: Annotated[TopK | None, About("most likely tokens kept; 0 or -1: all")] = None
+    top_k: Annotated[
+        TopK | None, About("most likely tokens kept; 0 or -1: all; default: the model's, else all")
+    ] = None
     min_p: Annotated[
         MinP | None,
-        About("least probability kept, relative to the best token's"),
+        About("least probability kept, relative to the best token's; default: the model's, else 0"),
     ] = None
     presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
     frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    repetition_penalty: Annotated[RepetitionPenalty | None, About("0.01 to 10; 1 is off")] = None
+    repetition_penalty: Annotated[
+        RepetitionPenalty | None, About("0.01 to 10; 1 is off; default: the model's, else 1")
+    ] = None
     logit_bias: Annotated[
         LogitBias | None,
         About("token id (as a string) to -100 … 100; up to 1024"),

@@ -6,12 +6,14 @@ Everything the engine would refuse is refused here first, under the name the cli
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.messages import Hello
 from ridgeline.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.limits import (
@@ -92,11 +94,15 @@ def sampling_params(
     logprobs: int | None,
     logprobs_field: str,
     prompt_logprobs: int | None,
-    vocab_size: int,
+    engine: Hello,
     grammar: Grammar | None = None,
     show_special: bool = False,
 ) -> SamplingParams:
-    """The body's options; absent and null mean the default. The named fields differ between endpoints."""
+    """The body's options; absent and null mean the model's default, else the engine's.
+
+    The named fields differ between endpoints.
+    """
+    vocab_size = engine.vocab_size
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stops) > MAX_STOPS:
         raise BadRequest("stop", f"at most {MAX_STOPS} stop strings, got {len(stops)}")
@@ -108,16 +114,15 @@ def sampling_params(
     check_token_ids(stop_ids, "stop_token_ids", vocab_size)
     if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
         raise BadRequest(logprobs_field, f"must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}")
-    given = {
-        name: value
-        for name in _SAME_NAME
-        if (value := getattr(body, name)) is not None  # null is OpenAI's way to say "default"
-    }
+    given = {**engine.sampling.values(), "max_tokens": max_tokens}
+    for name in _SAME_NAME:
+        if (value := getattr(body, name)) is not None:  # null is OpenAI's way to say "default"
+            given[name] = value
+    if given.get("top_k") == -1:  # vLLM's way to turn it off
+        given["top_k"] = 0
     try:
         return SamplingParams(
             **given,
-            max_tokens=max_tokens,
-            top_k=0 if body.top_k in (None, -1) else body.top_k,
             logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
             stop=stops,
             stop_token_ids=stop_ids,
@@ -138,12 +143,21 @@ _SAME_NAME = (
     "min_tokens",
     "temperature",
     "top_p",
+    "top_k",
     "min_p",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
     "seed",
 )
+
+
+def with_default_length(params: SamplingParams, engine: Hello) -> SamplingParams:
+    """For a request without a limit: the model's, and at least min_tokens. The engine ends at its context."""
+    limit = engine.sampling.max_tokens
+    if limit is None or params.max_tokens is not None:
+        return params
+    return replace(params, max_tokens=max(limit, params.min_tokens))
 
 
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:

@@ -43,6 +43,7 @@ def test_inspect_shows_the_real_models_figures(
     assert figures["parameters"].startswith("134,515,008")
     assert figures["context"] == "8,192 tokens"
     assert "368 characters" in figures["chat template"]
+    assert figures["sampling"].startswith("temperature 0.2, top_p 0.9 (the model card")
 
 
 def test_inspect_as_json_has_exact_numbers_and_the_whole_template(

@@ -134,10 +134,12 @@ def test_a_prompt_that_is_not_there_is_said_and_not_waited_for() -> None:
 
 def test_sampling_flags_reach_the_engine_and_the_wire_alike() -> None:
     sampling = Sampling(max_tokens=5, temperature=0.0, stop=("a", "b"), seed=7)
-    assert sampling.params() == SamplingParams(
+    model = SamplingParams(temperature=0.7, top_p=0.95)
+    assert sampling.params(model) == SamplingParams(
         max_tokens=5, temperature=0.0, top_p=0.95, stop=("a", "b"), seed=7
     )
     body = sampling.body()
+    assert (body["temperature"], "top_p" in body) == (0.0, False)
     assert (body["max_tokens"], body["stop"], body["seed"]) == (5, ["a", "b"], 7)
     assert "seed" not in Sampling().body()
     assert "stop" not in Sampling().body()

@@ -16,10 +16,14 @@ from ridgeline.engine.transport import EngineSocket
 async def test_a_program_streams_from_an_engine_of_its_own(smollm2_path, llm):
     params = SamplingParams(temperature=0.0, max_tokens=8)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    async with await AsyncClient.start(str(smollm2_path), kv_tokens=2048, deterministic=True) as client:
+    defaults = '{"temperature": 0, "max_new_tokens": 8}'  # of an answer that is asked for without any
+    async with await AsyncClient.start(
+        str(smollm2_path), kv_tokens=2048, deterministic=True, override_generation_config=defaults
+    ) as client:
+        assert client.get_default_sampling_params() == params
         engine = Path(f"/proc/{client.hello.pid}")
         assert engine.exists()
-        chunks = [chunk async for chunk in client.chat(messages, params)]
+        chunks = [chunk async for chunk in client.chat(messages)]
     assert "".join(chunk.text for chunk in chunks) == llm.chat(messages, params).text
     assert len(chunks) > 3
     assert not engine.exists()

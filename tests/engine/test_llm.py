@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.engine.errors import InvalidRequest, RequestFailed
+from ridgeline.engine.build import checked_sampling_defaults
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
 from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.models.generation_config import SamplingDefaults
 from tests.engine.prompts import PROMPTS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -142,3 +145,30 @@ def test_loading_a_model_leaves_the_callers_gradients_on(llm):
 
     weight = torch.ones(1, requires_grad=True)
     assert (2 * weight).requires_grad
+
+
+def test_without_parameters_the_models_defaults_are_taken_and_with_them_nothing_is_added(llm, monkeypatch):
+    defaults = SamplingDefaults(temperature=0.0, max_tokens=3)
+    monkeypatch.setattr(llm, "engine", replace(llm.engine, sampling=defaults))
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, max_tokens=3)
+    expected = (
+        llm.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=3))[0].completions[0].tokens
+    )
+    assert llm.generate(PROMPTS[0])[0].completions[0].tokens == expected
+    assert [token for chunk in llm.generate_stream(PROMPTS[0]) for token in chunk.tokens] == expected
+    given = llm.generate([PROMPTS[0]], [SamplingParams(max_tokens=5, ignore_eos=True)])[0]
+    assert len(given.completions[0].tokens) == 5
+
+
+def test_defaults_that_no_request_may_have_stop_the_start(smollm2_path):
+    config = EngineConfig(str(smollm2_path), override_generation_config='{"top_p": 2}')
+    with pytest.raises(InvalidConfig, match=r"--override-generation-config: top_p.*between 0 and 1"):
+        checked_sampling_defaults(config, smollm2_path)
+    with pytest.raises(InvalidConfig, match="--override-generation-config is not JSON"):
+        EngineConfig(override_generation_config="{")
+
+
+def test_the_default_model_brings_its_model_cards_sampling(smollm2_path):
+    found = checked_sampling_defaults(EngineConfig("smollm2-135m"), smollm2_path)
+    assert found.values() == {"temperature": 0.2, "top_p": 0.9}
+    assert "model card" in found.source

@@ -8,6 +8,7 @@ import msgspec
 
 from ridgeline.engine.memory_receipt import PARTS, MemoryReceipt
 from ridgeline.engine.messages import Hello
+from ridgeline.models.generation_config import SamplingDefaults
 from ridgeline.server.main import serving_line, startup_lines
 
 HELLO = Hello(
@@ -51,6 +52,13 @@ def test_limits_that_were_measured_on_a_busy_machine_are_marked():
     assert "doctor --calibrate" in why
     sure = msgspec.structs.replace(HELLO, limits=HELLO.limits | {"uncertainty": 0.03})
     assert "~" not in startup_lines(SimpleNamespace(hello=sure), "smollm2-135m")
+
+
+def test_the_lines_name_the_models_sampling_defaults_and_their_source():
+    defaults = SamplingDefaults(temperature=0.2, top_p=0.9, source="the model card")
+    hello = msgspec.structs.replace(HELLO, sampling=defaults)
+    last = startup_lines(SimpleNamespace(hello=hello), "smollm2-135m").splitlines()[-1]
+    assert last == "  sampling temperature 0.2, top_p 0.9 by default (the model card)"
 
 
 def test_the_lines_of_a_gpu_show_its_receipt_and_its_limits_in_their_units():

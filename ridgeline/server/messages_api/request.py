@@ -172,9 +172,13 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
         Annotated[list[StopSequence], msgspec.Meta(max_length=16)] | None,
         About("up to 16 strings, of up to 1024 characters; the text ends before one"),
     ] = None
-    temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
-    top_p: Annotated[TopP | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
-    top_k: Annotated[TopK | None, About("most likely tokens kept; 0 or -1: all")] = None
+    temperature: Annotated[Temperature | None, About("0 is greedy; default: the model's, else 1")] = None
+    top_p: Annotated[
+        TopP | None, About("nucleus sampling, above 0 up to 1; default: the model's, else 1")
+    ] = None
+    top_k: Annotated[
+        TopK | None, About("most likely tokens kept; 0 or -1: all; default: the model's, else all")
+    ] = None
     seed: Annotated[Seed | None, About("ours: same seed, same text, whatever else the server computes")] = (
         None
     )

@@ -250,8 +250,10 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
         Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | None,
         About("most tokens to make, reasoning included; at most and by default what the context leaves"),
     ] = None
-    temperature: Annotated[Temperature | None, About("0 is greedy; default 1")] = None
-    top_p: Annotated[TopP | None, About("nucleus sampling, above 0 up to 1; default 1")] = None
+    temperature: Annotated[Temperature | None, About("0 is greedy; default: the model's, else 1")] = None
+    top_p: Annotated[
+        TopP | None, About("nucleus sampling, above 0 up to 1; default: the model's, else 1")
+    ] = None
     top_logprobs: Annotated[
         Alternatives | None, About(f"0 to 20 alternatives per token; needs `{LOGPROBS}` in `include`")
     ] = None
@@ -271,10 +273,15 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     service_tier: Annotated[Label | None, ignored("there is one tier, `default`")] = None
     max_tool_calls: Annotated[Int | None, ignored("of tools a server runs itself; there are none")] = None
     top_k: Annotated[TopK | None, About("as in chat, as are all that follow")] = None
-    min_p: Annotated[MinP | None, About("least probability kept, relative to the best token's")] = None
+    min_p: Annotated[
+        MinP | None,
+        About("least probability kept, relative to the best token's; default: the model's, else 0"),
+    ] = None
     presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
     frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    repetition_penalty: Annotated[RepetitionPenalty | None, About("0.01 to 10; 1 is off")] = None
+    repetition_penalty: Annotated[
+        RepetitionPenalty | None, About("0.01 to 10; 1 is off; default: the model's, else 1")
+    ] = None
     logit_bias: Annotated[LogitBias | None, About("token id to -100 … 100; up to 1024")] = None
     seed: Annotated[Seed | None, About("same seed, same text, whatever else the server computes")] = None
     stop: Annotated[Stop | Stops | None, About("the text ends before any of these")] = None
