@@ -13,7 +13,7 @@ import traceback
 
 from ridgeline.gateway.accounting.row import Outcome
 from ridgeline.gateway.dialects.error_bodies import error_body
-from ridgeline.gateway.endpoints import HEALTH, Place, find
+from ridgeline.gateway.endpoints import HEALTH, HOME, Place, find
 from ridgeline.gateway.errors import BadRequest, ClientGone, Forbidden, GatewayError, NotFound, Unauthorized
 from ridgeline.gateway.exchange import ANONYMOUS, Exchange, Receive, Scope, Send
 from ridgeline.gateway.finishing import Booking, Finishing
@@ -22,6 +22,7 @@ from ridgeline.gateway.object_requests import ObjectRequests
 from ridgeline.gateway.own_requests import OwnRequests
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.tenants.keys import Key
+from ridgeline.web.hosts import HostCheck
 
 log = logging.getLogger("ridgeline.gateway")
 
@@ -32,7 +33,9 @@ class Gateway:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._policy = parts.policy
-        self._require_keys = parts.settings.gateway.require_keys
+        gateway = parts.settings.gateway
+        self._require_keys = gateway.require_keys
+        self._hosts = None if gateway.require_keys else HostCheck(gateway.host, gateway.allowed_hosts)
         self._live = parts.deadlines.live
         booking = Booking(parts)
         self._finishing = Finishing(parts, booking)
@@ -49,6 +52,13 @@ class Gateway:
             return
         if place.endpoint is HEALTH:
             await self._own.health(scope["path"], send)
+            return
+        if self._hosts is not None and (refusal := self._hosts.refusal(*_host_and_origin(scope))) is not None:
+            code, message = refusal
+            await self._refuse_early(scope, Forbidden(message, code=code), send)
+            return
+        if place.endpoint is HOME:
+            await self._own.home(send)
             return
         exchange = Exchange(place, scope)
         self._live.add(exchange)
@@ -152,26 +162,38 @@ class Gateway:
             exchange.task.uncancel()
 
     async def _refuse_path(self, scope: Scope, allowed: tuple[str, ...], send: Send) -> None:
-        """Nothing is known of who asks, and nothing is kept: anybody may ask for anything."""
-        family = "anthropic" if scope["path"].startswith("/v1/messages") else "openai"
-        headers = [(b"content-type", b"application/json")]
         if allowed:
             error: GatewayError = BadRequest(
                 f"{scope['method'][:16]} is not answered here; use {' or '.join(allowed)}",
                 status=405,
                 code="method_not_allowed",
+                headers={"allow": ", ".join(allowed)},
             )
-            headers.append((b"allow", ", ".join(allowed).encode()))
         else:
             error = NotFound(
                 "no such path: there are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, "
                 "/v1/embeddings, /v1/rerank, /v1/models and what else docs/gateway.md lists"
             )
+        await self._refuse_early(scope, error, send)
+
+    async def _refuse_early(self, scope: Scope, error: GatewayError, send: Send) -> None:
+        """Before the client is known: counted, but no row is written, as any client may cause it."""
+        family = "anthropic" if scope["path"].startswith("/v1/messages") else "openai"
         self._parts.metrics.refused(error.status)
         body = error_body(family, error.status, error.type, error.message, None, error.code, "")
-        headers.append((b"content-length", str(len(body)).encode()))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *((name.encode(), value.encode()) for name, value in error.headers.items()),
+        ]
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _host_and_origin(scope: Scope) -> tuple[str, str | None]:
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    return headers.get(b"host", b"").decode("latin-1"), None if origin is None else origin.decode("latin-1")
 
 
 def _id_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:

@@ -36,6 +36,7 @@ BATCHES = Endpoint("batches", handling="object", kind="batches")
 STORED_RESPONSES = Endpoint("responses", handling="object", kind="stored_responses")
 MODELS = Endpoint("models", handling="own", kind="models")
 HEALTH = Endpoint("health", handling="own", kind="health")
+HOME = Endpoint("home", handling="own", kind="home")
 
 _POST: dict[str, Endpoint] = {
     "/v1/chat/completions": CHAT,
@@ -59,7 +60,9 @@ _GET: dict[str, Endpoint] = {
     "/v1/models": MODELS,
     "/v1/files": FILES,
     "/v1/batches": BATCHES,
+    "/": HOME,
     "/health": HEALTH,
+    "/healthz": HEALTH,
     "/ready": HEALTH,
 }
 # One object: prefix, then methods and what may follow its id.
@@ -78,7 +81,7 @@ NAMES: tuple[str, ...] = tuple(
         {
             endpoint.name
             for endpoint in (*_POST.values(), *_GET.values(), STORED_RESPONSES)
-            if endpoint is not HEALTH
+            if endpoint not in (HEALTH, HOME)
         }
     )
 )

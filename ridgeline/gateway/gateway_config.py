@@ -23,6 +23,9 @@ class GatewayConfig:
     require_keys: bool = option(
         True, "false: a request without a key is answered; only on a loopback address"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (), "without keys: a name clients may reach the gateway by, *.NAME for all below it, * for any"
+    )
     objects_upstream: str | None = option(
         None,
         "the upstream that keeps files and batches; default: the first that is of kind ridgeline or openai",

@@ -13,10 +13,15 @@ from ridgeline.gateway.exchange import Exchange, Headers, Send
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import reserve_request
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+from ridgeline.web import home
 
 LISTED_FOR_S = 5.0  # an upstream's own list is asked for again after this
 MAX_LIST_BYTES = 4 << 20
 LIST_TIMEOUT_S = 5.0
+LINKS = (
+    ("/v1/models", "the models that a key may use"),
+    ("/ready", "whether a request would be answered now"),
+)
 
 
 class _Listed(msgspec.Struct):
@@ -34,7 +39,7 @@ class OwnRequests:
 
     async def health(self, path: str, send: Send) -> None:
         parts = self._parts
-        if path == "/health":
+        if path in ("/health", "/healthz"):
             await answer_json(send, 200, {"status": "ok"}, [])
         elif parts.draining:
             await answer_json(send, 503, {"status": "not ready", "reason": "draining"}, [])
@@ -49,6 +54,14 @@ class OwnRequests:
             await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])
         else:
             await answer_json(send, 200, {"status": "ready"}, [])
+
+    async def home(self, send: Send) -> None:
+        """What a person sees who opens the gateway's address in a browser."""
+        shown = None if self._parts.settings.gateway.require_keys else await self._names()
+        headers = [(b"content-type", b"text/html; charset=utf-8")]
+        headers += [(name.encode(), value.encode()) for name, value in home.HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": home.home_page("gateway", shown, LINKS)})
 
     async def models(self, exchange: Exchange, send: Send) -> None:
         """The names this key may ask for, in OpenAI's shape, which Anthropic's clients read too."""

@@ -107,7 +107,11 @@ ENDPOINTS = [
         response=RenderedPrompt,
         examples=({"messages": CHAT_EXAMPLE["messages"]},),
     ),
+    Endpoint(
+        "GET", "/", health.home_page, "A page with what is served", media_type="text/html", needs_key=False
+    ),
     Endpoint("GET", "/health", health.health, "This process answers", response=Health, needs_key=False),
+    Endpoint("GET", "/healthz", health.health, "The same as /health", response=Health, needs_key=False),
     Endpoint(
         "GET",
         "/ready",

@@ -30,6 +30,9 @@ class ServerConfig:
         None, "accepted bearer key; may be repeated; without a key here or in a file, none is needed"
     )
     api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
+    allowed_hosts: tuple[str, ...] = option(
+        (), "without keys: a name clients may reach this server by, *.NAME for all below it, * for any"
+    )
     cors_origins: tuple[str, ...] = option((), "web origins whose pages may call this server; * for all")
     max_body_bytes: int = option(8 << 20, "largest request body; a larger one is answered 413")
     max_file_bytes: int = option(512 << 20, "largest file of /v1/files; a larger one is answered 413")
@@ -94,6 +97,10 @@ class ServerConfig:
             raise OptionError(f"trace_sample must be between 0 and 1, got {self.trace_sample:g}")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise OptionError(f"otlp_endpoint must be an http:// or https:// URL, got {self.otlp_endpoint!r}")
+
+    @property
+    def needs_key(self) -> bool:
+        return self.api_keys is not None or self.api_key_file is not None
 
     def accepted_keys(self) -> tuple[str, ...]:
         """The keys given directly and those of the key file; an unreadable or empty file is an error."""

@@ -24,6 +24,7 @@ UNAVAILABLE = "service_unavailable_error"
 ErrorCode = Literal[
     "invalid_http",
     "head_too_large",
+    "host_not_allowed",
     "origin_not_allowed",
     "too_many_requests",
     "too_many_connections",

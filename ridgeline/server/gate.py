@@ -25,18 +25,22 @@ from ridgeline.server.errors import (
 from ridgeline.server.exchange import Exchange
 from ridgeline.server.front import Front
 from ridgeline.server.messages_api.errors import error_body, is_messages_path
+from ridgeline.web.hosts import HostCheck
 
 log = logging.getLogger("ridgeline.server")
 
-# Probes, scrapers and readers of the documentation carry no keys, and learn nothing of anybody's text.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json", "/docs"})
+# Probes and scrapers carry no keys, come under any name, and learn nothing of anybody's text.
+PROBES = frozenset({"/health", "/healthz", "/ready", "/metrics"})
+OPEN_PATHS = PROBES | {"/", "/openapi.json", "/docs"}
 
 
 class Gate:
     def __init__(self, app: ASGIApp, front: Front) -> None:
         self._app = app
         self._front = front
-        self._keys = KeyRing(front.config.accepted_keys())
+        config = front.config
+        self._keys = KeyRing(config.accepted_keys())
+        self.hosts = HostCheck(config.host, config.allowed_hosts, config.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # nothing else has been asked for its key
@@ -59,7 +63,7 @@ class Gate:
             await send(message)
 
         try:
-            self._keys.check(scope["path"], headers)
+            self.check_access(scope["path"], headers)
             await self._app(scope, receive, send_with_id)
         except (ClientGone, SlowReader):
             pass  # nobody is there; the course has booked it
@@ -72,9 +76,15 @@ class Gate:
             # A body that has begun stays unfinished: the server closes the connection, and the client sees
             # that the answer is not whole.
 
-    def check_key(self, path: str, headers: Headers) -> None:
-        """Raises 401 where a request with these headers would be answered so."""
-        self._keys.check(path, headers)
+    def check_access(self, path: str, headers: Headers) -> None:
+        """Raises 401 for a missing or wrong key; where no keys are set, 403 for a foreign Host or Origin."""
+        if self._front.config.needs_key:
+            self._keys.check(path, headers)
+        elif path not in PROBES:
+            refusal = self.hosts.refusal(headers.get("host", ""), headers.get("origin"))
+            if refusal is not None:
+                code, message = refusal
+                raise ApiError(403, message, code=code)
 
     def _reply(self, error: Exception, exchange: Exchange) -> ErrorReply:
         reply = reply_to(error)
@@ -98,8 +108,8 @@ class KeyRing:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def check(self, path: str, headers: Headers) -> None:
-        """Raises 401 unless the path is open, no keys are set, or the request carries one of them."""
-        if not self._digests or path in OPEN_PATHS:
+        """Raises 401 unless the path is open or the request carries one of the keys."""
+        if path in OPEN_PATHS:
             return
         key = _given_key(headers)
         if not key:

@@ -19,8 +19,16 @@ from ridgeline.server.front import Front, Model
 from ridgeline.server.protocol import About, Body
 from ridgeline.telemetry.metrics import render_all
 from ridgeline.telemetry.stats import EngineStats
+from ridgeline.web import home
 
 _STARTED = int(time.time())
+LINKS = (
+    ("/docs", "every endpoint and field"),
+    ("/openapi.json", "the same for programs"),
+    ("/v1/models", "the models and their limits"),
+    ("/ready", "whether a request would be computed now"),
+    ("/metrics", "figures for Prometheus"),
+)
 
 
 class StepsQuery(Body, kw_only=True, frozen=True):
@@ -33,6 +41,14 @@ class StepsQuery(Body, kw_only=True, frozen=True):
 async def health(request: Request) -> Response:
     """This process answers; whether it can serve is /ready's to say."""
     return _json(Health("ok"))
+
+
+async def home_page(request: Request) -> Response:
+    """What a person sees who opens the server's address in a browser."""
+    front = Front.of(request)
+    names = [name for model in front.models for name in model.names]
+    shown = None if front.config.needs_key else names
+    return Response(home.home_page("server", shown, LINKS), headers=home.HEADERS, media_type="text/html")
 
 
 async def ready(request: Request) -> Response:

@@ -99,7 +99,8 @@ def check(server: ServerConfig) -> None:
     """Before a model is fetched: raise OptionError for what cannot work, warn of a public keyless server."""
     if server.otlp_endpoint is not None:
         require_exporter()
-    if not server.accepted_keys() and not is_loopback(server.host):
+    server.accepted_keys()
+    if not server.needs_key and not is_loopback(server.host):
         log.warning(
             "listening on %s without API keys: every machine that reaches this address may use the server; "
             "set --api-keys or --api-key-file, or listen on 127.0.0.1",

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError, BadRequest, ClientGone, ErrorReply
-from ridgeline.server.exchange import off_loop
+from ridgeline.server.exchange import Exchange, off_loop
 from ridgeline.server.front import Front
 from ridgeline.server.gate import Gate
 
@@ -48,7 +48,9 @@ class WebSockets:
         try:
             self._admit(scope)
         except ApiError as refusal:
-            await _deny(refusal.reply, send)
+            exchange = Exchange.begin(scope, Headers(scope=scope).get("x-request-id"))
+            self._front.book_refusal(exchange, refusal.reply)
+            await _deny(refusal.reply, exchange, send)
             return
         await send({"type": "websocket.accept"})
         await Conversation(self._gate, scope, receive, send, self._front.config.websocket_requests).run()
@@ -56,22 +58,18 @@ class WebSockets:
     def _admit(self, scope: Scope) -> None:
         """Raises what a request of this kind would be refused with."""
         headers = Headers(scope=scope)
-        self._gate.check_key(scope["path"], headers)
+        self._gate.check_access(scope["path"], headers)
         origin = headers.get("origin")
-        if origin is not None and not self._is_allowed(origin, headers.get("host", "")):
+        if origin is not None and not self._gate.hosts.allows_origin(origin, headers.get("host", "")):
             # No browser asks before it opens a WebSocket: any page could, to a server on the loopback.
             message = f"pages of {origin} may not call this server; see --cors-origins"
             raise ApiError(403, message, code="origin_not_allowed")
         if scope["path"] not in self._paths:
             raise ApiError(404, "no WebSocket is served at this path", code="not_found")
 
-    def _is_allowed(self, origin: str, host: str) -> bool:
-        allowed = self._front.config.cors_origins
-        return "*" in allowed or origin in allowed or origin.partition("://")[2] == host
 
-
-async def _deny(reply: ErrorReply, send: Send) -> None:
-    headers = {**reply.headers, "content-type": "application/json"}
+async def _deny(reply: ErrorReply, exchange: Exchange, send: Send) -> None:
+    headers = {**reply.headers, "content-type": "application/json", "x-request-id": exchange.request_id}
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "websocket.http.response.start", "status": reply.status, "headers": encoded})
     await send({"type": "websocket.http.response.body", "body": reply.body()})

@@ -9,9 +9,9 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ridgeline.web.connection import BoundedConnection, ConnectionLimits
+from ridgeline.web.websocket import WebSocketConnection
 
 CLOSING_S = 5  # for a reader to take the last that was written to it; at most twice that
 LAST_WORDS_S = 3  # for streams that are told of the end to take that in
@@ -31,7 +31,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=partial(BoundedConnection, limits),  # type: ignore[arg-type]  # called, never inherited
-                ws=WebSocketsSansIOProtocol if max_message_bytes else "none",
+                ws=WebSocketConnection if max_message_bytes else "none",
                 ws_max_size=max_message_bytes,
                 ws_ping_interval=websocket_ping_s,
                 ws_ping_timeout=websocket_ping_s,

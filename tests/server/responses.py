@@ -28,7 +28,7 @@ def keeping(folder: Path, script: Script | None = None, **options: Any) -> Stage
 
 def sdk(stage: Stage) -> AsyncOpenAI:
     return AsyncOpenAI(
-        api_key="none", base_url="http://ridgeline/v1", http_client=stage.http(), max_retries=0
+        api_key="none", base_url="http://localhost/v1", http_client=stage.http(), max_retries=0
     )
 
 

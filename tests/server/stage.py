@@ -47,7 +47,7 @@ class Stage:
     def http(self, **options: Any) -> httpx.AsyncClient:
         """A client that calls the app in-process."""
         transport = httpx.ASGITransport(self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://ridgeline", **options)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", **options)
 
     async def post(self, path: str = CHAT, body: Any = None, **options: Any) -> httpx.Response:
         async with self.http() as http:

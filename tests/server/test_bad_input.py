@@ -369,7 +369,7 @@ async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_closed() -
     async with stage.served() as http:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         writer.write(
-            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             'content-length: 1000\r\n\r\n{"messages"'.encode()
         )
         answer = (await asyncio.wait_for(reader.read(), 5)).decode()  # to the end of the connection

@@ -136,7 +136,7 @@ async def test_the_rest_of_a_refused_body_is_not_read_for_ever(monkeypatch: pyte
     monkeypatch.setattr(connection, "LINGER_S", 0.2)
     async with Stage(config=ServerConfig(max_body_bytes=100)).served() as http:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: 100000000\r\n\r\n".encode())
         closed = False
 

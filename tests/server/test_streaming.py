@@ -266,7 +266,7 @@ async def _request_by_hand(writer: asyncio.StreamWriter, body: dict[str, Any]) -
     """A client that sends a request and then does not read."""
     raw = httpx.Request("POST", "http://x" + CHAT, json=body).read()
     head = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(raw)}\r\n\r\n"
     )
     writer.write(head.encode() + raw)

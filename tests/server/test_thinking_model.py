@@ -45,7 +45,7 @@ async def http(thinking_model: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with await AsyncClient.start(str(thinking_model), kv_tokens=8192) as client:
         model = Model(("m",), ScriptedSupervisor(client), ServerMetrics("m"))  # type: ignore[arg-type]
         transport = httpx.ASGITransport(build_app(ServerConfig(), [model]))
-        async with httpx.AsyncClient(transport=transport, base_url="http://ridgeline", timeout=60) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
             yield http
 
 

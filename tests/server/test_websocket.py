@@ -18,6 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.state import StateStore
+from ridgeline.server.websocket import Conversation
+from ridgeline.telemetry.logs import JsonFormatter
 from tests.conftest import LiveServer
 from tests.server.events import chunks
 from tests.server.scripted_client import fail, flood, hang, say
@@ -123,7 +125,7 @@ async def test_a_client_that_does_not_answer_pings_is_given_up() -> None:
     async with stage.served() as http:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         writer.write(
-            f"GET {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            f"GET {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
         )
         assert (await reader.readline()).startswith(b"HTTP/1.1 101")
@@ -327,6 +329,37 @@ async def test_a_page_of_another_origin_may_not_connect_unless_it_is_allowed() -
     async with connected(allowed, origin="https://good.example") as socket:
         await ask(socket, **HELLO)
         await frames_until(socket, "done")
+
+
+async def test_a_refused_handshake_is_one_log_record_like_any_refused_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "ridgeline")
+    stage = Stage()
+    with pytest.raises(InvalidStatus) as refused:
+        async with connected(
+            stage, origin="https://evil.example", additional_headers={"x-request-id": "mine"}
+        ):
+            pass
+    assert refused.value.response.headers["x-request-id"] == "mine"
+    (record,) = caplog.records
+    assert (record.message, record.request_id, record.status) == ("request", "mine", 403)  # type: ignore[attr-defined]
+    assert 'reason="origin_not_allowed"' in stage.metrics_text()
+
+
+async def test_an_error_on_a_websocket_is_one_log_record(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Conversation) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(Conversation, "run", broken)
+    with pytest.raises(ConnectionClosed):
+        async with connected(Stage()) as socket:
+            await socket.recv()
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "ValueError: broken" in json.loads(JsonFormatter().format(record))["exception"]
+    assert (record.name, record.path) == ("ridgeline.web", CHAT)  # type: ignore[attr-defined]
 
 
 async def test_a_real_server_says_the_same_both_ways(live_server: LiveServer) -> None:

@@ -13,9 +13,7 @@ from ridgeline.server.endpoint import JSON, Endpoint
 from ridgeline.server.exchange import LONG_BYTES, off_loop
 from ridgeline.server.openapi.document import document
 from ridgeline.server.openapi.page import page
-
-# The page needs nothing from anywhere, and could do nothing if a word on it were somebody else's.
-PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+from ridgeline.web import home
 
 
 def self_description(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
@@ -34,7 +32,7 @@ def self_description(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
     async def docs(request: Request) -> Response:
         text = await off_loop(LONG_BYTES + 1, html)
-        return Response(text, headers=PAGE_HEADERS, media_type="text/html")
+        return Response(text, headers=home.HEADERS, media_type="text/html")
 
     return [
         Endpoint("GET", "/openapi.json", openapi, "This document", response=dict, needs_key=False),

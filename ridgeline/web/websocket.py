@@ -1,0 +1,28 @@
+"""WebSocketConnection: uvicorn's WebSocket whose errors are one log record each.
+
+uvicorn logs an error for every handshake that the app refuses, which any client can cause. Made by
+`web.listener` when a connection is upgraded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+log = logging.getLogger("ridgeline.web")
+
+
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    async def run_asgi(self) -> None:
+        try:
+            await self.app(self.scope, self.receive, self.send)
+        except (ClientDisconnected, asyncio.CancelledError):
+            pass
+        except Exception:
+            log.exception("unexpected error on a WebSocket", extra={"path": self.scope["path"]})
+            self.send_500_response()
+        if self.close_timer is None:
+            self.transport.close()
