@@ -213,7 +213,9 @@ async def test_chunks_that_wait_together_are_sent_together() -> None:
 
         await stage.app(scope, receive, counting_send)
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(counting_app), base_url="http://x") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(counting_app), base_url="http://localhost"
+    ) as http:
         response = await http.post(CHAT, json=STREAM)
     assert len(chunks(response.text)) == 8
     assert len(bodies) == 2  # everything that was waiting, then [DONE]
