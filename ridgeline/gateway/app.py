@@ -64,6 +64,8 @@ class Gateway:
         self._live.add(exchange)
         try:
             await self._answer(exchange, receive, send)
+            if exchange.gone:
+                self._left(exchange)
         except asyncio.CancelledError:
             if exchange.expired is None and not exchange.gone:
                 exchange.end_as("lost", 0, "cancelled")
@@ -76,7 +78,10 @@ class Gateway:
         except ClientGone:
             self._left(exchange)
         except GatewayError as error:
-            await self._refuse(exchange, error, send)
+            if exchange.gone:
+                self._left(exchange)
+            else:
+                await self._refuse(exchange, error, send)
         except Exception as error:
             # The type and the place, never the text: a message of ours could hold a client's words.
             where = "".join(traceback.format_tb(error.__traceback__))

@@ -7,7 +7,7 @@ request's id, the strong one's under that id with `.strong` behind it.
 from __future__ import annotations
 
 from ridgeline.gateway.accounting.row import LedgerRow
-from ridgeline.gateway.errors import UpstreamFailed
+from ridgeline.gateway.errors import ClientGone, UpstreamFailed
 from ridgeline.gateway.exchange import Exchange, Send
 from ridgeline.gateway.finishing import Booking
 from ridgeline.gateway.forwarding import Forwarding, Whole
@@ -37,7 +37,6 @@ class Cascading:
             if exchange.opened is not None:
                 exchange.opened.abort()  # an answer that broke off still holds its place
             exchange.end_as("upstream_failed", error.status, error.code)
-            exchange.usage = await self._booking.late_usage(exchange)
         else:
             if whole.status < 400:
                 confidence = decision.cascade.confidence(whole.body)
@@ -47,6 +46,9 @@ class Cascading:
                 await self._forwarding.deliver(exchange, job, Whole(whole.status, whole.headers, body), send)
                 return
             exchange.end_as("ok" if whole.status < 400 else "refused", whole.status, "escalated")
+        if exchange.gone:
+            raise ClientGone
+        await self._booking.settle(exchange)
         if is_asked:
             exchange.fields = own
         self._escalate(exchange, job, confidence)
@@ -67,4 +69,5 @@ class Cascading:
             setattr(row, name, getattr(before, name))
         row.model = job.model.name
         exchange.row, exchange.usage, exchange.opened, exchange.late_usage = row, None, None, False
-        exchange.first_at = 0.0
+        exchange.answer, exchange.input_estimate, exchange.texts = None, None, []
+        exchange.first_at = exchange.read_on_s = 0.0

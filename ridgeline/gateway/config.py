@@ -57,6 +57,11 @@ class ModelConfig:
         False,
         "share cached prefixes between tenants; each can then find out whether another has sent a prompt",
     )
+    tokenizer: Path | None = option(
+        None,
+        "tokenizer.json of the model, or the folder that holds it; counts what an upstream does not report. "
+        "Default: a formula over bytes",
+    )
     semantic_threshold: float | None = option(
         None, "similarity that counts as the same question; default: [cache]"
     )
@@ -204,6 +209,7 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
         "routes", [one.name for one in settings.routes]
     )
     for model in settings.models:
+        _check_tokenizer(model)
         if model.hedge_after_ms is not None and settings.retries.retries == 0:
             raise OptionError(
                 f"[[models]] {model.name}: hedge_after_ms asks a second target while the first computes, "
@@ -226,6 +232,14 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
             if name not in public and not any(_matches(one.name, name) for one in settings.models):
                 raise OptionError(f"[[routes]] {route.name}: no [[models]] is named {name!r}")
     return settings
+
+
+def _check_tokenizer(model: ModelConfig) -> None:
+    file = model.tokenizer
+    if file is not None and not (file / "tokenizer.json" if file.is_dir() else file).is_file():
+        raise OptionError(
+            f"[[models]] {model.name}: tokenizer {file} is not a tokenizer.json or a folder with one"
+        )
 
 
 def targets_of(model: ModelConfig) -> tuple[Target, ...]:

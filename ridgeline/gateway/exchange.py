@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.gateway.accounting.row import LedgerRow, Outcome
@@ -18,6 +19,7 @@ from ridgeline.gateway.endpoints import Place
 from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
 from ridgeline.gateway.held_bytes import Held, HeldBytes
 from ridgeline.gateway.tenants.keys import Key, Team
+from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.gateway.usage import Usage
 from ridgeline.web.connection import CONNECTION, BoundedConnection
 
@@ -30,11 +32,26 @@ SWEEP_S = 0.1
 ANONYMOUS = Key("anonymous", "anonymous")  # who asks without a key, where that is allowed
 
 
+@dataclass(slots=True)
+class Begun:
+    """One attempt at an upstream."""
+
+    id: str  # of its opening in the ledger
+    number: int
+    target: Target
+    at: float  # monotonic seconds
+    is_booked: bool = False
+
+
 class Exchange:
     __slots__ = (
+        "answer",
         "arrived",
+        "asked_at",
         "attempts",
+        "begun",
         "body",
+        "closed",
         "connection",
         "deadline",
         "deadline_error",
@@ -44,6 +61,7 @@ class Exchange:
         "gone",
         "headers",
         "held",
+        "input_estimate",
         "key",
         "late_usage",
         "limit_headers",
@@ -52,11 +70,13 @@ class Exchange:
         "place",
         "pusd_before",
         "query",
+        "read_on_s",
         "reservation",
         "row",
         "started",
         "task",
         "team",
+        "texts",
         "tokens_before",
         "trace",
         "usage",
@@ -79,6 +99,13 @@ class Exchange:
         self.fields: Fields = {}
         self.usage: Usage | None = None
         self.late_usage = False  # broken off: its upstream knows better than we do what it used
+        self.answer: bytes | None = None  # a whole answer that did not say what it used
+        self.texts: list[bytes] = []  # of a stream, where a tokenizer may have to count them
+        self.input_estimate: int | None = None  # tokens, counted once
+        self.begun: list[Begun] = []  # attempts of the row that is open
+        self.closed: set[str] = set()  # ids of rows of attempts
+        self.asked_at = 0.0  # the last attempt
+        self.read_on_s = 0.0  # how long an answer is read on for its usage after the client left
         self.reservation: Any = None
         self.limit_headers: Headers = []
         self.opened: Any = None
@@ -114,10 +141,18 @@ class Exchange:
         self.row.outcome, self.row.status, self.row.error_code = outcome, status, code
 
     def wait_until(self, deadline: float, error: Callable[[], GatewayError]) -> None:
-        self.deadline, self.deadline_error = deadline, error
+        if not self.gone:
+            self.deadline, self.deadline_error = deadline, error
 
     def client_is_gone(self) -> None:
-        if not self.gone:
+        """End the request; one that an upstream bills anyway is read on for a while, for its usage."""
+        if self.gone:
+            return
+        if self.read_on_s > 0:
+            until = min(time.monotonic() + self.read_on_s, self.deadline)
+            self.wait_until(until, lambda: GatewayError("the client has left", status=499))
+            self.gone = True
+        else:
             self.gone = True
             self.task.cancel()
 

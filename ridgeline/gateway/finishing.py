@@ -13,7 +13,9 @@ import time
 import msgspec
 
 from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.attempt_booking import AttemptBooking
 from ridgeline.gateway.body import write_fields
+from ridgeline.gateway.estimating import Estimates
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.usage import Usage
@@ -31,15 +33,38 @@ class Booking:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._ours = {one.name for one in parts.settings.upstreams if one.kind == "ridgeline"}
+        self._estimates = Estimates(parts)
+        self.attempts = AttemptBooking(parts, self._estimates)
 
     def is_late(self, exchange: Exchange) -> bool:
+        """Its usage is still to be asked for, or to be counted by a tokenizer."""
+        return self._is_known_upstream(exchange) or self._estimates.is_slow(exchange)
+
+    async def settle(self, exchange: Exchange) -> None:
+        """The usage as far as it can be known: asked of a server of ours, else estimated."""
+        self.attempts.end(exchange)
+        exchange.usage = await self._late_usage(exchange)
+        if self._estimates.is_due(exchange):
+            try:
+                await self._estimates.fill(exchange)
+            except Exception as error:  # of a tokenizer: the formula needs none
+                extra = {"request_id": exchange.id, "kind": type(error).__name__}
+                log.error("a tokenizer could not count what a request used", extra=extra)
+                self._estimates.fill_now(exchange)
+
+    def settle_now(self, exchange: Exchange) -> None:
+        """The same without waiting for anything."""
+        if self._estimates.is_due(exchange):
+            self._estimates.fill_now(exchange)
+
+    def _is_known_upstream(self, exchange: Exchange) -> bool:
         """Broken off at a server of ours, which knows what it has used."""
         return exchange.late_usage and exchange.row.upstream in self._ours
 
-    async def late_usage(self, exchange: Exchange) -> Usage | None:
+    async def _late_usage(self, exchange: Exchange) -> Usage | None:
         """What its upstream says of a request that was broken off; else what was seen of it here."""
         row = exchange.row
-        if not self.is_late(exchange):
+        if not self._is_known_upstream(exchange):
             return exchange.usage
         try:
             told = await self._parts.upstreams.usage_of(row.upstream, row.request_id, row.at_ms)
@@ -95,11 +120,13 @@ class Finishing:
         if exchange.key is None:  # nobody we know: counted, but no row; anybody could fill the ledger
             self._parts.metrics.refused(row.status)
             return
+        self._booking.attempts.end(exchange)
         if self._booking.is_late(exchange) and len(self._late) < MAX_LATE:
             task = asyncio.get_running_loop().create_task(self._finish_late(exchange))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
         else:
+            self._booking.settle_now(exchange)
             self._end(exchange)
 
     async def drained(self) -> None:
@@ -109,7 +136,7 @@ class Finishing:
 
     async def _finish_late(self, exchange: Exchange) -> None:
         try:
-            exchange.usage = await self._booking.late_usage(exchange)
+            await self._booking.settle(exchange)
         finally:
             self._end(exchange)
 

@@ -10,7 +10,7 @@ import time
 from hashlib import sha256
 from typing import NamedTuple
 
-from ridgeline.gateway.accounting.row import Opening
+from ridgeline.gateway.attempt_booking import AttemptBooking
 from ridgeline.gateway.body import Fields, raw, write_fields
 from ridgeline.gateway.cache_salt import FIELD, salted, takes_salt
 from ridgeline.gateway.dialects.counts import usage_of
@@ -19,7 +19,7 @@ from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.dialects.translate import translate_answer, translate_request
 from ridgeline.gateway.dialects.usage_reader import Hide, ask_for_usage
 from ridgeline.gateway.endpoints import Endpoint
-from ridgeline.gateway.errors import BadRequest, Unauthorized, UpstreamFailed
+from ridgeline.gateway.errors import BadRequest, ClientGone, Unauthorized, UpstreamFailed
 from ridgeline.gateway.exchange import ANONYMOUS, Exchange, Headers, Send
 from ridgeline.gateway.job import Job, Sent
 from ridgeline.gateway.parts import Parts
@@ -74,8 +74,9 @@ class Whole(NamedTuple):
 
 
 class Forwarding:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, attempts: AttemptBooking) -> None:
         self._parts = parts
+        self._attempts = attempts
         self._config = parts.settings.gateway
         self._upstreams = {one.name: one for one in parts.settings.upstreams}
 
@@ -125,22 +126,8 @@ class Forwarding:
         if exchange.key is not ANONYMOUS and self._parts.policy.policy.key(row.key_id) is None:
             # Revoked or expired while it waited for a limit, a turn or a retry.
             raise Unauthorized("the API key has been revoked", code="revoked_api_key")
-        self._parts.ledger.open(
-            Opening(
-                row.request_id,
-                row.at_ms,
-                row.key_id,
-                row.team_id,
-                row.endpoint,
-                row.model_asked,
-                row.model,
-                target.upstream,
-                target.model,
-                row.stream,
-                len(exchange.body) // 4,
-            )
-        )
-        exchange.late_usage = True  # asked, and until its end has come only the upstream knows what it used
+        if exchange.gone:
+            raise ClientGone  # read on for its usage, and failed: nothing is sent again
         row.upstream, row.upstream_model = target.upstream, target.model
         headers: Headers = [(b"x-request-id", row.request_id.encode()), *passed_on(exchange)]
         if exchange.trace is not None:
@@ -148,11 +135,13 @@ class Forwarding:
         if job.form is not None:
             content_type, body = job.form.written({"model": target.model.encode()})
             headers.append((b"content-type", content_type))
-            return Outgoing("POST", PATHS[endpoint.kind], headers, body, False)
+            number = self._attempts.begin(exchange, target)
+            return Outgoing("POST", PATHS[endpoint.kind], headers, body, False, number)
         headers.append((b"content-type", b"application/json"))
         path, fields = self._fields_for(exchange, job, target)
         # Each value is the client's own bytes; only a field that stood there twice stands there once.
-        return Outgoing("POST", path, headers, write_fields(fields), row.stream)
+        body = write_fields(fields)
+        return Outgoing("POST", path, headers, body, row.stream, self._attempts.begin(exchange, target))
 
     def _fields_for(self, exchange: Exchange, job: Job, target: Target) -> tuple[str, Fields]:
         endpoint, row, fields = exchange.place.endpoint, exchange.row, exchange.fields
@@ -199,6 +188,7 @@ class Forwarding:
         sent = job.sent_to(opened.target, endpoint.family)
         if answer.status < 400:
             exchange.usage = usage_of(endpoint.kind, sent.family, body)
+            exchange.answer = body if exchange.usage is None else None
             if sent.is_translated:
                 body = translate_answer(endpoint.kind, body, sent.family, exchange.fields)
         elif sent.is_translated:

@@ -32,7 +32,7 @@ class ModelRequests:
     def __init__(self, parts: Parts, booking: Booking) -> None:
         self._parts = parts
         self._config = parts.settings.gateway
-        self._forwarding = Forwarding(parts)
+        self._forwarding = Forwarding(parts, booking.attempts)
         self._cascading = Cascading(parts, self._forwarding, booking)
         self._all_cost = all(
             parts.prices.cost(_some_name(model.name), target.upstream, target.model, A_MILLION)[0] > 0

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ridgeline.gateway.dialects.error_bodies import error_event
 from ridgeline.gateway.dialects.translate import StreamTranslator
-from ridgeline.gateway.dialects.usage_reader import UsageReader
+from ridgeline.gateway.dialects.usage_reader import Hide, UsageReader
 from ridgeline.gateway.errors import GatewayError, UpstreamFailed, out_of_time
 from ridgeline.gateway.exchange import Exchange, Headers, Send
 from ridgeline.gateway.job import Job
@@ -39,8 +39,15 @@ class StreamRelay:
         self._total = exchange.deadline
         self._kind = exchange.place.endpoint.kind
         sent = job.sent_to(exchange.opened.target, exchange.place.endpoint.family)
+        # Our own server is asked what a broken stream used; of others, the texts are counted.
+        config = parts.settings.upstreams
+        is_ours = any(one.name == exchange.row.upstream and one.kind == "ridgeline" for one in config)
         # What is translated is not the client's to see anyway.
-        self._reader = UsageReader(self._kind, sent.family, "" if sent.is_translated else sent.hide)
+        hide: Hide = "" if sent.is_translated else sent.hide
+        self._reader = UsageReader(self._kind, sent.family, hide, count_texts=not is_ours)
+        assert job.model is not None
+        if job.model.config.tokenizer is not None and not is_ours:
+            self._reader.texts = exchange.texts
         self._is_translated = sent.is_translated
         self._stages: list[Stage] = []
         if sent.is_translated:

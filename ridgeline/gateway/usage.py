@@ -1,4 +1,4 @@
-"""Usage: what one request used, as its upstream counted it, and who says so."""
+"""Usage: what one request used, and where the count is from."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Literal
 
 import msgspec
 
-# reported: the upstream's own count, in its answer or asked for afterwards. counted: what came through here
-# was counted, for upstreams that say nothing of an answer that was broken off. none: nothing was computed.
-UsageSource = Literal["none", "reported", "counted"]
+# reported: the upstream's own count, in its answer or asked for afterwards. counted: the quantity that is
+# billed was measured here (seconds of audio, characters of speech). estimated: the upstream said nothing, or
+# only a part: docs/gateway-accounting.md has the formula. none: nothing was computed.
+UsageSource = Literal["none", "reported", "counted", "estimated"]
 
 
 class Usage(msgspec.Struct):

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import re
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from ridgeline.gateway.accounting.row import LedgerRow, Opening
 _LOCK = "lock"
 _SEGMENT = re.compile(r"(\d{10})\.wal")
 _CHUNK = 256 << 10  # read at once: more than any record
+_ALIVE_S = 0.5
 _TRIAL_BYTES = 4096  # a file system's block: fewer bytes could fit in one that is there already
 
 logger = logging.getLogger("ridgeline.gateway.ledger")
@@ -51,6 +53,7 @@ class Journal:
         self._fd = -1
         self._size = 0
         self._rotate_at = segment_bytes
+        self._alive_until = 0.0
         self._rotate()
 
     @property
@@ -74,6 +77,13 @@ class Journal:
     def try_write(self) -> None:
         """Write empty lines, which readers pass over: OSError while the file takes no record."""
         self._append(b"\n" * _TRIAL_BYTES)
+
+    def mark_alive(self) -> None:
+        """Called at intervals, by the thread that follows: the lock's time is when the worker last lived."""
+        now = time.monotonic()
+        if now >= self._alive_until:
+            self._alive_until = now + _ALIVE_S
+            os.utime(self._lock)
 
     def sync(self) -> None:
         """Called at intervals, by the thread that follows."""
@@ -246,6 +256,11 @@ def segment_path(folder: Path, number: int) -> Path:
 def segment_numbers(folder: Path) -> list[int]:
     names = (_SEGMENT.fullmatch(path.name) for path in folder.iterdir())
     return sorted(int(name[1]) for name in names if name)
+
+
+def last_alive_ms(folder: Path) -> int:
+    """When its worker last wrote there, unix milliseconds."""
+    return int(max((path.stat().st_mtime for path in folder.iterdir()), default=0.0) * 1000)
 
 
 def remove_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 
+from ridgeline.gateway.accounting.estimate import unseen_tokens
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
 from ridgeline.gateway.usage import Usage
 
@@ -54,22 +55,23 @@ class LostRequests:
     ) -> None:
         self._ask_s, self._cost_of, self._usage_of, self._loop = ask_s, cost_of, usage_of, loop
 
-    def ask(self, openings: Sequence[Opening]) -> LostRows:
+    def ask(self, openings: Sequence[Opening], died_ms: int) -> LostRows:
+        """died_ms: when their gateway was last seen alive, unix milliseconds."""
         if self._usage_of is None or self._loop is None or not openings:
-            return LostRows([self._row(opening, None) for opening in openings])
-        asking = self._ask_all(openings, self._usage_of)
+            return LostRows([self._row(opening, None, died_ms) for opening in openings])
+        asking = self._ask_all(openings, self._usage_of, died_ms)
         try:
             return LostRows(asyncio.run_coroutine_threadsafe(asking, self._loop))
         except RuntimeError:  # the loop has closed: whoever takes these files over next will ask
             asking.close()
             raise
 
-    async def _ask_all(self, openings: Sequence[Opening], usage_of: UsageOf) -> list[LedgerRow]:
+    async def _ask_all(self, openings: Sequence[Opening], usage_of: UsageOf, died_ms: int) -> list[LedgerRow]:
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(opening: Opening) -> LedgerRow:
             async with turns:
-                return self._row(opening, await self._ask(opening, usage_of))
+                return self._row(opening, await self._ask(opening, usage_of), died_ms)
 
         return list(await asyncio.gather(*(one(opening) for opening in openings)))
 
@@ -89,8 +91,8 @@ class LostRequests:
                 return None
             await asyncio.sleep(_PAUSE_S)
 
-    def _row(self, opening: Opening, told: Usage | None) -> LedgerRow:
-        usage = told or Usage(tokens_in=opening.tokens_in_estimate, source="counted")
+    def _row(self, opening: Opening, told: Usage | None, died_ms: int) -> LedgerRow:
+        usage = told or _estimate(opening, died_ms)
         cost, source = 0, "none"
         if self._cost_of is not None:
             cost, source = self._cost_of(opening.model, opening.upstream, opening.upstream_model, usage)
@@ -117,3 +119,10 @@ class LostRequests:
             price_source=source,
             attempts=1,
         )
+
+
+def _estimate(opening: Opening, died_ms: int) -> Usage:
+    """The input as it was counted, and what could be written while the gateway lived."""
+    seconds = (died_ms - opening.at_ms) / 1000
+    tokens_out = unseen_tokens(seconds, opening.output_limit, opening.answers)
+    return Usage(opening.tokens_in_estimate, tokens_out=tokens_out, source="estimated")

@@ -20,7 +20,7 @@ import msgspec
 
 from ridgeline.gateway.accounting.config import LedgerConfig
 from ridgeline.gateway.accounting.errors import RowsRefused, StoreAway
-from ridgeline.gateway.accounting.journal import Journal, JournalReader, orphans, remove_folder
+from ridgeline.gateway.accounting.journal import Journal, JournalReader, last_alive_ms, orphans, remove_folder
 from ridgeline.gateway.accounting.lost import LostRequests, LostRows
 from ridgeline.gateway.accounting.records import Damaged, value_of
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
@@ -130,6 +130,7 @@ class Mover:
     def _round(self) -> bool:
         """One batch of every journal; whether there may be more at once."""
         self._journal.sync()
+        self._journal.mark_alive()
         busy = self._move_held()
         busy = self._move(self._own) or busy
         for source in list(self._taken):
@@ -220,7 +221,8 @@ class Mover:
         """All its rows are in the store. Openings without one are the requests that died with the worker."""
         if source.open and source.asked is None:
             there = self._store.known(list(source.open))
-            source.asked = self._lost.ask([o for o in source.open.values() if o.request_id not in there])
+            lost = [one for one in source.open.values() if one.request_id not in there]
+            source.asked = self._lost.ask(lost, last_alive_ms(source.reader.folder))
         if source.asked is not None:
             try:
                 rows = source.asked.rows()

@@ -41,7 +41,7 @@ _SUMS = (
     "SUM(CASE WHEN outcome IN ('ok', 'cached') THEN 1 ELSE 0 END)",
     "SUM(CASE WHEN outcome IN ('client_gone', 'lost') THEN 1 ELSE 0 END)",
     "SUM(CASE WHEN outcome = 'cached' THEN 1 ELSE 0 END)",
-    "SUM(CASE WHEN usage_source = 'counted' THEN 1 ELSE 0 END)",
+    "SUM(CASE WHEN usage_source = 'estimated' THEN 1 ELSE 0 END)",
     "SUM(tokens_in)",
     "SUM(tokens_cached)",
     "SUM(tokens_cache_write)",

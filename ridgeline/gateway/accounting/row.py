@@ -30,6 +30,8 @@ class Opening(msgspec.Struct, frozen=True):
     upstream_model: str
     stream: bool
     tokens_in_estimate: int = 0
+    answers: int = 0  # written beside each other; 0: the endpoint has no output tokens
+    output_limit: int | None = None  # tokens of one answer, where the request names a limit
 
 
 class LedgerRow(msgspec.Struct):

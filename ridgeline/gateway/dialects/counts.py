@@ -34,6 +34,11 @@ class Counts(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is a count at all: an answer to a prompt has used more than 0 tokens."""
+        return any(getattr(self, name) for name in self.__struct_fields__)
+
     def usage(self) -> Usage:
         if self.cache_read_input_tokens is not None or self.cache_creation_input_tokens is not None:
             return self._anthropic()
@@ -112,7 +117,7 @@ def usage_of(kind: str, family: str, body: bytes) -> Usage | None:
         answer = _answers.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None
-    if answer.usage is not None:
+    if answer.usage is not None and answer.usage.tells:
         return answer.usage.usage()
     if answer.meta is not None and answer.meta.tokens is not None:
         tokens = answer.meta.tokens

@@ -6,11 +6,13 @@ at by a few searches for bytes alone: only those that may tell counts, an error 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Literal
 
 import msgspec
 
+from ridgeline.gateway.accounting.estimate import weight
 from ridgeline.gateway.body import Fields, field, raw
 from ridgeline.gateway.dialects.counts import Counts
 from ridgeline.gateway.dialects.events import BOUNDARY, MAX_EVENT_BYTES, end_of_last, payload_of, split
@@ -27,8 +29,17 @@ _RESPONSE_NEWS = re.compile(rb'"type"\s*:\s*"(?:response\.(?:completed|incomplet
 _ORDINARY = {"chat": b'"choices"', "completions": b'"choices"', "messages": b'"content_block_'}
 _USAGE_VALUE = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]++|\{[^{}]*+\})*+\}')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
-_MESSAGE_DELTA = re.compile(rb'"(?:text|thinking|partial_json)"\s*:\s*"((?:[^"\\]++|\\.)*+)')
-_BYTES_PER_TOKEN = 4  # of text, where an event holds several tokens; a guess, and only of what was broken off
+# The texts that an event adds to an answer. A response's last events repeat them under other names.
+_NEW_TEXT = {
+    "messages": rb"text|thinking|partial_json",
+    "responses": rb"delta",
+    "chat": rb"content|reasoning_content|reasoning|refusal|arguments",
+    "completions": rb"text",
+}
+_new_texts = {
+    shape: re.compile(rb'"(?:' + names + rb')"\s*:\s*"((?:[^"\\]++|\\.)*+)')
+    for shape, names in _NEW_TEXT.items()
+}
 
 
 class _Failure(msgspec.Struct):
@@ -57,9 +68,11 @@ _events = msgspec.json.Decoder(_Event)
 
 
 class UsageReader:
-    """`family` is that of the bytes it is fed; `hide` is what `ask_for_usage` returned."""
+    """`family` is that of the bytes it is fed; `hide` is what `ask_for_usage` returned; `count_texts`: weigh
+    the answer's texts, for a stream that may end without its counts.
+    """
 
-    def __init__(self, kind: str, family: str, hide: Hide = "") -> None:
+    def __init__(self, kind: str, family: str, hide: Hide = "", *, count_texts: bool = True) -> None:
         self._shape = shape_of(kind, family)
         self._is_message = self._shape == "messages"
         self._is_openai = self._shape not in ("messages", "responses")
@@ -70,7 +83,9 @@ class UsageReader:
         self._latest = b""  # the last chunk that told counts, not yet decoded
         self._counts: Counts | None = None
         self._is_final = False
-        self._text_bytes = 0  # of Anthropic's deltas
+        self._new_texts = _new_texts.get(self._shape) if count_texts else None
+        self._weight = 0.0  # tokens of the texts so far, as `estimate.weight` has them
+        self.texts: list[bytes] | None = None  # where they are kept, if they are
         self.events = 0  # with data: comments do not count
         self.done = False  # the event came that ends a stream of this kind
         self.error = ""  # the code or the type of an error that the stream told
@@ -88,8 +103,8 @@ class UsageReader:
             return self._told(data)
         if self._may_tell is not None and self._may_tell(data) is not None:
             return self._told(data)
-        if self._is_message:
-            self._count_text(data)
+        if self._new_texts is not None:
+            self._weigh(data)
         return data
 
     def finish(self) -> bytes:
@@ -102,8 +117,8 @@ class UsageReader:
 
     @property
     def usage(self) -> Usage | None:
-        """What is known now: of a whole stream what its upstream reported, of a broken one the last count it
-        told, or, where it told none, what came through. tokens_in may be 0 then: not known.
+        """What is known now: of a whole stream what its upstream reported, else an estimate by what came
+        through, with the input that the upstream told. A count of 0 is then not known.
         """
         if self._latest:
             self._decode(self._latest)
@@ -111,17 +126,18 @@ class UsageReader:
         if self._counts is None:
             if not self.events:
                 return None
-            return Usage(tokens_out=self._counted(), source="counted")
+            return Usage(tokens_out=self._counted(), source="estimated")
         usage = self._counts.usage()
         if not self._is_final:
             usage.tokens_out = max(usage.tokens_out, self._counted())
-            usage.source = "counted"
+            usage.source = "estimated"
         return usage
 
     def _counted(self) -> int:
+        weighed = math.ceil(self._weight)
         if self._is_message:
-            return max(self._text_bytes // _BYTES_PER_TOKEN, 0)
-        return max(self.events - 1, 0)  # the first opens the answer and holds nothing
+            return weighed
+        return max(self.events - 1, weighed)  # one token each, and the first opens the answer; or several
 
     def _feed_piece(self, data: bytes) -> bytes:
         rest = self._rest
@@ -146,10 +162,10 @@ class UsageReader:
 
     def _told(self, whole: bytes) -> bytes:
         """Events that may tell something; what of them to send on."""
+        if self._new_texts is not None:
+            self._weigh(whole)
         if self._is_openai:
             return self._told_by_chunks(whole)
-        if self._is_message:
-            self._count_text(whole)
         self._read(whole)
         return whole
 
@@ -170,9 +186,13 @@ class UsageReader:
         self._latest = payload_of(event)
         return self._hidden(whole) if self._hide else whole
 
-    def _count_text(self, whole: bytes) -> None:
-        for text in _MESSAGE_DELTA.findall(whole):
-            self._text_bytes += len(text)
+    def _weigh(self, whole: bytes) -> None:
+        assert self._new_texts is not None
+        texts = self._new_texts.findall(whole)
+        if texts:
+            self._weight += weight(b"".join(texts))
+            if self.texts is not None:
+                self.texts += texts
 
     def _read(self, whole: bytes) -> None:
         for event in split(whole):
@@ -190,14 +210,14 @@ class UsageReader:
         self._take(event)
 
     def _take(self, event: _Event) -> None:
-        told = event.usage
+        told = _told(event.usage)
         if self._is_message:
             if event.type == "message_start" and isinstance(event.message, _Inner):
-                told = event.message.usage
+                told = _told(event.message.usage)
             self._is_final |= event.type == "message_delta" and told is not None
             self.done |= event.type == "message_stop"
         elif self._shape == "responses" and event.response is not None:
-            told = event.response.usage
+            told = _told(event.response.usage)
             self._is_final |= told is not None
             self.done = True
             if event.type == "response.failed" and event.response.error is not None:
@@ -231,6 +251,10 @@ class UsageReader:
             kept.append(event)
         kept.append(whole[place:])
         return b"".join(kept)
+
+
+def _told(counts: Counts | None) -> Counts | None:
+    return counts if counts is not None and counts.tells else None
 
 
 def _named(error: _Failure | str) -> str:

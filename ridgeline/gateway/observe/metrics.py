@@ -134,6 +134,14 @@ class _Traffic:
         self.ttft = _Histogram(WAIT_EDGES)
         self.total = _Histogram(TOTAL_EDGES)
 
+    def spend(self, row: LedgerRow) -> None:
+        self.tokens_in += row.tokens_in
+        self.tokens_cached += row.tokens_cached
+        self.tokens_cache_write += row.tokens_cache_write
+        self.tokens_out += row.tokens_out
+        self.tokens_reasoning += row.tokens_reasoning
+        self.cost_pusd += row.cost_pusd
+
 
 class _Ending:
     """Requests of one traffic that ended one way."""
@@ -183,12 +191,7 @@ class GatewayMetrics:
         ending.count += 1
         traffic = ending.traffic
         if row.tokens_in or row.tokens_out:
-            traffic.tokens_in += row.tokens_in
-            traffic.tokens_cached += row.tokens_cached
-            traffic.tokens_cache_write += row.tokens_cache_write
-            traffic.tokens_out += row.tokens_out
-            traffic.tokens_reasoning += row.tokens_reasoning
-            traffic.cost_pusd += row.cost_pusd
+            traffic.spend(row)
         if row.gateway_ms is not None:
             traffic.overhead.add(row.gateway_ms / 1e3)
         if row.queue_ms is not None:
@@ -202,6 +205,12 @@ class GatewayMetrics:
                 self._count("limit_refusals_total", (("limit", row.error_code),))
         if self._key_label and row.key_id:
             self._count_key(row)
+
+    def spent(self, row: LedgerRow) -> None:
+        """An attempt that may be billed beside its request: tokens and cost, but no request."""
+        self._ending(row, row.status // 100).traffic.spend(row)
+        if self._key_label and row.key_id:
+            self._count_key(row, 0)
 
     def refused(self, status: int) -> None:
         """No path, no key: there is no row of it."""
@@ -268,12 +277,12 @@ class GatewayMetrics:
             event = (name, tuple((label, OTHER) for label, _ in labels))
         self._events[event] = self._events.get(event, 0) + by
 
-    def _count_key(self, row: LedgerRow) -> None:
+    def _count_key(self, row: LedgerRow, requests: int = 1) -> None:
         sums = self._keys.get(row.key_id)
         if sums is None:
             key_id = row.key_id if len(self._keys) < self._max_series else OTHER
             sums = self._keys.setdefault(key_id, [0, 0, 0, 0])
-        sums[0] += 1
+        sums[0] += requests
         sums[1] += row.tokens_in
         sums[2] += row.tokens_out
         sums[3] += row.cost_pusd

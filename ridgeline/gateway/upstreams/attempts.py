@@ -68,6 +68,7 @@ class Attempts:
         "_is_last",
         "_kind",
         "_means",
+        "_number",
         "_retries",
         "_rotations",
         "_target",
@@ -85,6 +86,7 @@ class Attempts:
         self._retries = self._rotations = 0
         self._waited_s = 0.0  # before the next attempt, or the one under way
         self._credential: Credential | None = None  # to be used again
+        self._number = 0  # of the attempt under way, as the caller counts
 
     async def run(self) -> Opened | None:
         """An answer that has begun; None once the target is given up, with the reason noted in the call."""
@@ -128,8 +130,10 @@ class Attempts:
         given = upstream.breaker.admit()
         if given is Pass.NO:
             return self._give_up(down(upstream.breaker.retry_in_s()))
+        self._number = 0
         try:
             outgoing = self._call.prepare(target)
+            self._number = outgoing.number
             upstream.requests += 1
             answer = await self._send(outgoing, credential)
         except UpstreamBroken as error:
@@ -293,6 +297,14 @@ class Attempts:
     ) -> None:
         took_s = self._means.clock() - asked_at
         self._call.note(
-            kind, self._upstream, self._target, credential.name, status, cause, self._waited_s, took_s
+            kind,
+            self._upstream,
+            self._target,
+            credential.name,
+            status,
+            cause,
+            self._waited_s,
+            took_s,
+            self._number,
         )
         self._waited_s = 0.0

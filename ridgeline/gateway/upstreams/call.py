@@ -49,8 +49,11 @@ class Call:
         cause: str,
         waited_s: float,
         took_s: float,
+        number: int,
     ) -> None:
-        attempt = Attempt(kind, upstream.name, target.model, credential, status, cause, waited_s, took_s)
+        attempt = Attempt(
+            kind, upstream.name, target.model, credential, status, cause, waited_s, took_s, number
+        )
         self.attempts.append(attempt)
 
     def gave_up(self, error: GatewayError) -> None:

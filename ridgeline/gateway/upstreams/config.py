@@ -10,6 +10,7 @@ from ridgeline.options import OptionError, check_range, option
 
 Kind = Literal["ridgeline", "openai", "anthropic"]
 DAY_S = 86_400
+READ_ON_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,11 @@ class UpstreamConfig:
         "close an unused connection after this many seconds; keep it below the upstream's own keep-alive "
         "timeout. Default: 4, with https 30",
     )
+    read_on_s: float | None = option(
+        None,
+        "read an answer on for its usage this many seconds after its client left, because the upstream bills "
+        "it anyway; 0: close the connection at once. Default: 0 for kind ridgeline, else 10",
+    )
     stall_s: float = option(
         60.0, "streams under way and no byte on any of them for so long: taken for down; 0: never"
     )
@@ -64,7 +70,7 @@ class UpstreamConfig:
         check_range(self, where, 1, 1_000_000, "max_concurrent", "max_waiting")
         waits = ("queue_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s")
         check_range(self, where, 0.001, DAY_S, *waits, "probe_timeout_s")
-        check_range(self, where, 0, DAY_S, "stall_s", "probe_s", "keep_alive_s")
+        check_range(self, where, 0, DAY_S, "stall_s", "probe_s", "keep_alive_s", "read_on_s")
         check_range(self, where, 0, 10**9, "gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s")
         if self.probe_path is not None and not self.probe_path.startswith("/"):
             raise OptionError(f"{where} probe_path must begin with /")
@@ -74,6 +80,12 @@ class UpstreamConfig:
     @property
     def takes_cache_salt(self) -> bool:
         return self.kind == "ridgeline" if self.cache_salt is None else self.cache_salt
+
+    @property
+    def reads_on_s(self) -> float:
+        if self.read_on_s is not None:
+            return self.read_on_s
+        return 0.0 if self.kind == "ridgeline" else READ_ON_S
 
 
 @dataclass(frozen=True, slots=True)

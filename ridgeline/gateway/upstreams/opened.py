@@ -27,6 +27,7 @@ class Attempt(msgspec.Struct, frozen=True):
     cause: str  # why it was not the last: reset, first_byte_timeout, http_503, …; empty: it was answered
     waited_s: float  # before it was sent: backoff and queue
     took_s: float
+    number: int = 0  # as in its Outgoing
 
 
 class Opened:

@@ -26,6 +26,7 @@ class Outgoing:
     headers: Headers
     body: bytes
     stream: bool  # wait for the first byte of the body before the answer counts as begun
+    number: int = 0  # of the attempt, as its caller counts; 0: not counted
 
 
 # Made again for every target that is tried: names of models and whole dialects differ between them.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -189,12 +190,34 @@ async def test_files_of_a_dead_worker_are_taken_over_and_its_open_requests_booke
         ("req_000000", "ok", 10, 0, 3, "reported", 1000),
         ("req_000001", "ok", 11, 0, 3, "reported", 1001),
         ("req_000002", "lost", 100, 40, 9, "reported", 227),
-        ("req_000003", "lost", 7, 0, 0, "counted", 14),
+        ("req_000003", "lost", 7, 0, 0, "estimated", 14),
         ("req_000004", "lost", 100, 40, 9, "reported", 227),
     ]
     assert ("second", "req_000002") in asked
     assert not any(request_id == "req_000000" for _, request_id in asked)
     assert journal_folders(tmp_path) == []
+
+
+async def test_a_lost_request_is_estimated_by_its_input_and_by_the_time_its_gateway_lived(
+    tmp_path: Path,
+) -> None:
+    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(tmp_path / "x.sqlite"))
+    await dead.start()
+    now_ms = int(time.time() * 1000)
+    dead.open(opening(1, at_ms=now_ms - 3000, tokens_in_estimate=50, answers=2))
+    dead.open(opening(2, at_ms=now_ms - 3000, tokens_in_estimate=60, answers=1, output_limit=40))
+    dead.open(opening(3, at_ms=now_ms - 3000, tokens_in_estimate=70))  # of an endpoint without output
+    die(dead)
+    async with started(tmp_path) as ledger:
+        await until(lambda: ledger.state().taken_over == 1)
+    rows = stored(tmp_path, "tokens_in, tokens_out, usage_source")
+    assert [(tokens_in, source) for tokens_in, _, source in rows] == [
+        (50, "estimated"),
+        (60, "estimated"),
+        (70, "estimated"),
+    ]
+    assert rows[0][1] >= 2 * 3 * 100  # two answers of 100 tokens a second for at least 3 s
+    assert [tokens_out for _, tokens_out, _ in rows[1:]] == [40, 0]
 
 
 async def test_a_living_worker_s_files_are_left_alone(tmp_path: Path) -> None:

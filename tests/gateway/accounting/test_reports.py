@@ -31,7 +31,7 @@ ROWS = [
     row(2, at_ms=DAY + 5, key_id="key_b", model="small", cost_pusd=MILLIONS + 1),
     row(3, at_ms=2 * DAY - 1, key_id="key_a", model="large", outcome="client_gone", cost_pusd=7),
     row(4, at_ms=2 * DAY, key_id="key_a", model="large", outcome="cached", tokens_in=0, tokens_out=0),
-    row(5, at_ms=3 * DAY, key_id="key_b", outcome="lost", usage_source="counted", cost_pusd=999_999),
+    row(5, at_ms=3 * DAY, key_id="key_b", outcome="lost", usage_source="estimated", cost_pusd=999_999),
 ]
 
 

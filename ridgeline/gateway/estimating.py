@@ -1,0 +1,172 @@
+"""Estimates: fills in what no upstream has reported of a request that it may bill.
+
+Texts are counted with the tokenizer that [[models]] names, else by the formula of `accounting.estimate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from ridgeline.gateway.accounting.estimate import (
+    PROMPT_FIELDS,
+    TOKENS_PER_PART,
+    answer_tokens,
+    prompt_tokens,
+    texts_of,
+    unseen_tokens,
+)
+from ridgeline.gateway.body import Fields
+from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.exchange import Exchange
+from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.reservations import GENERATING, most_used
+from ridgeline.gateway.usage import Usage
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FREE = frozenset({"count_tokens"})  # kinds that no provider bills
+TOKENS_PER_MESSAGE = 4  # of a chat template
+_LABELS = frozenset((
+    "role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "media_type", "format", "detail",
+))  # fmt: skip
+_SCHEMAS = frozenset({"tools", "functions", "response_format", "text"})
+_BLOBS = frozenset({"data", "url", "image_url", "file_data"})
+
+
+class OutputBound(NamedTuple):
+    """answers: how many are written in parallel, 0 where a kind has no output. limit: tokens of one."""
+
+    answers: int
+    limit: int | None
+
+
+class Estimates:
+    def __init__(self, parts: Parts) -> None:
+        self._catalog = parts.catalog
+        self._tokenizers: dict[Path, Tokenizer] = {}
+
+    def is_due(self, exchange: Exchange) -> bool:
+        """An upstream may bill the request and has not reported all of what it used."""
+        if exchange.place.endpoint.kind in FREE:
+            return False
+        if exchange.usage is not None:
+            return exchange.usage.source == "estimated"
+        return exchange.late_usage or exchange.answer is not None
+
+    def is_slow(self, exchange: Exchange) -> bool:
+        """The count needs a tokenizer, which runs in a thread."""
+        return self._tokenizer_file(exchange) is not None and self.is_due(exchange)
+
+    async def fill(self, exchange: Exchange) -> None:
+        file = self._tokenizer_file(exchange)
+        if file is None:
+            self.fill_now(exchange)
+        else:
+            await asyncio.to_thread(self._fill_by, exchange, file)
+
+    def fill_now(self, exchange: Exchange) -> None:
+        """By the formula."""
+        self._fill(exchange, self.input_tokens(exchange), answer_tokens(exchange.answer or b""))
+
+    def input_tokens(self, exchange: Exchange) -> int:
+        if exchange.input_estimate is None:
+            exchange.input_estimate = prompt_tokens(exchange.fields)
+        return exchange.input_estimate
+
+    def output_bound(self, exchange: Exchange) -> OutputBound:
+        kind = exchange.place.endpoint.kind
+        if kind not in GENERATING:
+            return OutputBound(0, 0)
+        try:
+            answers = most_used(kind, _without_limits(exchange.fields), 0, 1).tokens_out
+            limit = most_used(kind, exchange.fields, 0, 0).tokens_out // max(answers, 1)
+        except GatewayError:
+            return OutputBound(1, None)
+        return OutputBound(answers, limit or None)
+
+    def _fill(self, exchange: Exchange, tokens_in: int, answered: int) -> None:
+        usage = exchange.usage or Usage()
+        bound = self.output_bound(exchange)
+        usage.source = "estimated"
+        usage.tokens_in = usage.tokens_in or tokens_in
+        if not bound.answers:
+            usage.tokens_out = 0
+        elif exchange.answer is not None or answered:
+            usage.tokens_out = answered
+        elif not usage.tokens_out:
+            seconds = time.monotonic() - exchange.asked_at
+            usage.tokens_out = unseen_tokens(seconds, bound.limit, bound.answers)
+        exchange.usage = usage
+
+    # ---- by a tokenizer ----
+
+    def _tokenizer_file(self, exchange: Exchange) -> Path | None:
+        model = exchange.row.model
+        return self._catalog.find(model).config.tokenizer if model else None
+
+    def _fill_by(self, exchange: Exchange, file: Path) -> None:
+        tokenizer = self._tokenizers.get(file)
+        if tokenizer is None:
+            tokenizer = self._tokenizers[file] = load_tokenizer(file)
+
+        def count(text: str) -> int:
+            return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+        tokens_in = sum(
+            count(one) if isinstance(one, str) else one
+            for name in PROMPT_FIELDS
+            if name in exchange.fields
+            for one in _counted_field(name, exchange.fields[name])
+        )
+        texts = exchange.texts if exchange.answer is None else texts_of(exchange.answer)
+        self._fill(exchange, tokens_in, count("".join(_unescaped(text) for text in texts)))
+
+
+def load_tokenizer(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
+
+
+def _counted_field(name: str, value: msgspec.Raw) -> Iterator[str | int]:
+    if name in _SCHEMAS:
+        return iter([bytes(value).decode("utf-8", "replace")])  # its names are read by the model too
+    return _counted(msgspec.json.decode(value))
+
+
+def _counted(value: Any, name: str = "") -> Iterator[str | int]:
+    """Texts of a prompt, and tokens of what is no text."""
+    if isinstance(value, str):
+        if name in _BLOBS:
+            yield TOKENS_PER_PART
+        elif name not in _LABELS:
+            yield value
+    elif isinstance(value, int | float):
+        yield 1  # a token id, or a number of a schema
+    elif isinstance(value, list):
+        for one in value:
+            yield from _counted(one, name)
+    elif isinstance(value, dict):
+        if "role" in value:
+            yield TOKENS_PER_MESSAGE
+        for key, one in value.items():
+            yield from _counted(one, key)
+
+
+def _unescaped(text: bytes) -> str:
+    """A string of JSON without its quotes, cut anywhere."""
+    try:
+        return str(msgspec.json.decode(b'"' + text + b'"'))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text.decode("utf-8", "replace")
+
+
+def _without_limits(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if not name.startswith("max_")}

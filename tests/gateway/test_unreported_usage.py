@@ -1,0 +1,264 @@
+"""What a hosted upstream may bill is booked, also where its answer never said what it used."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from ridgeline.gateway.tenants.keys import Limits
+from tests.gateway.mock_upstream import MockUpstream
+from tests.gateway.scripted_upstream import Answer, Asked, ScriptedUpstream, whole
+from tests.gateway.stage import CHAT, Staged, asking, staged
+from tests.gateway.test_endings import HEAD, chunk, event
+from tests.gateway.test_trust import ANSWER, scripted
+from tests.gateway.waiting import until
+
+PRICED = [{"name": "*", "targets": ("up/*",), "price_in": 1.0, "price_out": 2.0}]
+
+
+@contextlib.asynccontextmanager
+async def hosted(tmp_path: Path, kind: str = "openai", **upstream: Any) -> Any:
+    """A gateway before the mock as a hosted upstream, which cannot be asked for a request's usage."""
+    mock = await MockUpstream().start()
+    up = {"name": "up", "kind": kind, "url": mock.url, "probe_s": 0.0, **upstream}
+    async with staged(tmp_path, {"upstreams": [up], "models": PRICED}) as stage:
+        yield stage, mock
+    await mock.stop()
+
+
+async def leave_in_a_stream(stage: Staged, model: str, **fields: Any) -> None:
+    async with stage.http.stream("POST", CHAT, json=asking(model, stream=True, **fields)) as answer:
+        async for line in answer.aiter_lines():
+            if "river" in line:
+                return
+
+
+async def leave_a_whole_answer(stage: Staged, mock: MockUpstream, model: str) -> None:
+    asked = asyncio.create_task(stage.http.post(CHAT, json=asking(model)))
+    await until(lambda: mock.running > 0)
+    asked.cancel()
+
+
+async def test_a_stream_that_its_client_left_is_read_on_for_its_usage(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as (stage, mock):
+        await leave_in_a_stream(stage, "mock_out12_pace10_cached1")
+        (row,) = await stage.rows(1)
+        (book,) = mock.books.values()
+        assert (row["outcome"], row["status"], row["usage_source"]) == ("client_gone", 499, "reported")
+        assert (row["tokens_in"], row["tokens_out"], row["tokens_cached"]) == (book.tokens_in, 12, 1)
+        assert (book.status, stage.parts.upstreams.snapshot()[0].inflight) == ("finished", 0)
+
+
+async def test_a_whole_answer_that_its_client_left_is_read_for_its_usage(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as (stage, mock):
+        await leave_a_whole_answer(stage, mock, "mock_out12_late150")
+        (row,) = await stage.rows(1)
+        (book,) = mock.books.values()
+        assert (row["outcome"], row["usage_source"]) == ("client_gone", "reported")
+        assert (row["tokens_in"], row["tokens_out"]) == (book.tokens_in, 12)
+
+
+async def test_an_upstream_that_is_not_read_on_is_closed_and_its_row_is_an_estimate(tmp_path: Path) -> None:
+    async with hosted(tmp_path, read_on_s=0.0) as (stage, mock):
+        await leave_in_a_stream(stage, "mock_out1000_pace10")
+        (row,) = await stage.rows(1)
+        (book,) = mock.books.values()
+        assert (row["outcome"], row["usage_source"], book.status) == ("client_gone", "estimated", "aborted")
+        assert row["tokens_in"] >= book.tokens_in > 0
+        assert 0 < row["tokens_out"] < 1000
+        assert row["cost_pusd"] == row["tokens_in"] * 10**6 + row["tokens_out"] * 2 * 10**6
+
+
+async def test_reading_on_ends_after_its_time_and_what_came_of_it_is_marked(tmp_path: Path) -> None:
+    async with hosted(tmp_path, read_on_s=0.2) as (stage, mock):
+        await leave_a_whole_answer(stage, mock, "mock_out12_late60000")
+        (row,) = await stage.rows(1)
+        assert (row["outcome"], row["usage_source"], mock.running) == ("client_gone", "estimated", 0)
+        assert row["tokens_in"] > 0
+        assert row["tokens_out"] >= 20  # 100 a second for 0.2 s
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_an_answer_without_usage_is_estimated_and_marked(
+    tmp_path: Path, kind: str, stream: bool
+) -> None:
+    async with hosted(tmp_path, kind) as (stage, mock):
+        answer = await stage.http.post(CHAT, json=asking("mock_out20_silent", stream=stream, max_tokens=99))
+        assert answer.status_code == 200
+        (row,) = await stage.rows(1)
+        (book,) = mock.books.values()
+        assert (row["outcome"], row["usage_source"]) == ("ok", "estimated")
+        assert row["tokens_in"] >= book.tokens_in
+        assert 20 <= row["tokens_out"] <= 40
+        assert row["cost_pusd"] > 0
+
+
+async def test_an_embedding_without_usage_is_estimated_by_its_input_alone(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as (stage, _):
+        await stage.http.post(
+            "/v1/embeddings", json={"model": "mock_silent", "input": "five words of some text"}
+        )
+        (row,) = await stage.rows(1)
+        assert (row["usage_source"], row["tokens_out"]) == ("estimated", 0)
+        assert 5 <= row["tokens_in"] <= 10
+
+
+async def test_a_stream_that_broke_off_is_booked_with_its_input(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as (stage, mock):
+        await stage.http.post(CHAT, json=asking("mock_out9_cut4", stream=True))
+        (row,) = await stage.rows(1)
+        (book,) = mock.books.values()
+        assert (row["outcome"], row["usage_source"]) == ("upstream_failed", "estimated")
+        assert row["tokens_in"] >= book.tokens_in
+        assert row["tokens_out"] >= 4
+
+
+async def test_nothing_is_sent_again_for_a_client_that_has_left(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+    left = asyncio.Event()
+
+    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await left.wait()
+        writer.write(whole(500, {"error": {"message": "no"}}))
+
+    async with scripted(tmp_path, answer) as (stage, upstream):
+        request = asyncio.create_task(stage.http.post(CHAT, json=asking()))
+        await asked.wait()
+        request.cancel()
+        await until(lambda: any(one.gone for one in stage.parts.deadlines.live))
+        left.set()
+        (row,) = await stage.rows(1)
+        assert (row["outcome"], row["usage_source"], len(upstream.asked)) == ("client_gone", "none", 1)
+
+
+def resets_first() -> Answer:
+    """Takes the first request and closes without an answer; then answers."""
+    seen = []
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        seen.append(asked)
+        if len(seen) == 1:
+            writer.close()
+        else:
+            writer.write(whole(200, ANSWER))
+
+    return answer
+
+
+async def test_an_attempt_that_may_have_been_computed_has_a_row_of_its_own(tmp_path: Path) -> None:
+    async with scripted(tmp_path, resets_first(), models=PRICED) as (stage, upstream):
+        assert (await stage.http.post(CHAT, json=asking("m", max_tokens=7))).status_code == 200
+        assert len(upstream.asked) == 2
+        own, lost = sorted(await stage.rows(2), key=lambda row: len(row["request_id"]))
+        assert (own["outcome"], own["usage_source"], own["attempts"]) == ("ok", "reported", 2)
+        assert lost["request_id"] == own["request_id"] + ".1"
+        assert (lost["outcome"], lost["error_code"], lost["usage_source"]) == (
+            "upstream_failed",
+            "reset",
+            "estimated",
+        )
+        assert lost["tokens_in"] > 0
+        assert lost["tokens_out"] <= 7
+        assert lost["cost_pusd"] > 0
+
+
+async def test_a_request_whose_only_attempt_gave_no_answer_is_estimated_in_its_own_row(
+    tmp_path: Path,
+) -> None:
+    async def close(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with scripted(tmp_path, close, models=PRICED, retries={"retries": 0}) as (stage, _):
+        assert (await stage.http.post(CHAT, json=asking("m"))).status_code == 502
+        (row,) = await stage.rows(1)
+        assert (row["outcome"], row["usage_source"]) == ("upstream_failed", "estimated")
+        assert row["tokens_in"] > 0
+
+
+async def test_an_attempt_that_was_refused_or_never_sent_costs_nothing(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as (stage, _):
+        assert (await stage.http.post(CHAT, json=asking("mock_fail503"))).status_code == 502
+        (row,) = await stage.rows(1)
+        assert (row["attempts"], row["usage_source"], row["cost_pusd"]) == (3, "none", 0)
+
+
+@pytest.mark.parametrize("winner", ["first", "second"])
+async def test_a_hedge_that_lost_has_a_row_of_its_own(tmp_path: Path, winner: str) -> None:
+    second_asked = asyncio.Event()
+    never = asyncio.Event()
+
+    async def first(_: Asked, writer: asyncio.StreamWriter) -> None:
+        await (second_asked if winner == "first" else never).wait()
+        writer.write(whole(200, ANSWER))
+
+    async def second(_: Asked, writer: asyncio.StreamWriter) -> None:
+        second_asked.set()
+        if winner == "first":
+            await never.wait()
+        writer.write(whole(200, ANSWER))
+
+    async with ScriptedUpstream(first) as one, ScriptedUpstream(second) as two:
+        ups = [
+            {"name": name, "kind": "openai", "url": up.url, "probe_s": 0.0}
+            for name, up in (("one", one), ("two", two))
+        ]
+        models = [
+            {
+                "name": "m",
+                "targets": ("one/m", "two/m"),
+                "hedge_after_ms": 20.0,
+                "price_in": 1.0,
+                "price_out": 2.0,
+            }
+        ]
+        async with staged(tmp_path, {"upstreams": ups, "models": models}) as stage:
+            assert (await stage.http.post(CHAT, json=asking("m"))).status_code == 200
+            own, lost = sorted(await stage.rows(2), key=lambda row: len(row["request_id"]))
+            assert own["usage_source"] == "reported"
+            assert own["upstream"] == ("one" if winner == "first" else "two")
+            assert lost["request_id"] == own["request_id"] + ".2"
+            assert lost["upstream"] == ("two" if winner == "first" else "one")
+            assert (lost["usage_source"], lost["tokens_in"] > 0) == ("estimated", True)
+            assert not stage.parts.ledger._journal.unfinished
+
+
+async def test_estimates_count_against_limits(tmp_path: Path) -> None:
+    mock = await MockUpstream().start()
+    up = {"name": "up", "kind": "openai", "url": mock.url, "probe_s": 0.0}
+    key = {"limits": Limits(tokens_per_minute=1000)}
+    async with staged(tmp_path, {"upstreams": [up], "models": PRICED}, key) as stage:
+        body = asking("mock_out100_silent", max_tokens=100)
+        assert (await stage.http.post(CHAT, json=body)).status_code == 200
+        (row,) = await stage.rows(1)
+        left = int((await stage.http.post(CHAT, json=body)).headers["x-ratelimit-remaining-tokens"])
+        assert row["tokens_in"] + row["tokens_out"] > 100
+        assert left < 1000 - row["tokens_in"] - row["tokens_out"]
+    await mock.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_model_s_own_tokenizer_counts_where_it_is_named(tmp_path: Path, stream: bool) -> None:
+    words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if stream:
+            writer.write(HEAD + chunk(event("one two") + event(" three") + "data: [DONE]\n\n") + b"0\r\n\r\n")
+        else:
+            message = {"role": "assistant", "content": "one two three"}
+            writer.write(whole(200, {"id": "x", "choices": [{"message": message}]}))
+
+    models_ = [{"name": "m", "targets": ("up/m",), "tokenizer": tmp_path}]
+    async with scripted(tmp_path, answer, models=models_) as (stage, _):
+        messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "count to\nthree"}]
+        await stage.http.post(CHAT, json={"model": "m", "messages": messages, "stream": stream})
+        (row,) = await stage.rows(1)
+        assert (row["usage_source"], row["tokens_in"], row["tokens_out"]) == ("estimated", 5 + 2 * 4, 3)
