@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed, failure
 from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.messages import (
     FRAME_HEADER,
@@ -63,7 +63,7 @@ class OpenRequest:
         """What one step added. Whatever goes wrong with it is this request's alone."""
         try:
             if delta.finish_reason is FinishReason.ERROR:
-                raise RequestFailed(delta.error or "the engine gave no reason")
+                raise failure(delta.error)
             stream = self._streams[delta.index]
             chunk = stream.push(delta, step_end)
         except Exception as error:

@@ -1,5 +1,7 @@
 """The errors of the engine layer. The server maps each to an HTTP status in one table."""
 
+GRAMMAR_FAULT = "the grammar "  # how a reason begins that lies in the request's grammar
+VIOLATION = "the answer does not match its schema"
 EXIT_CANNOT_START = 3  # of an engine process that printed a reason; starting it again would not help
 
 
@@ -31,6 +33,23 @@ class EngineDied(EngineError):
 
 class RequestFailed(EngineError):
     """This request failed inside the engine; no other request was touched."""
+
+
+class SchemaViolation(RequestFailed):
+    """The model's finished answer breaks a keyword of its schema that no grammar enforces."""
+
+
+class GrammarTooComplex(RequestFailed):
+    """The grammar could not be followed to the answer's end within the limits on one token's work."""
+
+
+def failure(reason: str | None) -> RequestFailed:
+    """The error of a request that the engine ended for this reason."""
+    if reason is not None and reason.startswith(GRAMMAR_FAULT):
+        return GrammarTooComplex(reason)
+    if reason is not None and reason.startswith(VIOLATION):
+        return SchemaViolation(reason)
+    return RequestFailed(reason or "the engine gave no reason")
 
 
 class InvalidConfig(EngineError):

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.build import BuiltEngine, build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.errors import InvalidRequest, QueueFull, SchemaViolation, failure
 from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar.conformance import AnswerCheck, refuse_uncheckable
 from ridgeline.engine.grammar.keywords import prepared
 from ridgeline.engine.output import Completion, Generation, OutputChunk
-from ridgeline.engine.request import Request, SamplingParams
+from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.text import TextStream
 from ridgeline.models.pull import ensure
 
@@ -82,7 +83,7 @@ class LLM:
         prompt_ids = self._encode(prompt)
         for _, chunk in self._stream([(prompt_ids, params or self.get_default_sampling_params())]):
             if chunk.error is not None:
-                raise RequestFailed(chunk.error)
+                raise failure(chunk.error)
             yield chunk
 
     def chat_stream(
@@ -135,14 +136,19 @@ class LLM:
             raise RuntimeError("another stream of this LLM is still open: take all of it or close() it first")
         for prompt_ids, params in work:  # before the first is computed, not when the last has its turn
             core.refuse_unservable(Request("", prompt_ids, params))
+        work = [
+            (ids, replace(params, grammar=params.grammar and prepared(params.grammar)))
+            for ids, params in work
+        ]
         compiled = self._compiled(params.grammar for _, params in work)
         waiting = list(reversed(list(enumerate(work))))
         numbers: dict[str, int] = {}
         streams: dict[tuple[str, int], TextStream] = {}
+        checks: dict[tuple[str, int], AnswerCheck] = {}
         self._streaming = True
         try:
             while waiting or core.has_work:
-                self._submit_what_fits(waiting, numbers, streams, compiled)
+                self._submit_what_fits(waiting, numbers, streams, checks, compiled)
                 for delta in core.step():
                     number, stream = numbers[delta.request_id], streams[delta.request_id, delta.index]
                     chunk = stream.push(delta, core.last_step_end)
@@ -150,7 +156,7 @@ class LLM:
                         continue
                     if stream.stopped_by_text:
                         core.abort(delta.request_id, delta.index)
-                    yield number, chunk
+                    yield number, _checked(chunk, checks.get((delta.request_id, delta.index)))
         finally:
             self._streaming = False
             for name in numbers:
@@ -165,7 +171,8 @@ class LLM:
             if grammar is not None and grammar not in compiled:
                 compiler = self.engine.core.grammars
                 assert compiler is not None
-                compiled[grammar] = compiler.compile(prepared(grammar))
+                refuse_uncheckable(grammar)
+                compiled[grammar] = compiler.compile(grammar)
         return compiled
 
     def _submit_what_fits(
@@ -173,6 +180,7 @@ class LLM:
         waiting: list[tuple[int, tuple[list[int], SamplingParams]]],
         numbers: dict[str, int],
         streams: dict[tuple[str, int], TextStream],
+        checks: dict[tuple[str, int], AnswerCheck],
         compiled: dict[Grammar, Compiled],
     ) -> None:
         """Keep the engine's bounded queue filled; what does not fit yet comes with a later step."""
@@ -190,6 +198,22 @@ class LLM:
             numbers[name] = number
             for index in range(params.n):
                 streams[name, index] = TextStream(self.tokenizer, params, index)
+                check = AnswerCheck.of(params.grammar)
+                if check is not None:
+                    checks[name, index] = check
+
+
+def _checked(chunk: OutputChunk, check: AnswerCheck | None) -> OutputChunk:
+    """The chunk; one that completes an answer which breaks its schema ends it with an error instead."""
+    if check is None:
+        return chunk
+    check.add(chunk.text)
+    if chunk.finish_reason is FinishReason.STOP and not isinstance(chunk.stop_reason, str):
+        try:
+            check.refuse_violation()
+        except SchemaViolation as violation:
+            return replace(chunk, finish_reason=FinishReason.ERROR, error=str(violation))
+    return chunk
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

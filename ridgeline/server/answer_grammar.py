@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.engine.grammar import Grammar
 from ridgeline.models.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from ridgeline.server.parsing.grammars import Choice, UnsupportedBudget, Unsuppo
 from ridgeline.server.parsing.lark import quoted
 from ridgeline.server.protocol import ChatRequest
 from ridgeline.server.speech import Speech, marker_tokens
-from ridgeline.server.structured import asked_grammar, embedded, json_schema_grammar
+from ridgeline.server.structured import asked_grammar, check_strict_schema, embedded
 from ridgeline.server.tools import ToolUse
 
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
@@ -62,10 +62,15 @@ def _combined(
         source = _call_grammar(speech, use, inside_reasoning, budget, special, content)
         is_its_own = len(use.tools) == 1 and asked is None
         field = "tools[0].function.parameters" if is_its_own else "tools"
-        return AnswerGrammar(None if source is None else Grammar("lark", source), field)
+        return AnswerGrammar(None if source is None else _around(asked, source), field)
     assert speech.reasoning is not None  # or there would be neither a budget nor anything to combine
     source = reasoning_grammar(speech.reasoning, inside_reasoning, budget, content, special)
-    return AnswerGrammar(Grammar("lark", source), asked[1] if asked else "thinking_token_budget")
+    return AnswerGrammar(_around(asked, source), asked[1] if asked else "thinking_token_budget")
+
+
+def _around(asked: tuple[Grammar, str] | None, source: str) -> Grammar:
+    """A grammar that contains the one asked for, whose schema is checked as if it stood alone."""
+    return Grammar("lark", source) if asked is None else replace(asked[0], kind="lark", source=source)
 
 
 def _budget(body: ChatRequest, speech: Speech) -> int | None:
@@ -90,7 +95,7 @@ def _call_grammar(
     assert speech.tools is not None  # or the tools would have been refused
     for place, tool in enumerate(use.tools):
         if tool.strict:  # what it asks for and nothing can enforce is refused by its path
-            json_schema_grammar(tool.parameters or {}, f"tools[{place}].function.parameters")
+            check_strict_schema(tool.parameters or {}, f"tools[{place}].function.parameters")
     choice: Choice = "required" if use.choice == "required" else "auto"
     if use.choice == "named":
         (choice,) = use.callable

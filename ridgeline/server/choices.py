@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ridgeline.engine.errors import RequestFailed
+from ridgeline.engine.grammar.conformance import AnswerCheck
 from ridgeline.engine.output import OutputChunk
 from ridgeline.engine.request import FinishReason, SamplingParams
 from ridgeline.engine.step import TokenLogprob
@@ -125,6 +126,8 @@ class Choices:
         self._params = params
         self._parsed = None if new_parser is None else [Parsed(new_parser()) for _ in range(self.count)]
         self._running_usage = running_usage
+        self._checks = [AnswerCheck.of(params.grammar) for _ in range(self.count)]
+        self.due_checks: list[AnswerCheck] = []  # of complete answers, whose last pieces wait for it
         self._begun: set[int] = set()
         self._completion_tokens = 0
         self.timings: dict[int, TimingRecord] = {}
@@ -192,6 +195,7 @@ class Choices:
         if chunk.finish_reason is not None:
             self._finish(index, chunk)
         events = self._events(index, chunk)
+        self._note_check(index, chunk)
         first = index not in self._begun
         self._begun.add(index)
         if not (first or chunk.text or chunk.logprobs or chunk.finish_reason):
@@ -213,8 +217,22 @@ class Choices:
 
     def _events(self, index: int, chunk: OutputChunk) -> list[ParsedEvent]:
         if self._parsed is None:
-            return [Content(chunk.text)] if chunk.text else []
-        return self._parsed[index].events(chunk)
+            events: list[ParsedEvent] = [Content(chunk.text)] if chunk.text else []
+        else:
+            events = self._parsed[index].events(chunk)
+        check = self._checks[index]
+        if check is not None:
+            for event in events:
+                if isinstance(event, Content):
+                    check.add(event.text)
+        return events
+
+    def _note_check(self, index: int, chunk: OutputChunk) -> None:
+        """A complete answer is to be checked before its end is told; calls are no such answer."""
+        check = self._checks[index]
+        complete = chunk.finish_reason is FinishReason.STOP and not isinstance(chunk.stop_reason, str)
+        if check is not None and complete and not (self._parsed and self._parsed[index].has_calls):
+            self.due_checks.append(check)
 
     def _shown_reason(self, index: int, chunk: OutputChunk) -> str | None:
         """An answer that ended by itself, with calls to be made, waits for their results. A call that one of

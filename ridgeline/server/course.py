@@ -15,6 +15,7 @@ from typing import Any
 
 from ridgeline.engine.client import AsyncClient, OpenRequest
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.grammar.conformance import refuse_uncheckable
 from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.request import SamplingParams, is_background
 from ridgeline.server.choices import Choices, Piece, Prompt
@@ -91,6 +92,7 @@ class Course:
         self._front = front
         self._metrics = job.served.metrics
         self._requests: list[OpenRequest] = []
+        self._unchecked_schema = job.params.grammar
         self._usages = front.part(UsageBook)
         self._priority = max(job.priority, exchange.least_priority)
         # A background request may be queued for hours: it has no deadline.
@@ -126,6 +128,7 @@ class Course:
         """The next pieces, at least one; [] when `patience_s` went by without any; None after the last."""
         while True:
             try:
+                await self._refuse_uncheckable()
                 arrivals = await self.inbox.take(self._wait_s(patience_s))
             except InvalidRequest as error:
                 if error.field == "grammar":
@@ -140,8 +143,21 @@ class Course:
             pieces: list[Piece] = []
             for number, chunk in arrivals:
                 self.choices.add(number, chunk, pieces)
+            await self._refuse_violations()
             if pieces:
                 return pieces
+
+    async def _refuse_uncheckable(self) -> None:
+        """Once, before the first pieces: a schema that only the validator finds fault with."""
+        grammar, self._unchecked_schema = self._unchecked_schema, None
+        if grammar is not None and grammar.check:
+            await asyncio.to_thread(refuse_uncheckable, grammar)
+
+    async def _refuse_violations(self) -> None:
+        """Check complete answers against what their grammar could not enforce; raises SchemaViolation."""
+        due, self.choices.due_checks = self.choices.due_checks, []
+        for check in due:
+            await asyncio.to_thread(check.refuse_violation)
 
     def book_refusal(self, reply: ErrorReply) -> None:
         """Tell metrics and log that the engine did not accept it, unless they know."""

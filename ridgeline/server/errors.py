@@ -14,12 +14,20 @@ from typing import Any, Literal
 import msgspec
 from starlette.exceptions import HTTPException
 
-from ridgeline.engine.errors import EngineDied, InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.errors import (
+    EngineDied,
+    GrammarTooComplex,
+    InvalidRequest,
+    QueueFull,
+    RequestFailed,
+    SchemaViolation,
+)
 from ridgeline.models.errors import TemplateError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 UNAVAILABLE = "service_unavailable_error"
+ANSWER = "answer_error"  # the model's answer cannot be given
 
 ErrorCode = Literal[
     "invalid_http",
@@ -45,6 +53,8 @@ ErrorCode = Literal[
     "unsupported_media_type",
     "queue_full",
     "request_failed",
+    "schema_violation",
+    "grammar_too_complex",
     "internal_error",
     "not_ready",
     "draining",
@@ -175,6 +185,8 @@ _TABLE: dict[type[BaseException], Callable[[Any], ErrorReply]] = {
     EngineDied: lambda e: ErrorReply(
         503, str(e) or "the engine died", UNAVAILABLE, code="engine_died", headers={"retry-after": "2"}
     ),
+    SchemaViolation: lambda e: ErrorReply(422, str(e), ANSWER, code="schema_violation"),
+    GrammarTooComplex: lambda e: ErrorReply(422, str(e), ANSWER, code="grammar_too_complex"),
     RequestFailed: lambda e: ErrorReply(500, str(e) or "the request failed", SERVER, code="request_failed"),
 }
 

@@ -23,6 +23,7 @@ from ridgeline.server.errors import ClientGone, ErrorReply, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange, off_loop, while_connected
 from ridgeline.server.front import Front
 from ridgeline.server.reader_watch import ReaderWatch
+from ridgeline.server.structured import schema_headers
 
 KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
 
@@ -94,7 +95,7 @@ class WholeAnswer:
             body = await off_loop(size_bytes(pieces), lambda: encode(self._shape.whole(pieces, usage)))
             if self._keep is not None:
                 await self._keep()
-            response = Response(body, media_type="application/json", headers=self._timing_headers())
+            response = Response(body, media_type="application/json", headers=self._own_headers())
             await response(scope, receive, send)
 
     async def _collect(self) -> list[Piece]:
@@ -103,13 +104,15 @@ class WholeAnswer:
             pieces += more
         return pieces
 
-    def _timing_headers(self) -> dict[str, str]:
-        """The first choice's figures, for a glance without a parser."""
+    def _own_headers(self) -> dict[str, str]:
+        """What became of the schema, and the first choice's figures, for a glance without a parser."""
+        headers = schema_headers(self._course.job.params.grammar)
         timing = self._course.choices.timings.get(0)
         if timing is None:
-            return {}
+            return headers
         named = {"queue": timing.queue_s, "ttft": timing.ttft_s, "inference": timing.inference_s}
-        return {f"x-ridgeline-{name}-ms": f"{s * 1000:.1f}" for name, s in named.items() if s is not None}
+        figures = {f"x-ridgeline-{name}-ms": f"{s * 1000:.1f}" for name, s in named.items() if s is not None}
+        return headers | figures
 
 
 class EventStream:
@@ -189,6 +192,8 @@ class EventStream:
         if first_token:
             ttft_ms = (time.monotonic() - self._course.exchange.arrival) * 1000
             headers.append((b"x-ridgeline-ttft-ms", f"{ttft_ms:.1f}".encode()))
+        for name, value in schema_headers(self._course.job.params.grammar).items():
+            headers.append((name.encode(), value.encode()))
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 

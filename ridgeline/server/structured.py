@@ -15,7 +15,8 @@ import msgspec
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
-from ridgeline.engine.grammar.keywords import refuse_embedded, schema_grammar
+from ridgeline.engine.grammar.enforced import ANY_OBJECT
+from ridgeline.engine.grammar.keywords import enforced_schema, refuse_embedded, schema_grammar
 from ridgeline.engine.grammar.patterns import WHITESPACE
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.protocol import (
@@ -85,25 +86,48 @@ def named_schema_grammar(named: JsonSchemaFormat, field: str) -> Asked:
 
 
 def json_schema_grammar(schema: Any, field: str) -> Grammar:
-    """Of a schema that came in `field`; a keyword that cannot be enforced is refused by its path in there."""
+    """Of a schema that came in `field`; what cannot be served is refused by its path in there."""
     try:
         return schema_grammar(schema)
     except InvalidRequest as error:
-        path = f"{field}.{error.field}" if error.field else field
-        raise BadRequest(
-            path, error.message, "unsupported_field" if "not supported" in error.message else None
-        ) from None
+        raise _refusal(error, field) from None
+
+
+def check_strict_schema(schema: Any, field: str) -> None:
+    """Of a strict tool: every keyword of its parameters must be one that the grammar enforces."""
+    try:
+        enforced_schema(schema, strict=True)
+    except InvalidRequest as error:
+        raise _refusal(error, field) from None
+
+
+def _refusal(error: InvalidRequest, field: str) -> BadRequest:
+    path = f"{field}.{error.field}" if error.field else field
+    return BadRequest(path, error.message, "unsupported_field" if "not supported" in error.message else None)
+
+
+def schema_headers(grammar: Grammar | None) -> dict[str, str]:
+    """What the client should know of its schema: words without effect, and words checked at the end."""
+    if grammar is None:
+        return {}
+    told = {"x-ridgeline-schema-ignored": grammar.ignored, "x-ridgeline-schema-checked": grammar.checked}
+    return {name: _header_value(words) for name, words in told.items() if words}
+
+
+def _header_value(words: tuple[str, ...]) -> str:
+    return ", ".join("".join(c if " " <= c <= "~" and c != "," else "?" for c in word) for word in words)
 
 
 def embedded(grammar: Grammar) -> str:
     """A grammar of JSON, as it stands behind %json in a Lark grammar: without the sign by which the engine
     knows another notation.
     """
-    schema = json.loads(grammar.source) if grammar.kind == "json_schema" else {"type": "object"}
+    schema: Any = json.loads(grammar.source) if grammar.kind == "json_schema" else ANY_OBJECT
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}  # as in a schema alone
+        own = schema.get("x-guidance", {})
+        schema = {**schema, "x-guidance": {**own, "whitespace_pattern": WHITESPACE}}  # as in a schema alone
     return json.dumps(schema, ensure_ascii=False).replace("::=", r":\u003a=")
 
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from ridgeline import SamplingParams
-from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.errors import InvalidRequest, SchemaViolation
 from ridgeline.engine.grammar import MAX_SOURCE_BYTES, Grammar
 from ridgeline.engine.grammar.keywords import schema_grammar
 from ridgeline.engine.grammar.library import Matcher
@@ -189,11 +189,39 @@ def test_an_ignored_end_of_sequence_comes_only_where_nothing_else_can(llm, promp
 
 def test_what_cannot_be_served_is_refused_before_anything_is_computed(llm, prompt):
     steps = llm.engine.core.scheduler.counters.steps
-    bad = Grammar("json_schema", '{"properties": {"a": {"anyOf": [{"not": {}}]}}}')
-    with pytest.raises(InvalidRequest, match="'not' is not supported") as caught:
+    bad = Grammar("json_schema", '{"properties": {"a": {"anyOf": [{"extends": {}}]}}}')
+    with pytest.raises(InvalidRequest, match="'extends' is not supported") as caught:
         llm.generate([prompt, prompt], [params(), params(grammar=bad)])
-    assert caught.value.field == "grammar.properties.a.anyOf[0].not"
+    assert caught.value.field == "grammar.properties.a.anyOf[0].extends"
     assert llm.engine.core.scheduler.counters.steps == steps
+
+
+def test_an_answer_that_breaks_a_checked_keyword_ends_with_an_error(llm, prompt):
+    """The grammar writes the array's one value twice; only the finished answer shows that they are equal."""
+    twice = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    grammar = schema_grammar(twice)
+    assert grammar.checked == ("uniqueItems",)
+    (completion,) = llm.generate([prompt], params(grammar=grammar))[0].completions
+    assert completion.finish_reason is FinishReason.ERROR
+    assert "uniqueItems" in completion.error
+    with pytest.raises(SchemaViolation, match="does not match its schema"):
+        list(llm.generate_stream(prompt, params(grammar=grammar)))
+    once = schema_grammar({**twice, "minItems": 1, "maxItems": 1})
+    assert llm.generate([prompt], params(grammar=once))[0].completions[0].finish_reason is FinishReason.STOP
+
+
+def test_numbers_and_objects_come_to_an_end(llm):
+    """A model that repeats a digit, or always has one more key, is held to the default bounds."""
+    digits = llm.tokenizer.encode("1111111111111111111111111111111111111111111111111111111111111111")
+    for kind, most in (("integer", 17), ("number", 28)):
+        asked = params(grammar=schema_grammar({"type": kind}), max_tokens=80)
+        (completion,) = llm.generate([digits], asked)[0].completions
+        assert completion.finish_reason is FinishReason.STOP
+        assert len(completion.text) <= most
+    point = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 9}}}
+    keys = llm.tokenizer.encode('{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}\n' * 4)
+    (completion,) = llm.generate([keys], params(grammar=schema_grammar(point)))[0].completions
+    assert set(json.loads(completion.text)) <= {"x"}
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,13 @@ def test_what_nobody_waits_for_any_more_is_not_begun(tried):
 
 def test_the_trial_is_begun_anew_when_its_process_is_gone(tried):
     tried.compile(Grammar("regex", "before"))
-    tried._trial._process.kill()
+    tried._trial.questions._process.kill()
     tried.compile(Grammar("regex", "after"))
 
 
 def test_what_there_was_no_time_to_try_may_be_asked_for_again(tried, monkeypatch):
     late = Grammar("regex", "late")
-    monkeypatch.setattr(tried._trial, "_ask", lambda question: {"refusal": NO_TIME, "source": ""})
+    monkeypatch.setattr(tried._trial.questions, "ask", lambda question: {"refusal": NO_TIME, "source": ""})
     with pytest.raises(InvalidRequest, match="ask again later"):
         tried.compile(late)
     monkeypatch.undo()

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
 
+from ridgeline.engine.errors import SchemaViolation
 from ridgeline.engine.grammar import Grammar, keywords
+from ridgeline.engine.grammar.conformance import AnswerCheck
 from ridgeline.server import structured
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest, ErrorReply
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.structured import asked_grammar, embedded, json_schema_grammar
+from ridgeline.server.structured import (
+    asked_grammar,
+    check_strict_schema,
+    embedded,
+    json_schema_grammar,
+    schema_headers,
+)
 
-POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -71,6 +85,7 @@ def test_completions_take_the_guided_fields():
 def test_annotations_pass_and_are_left_out():
     noted = {
         **POINT,
+        "x-ridgeline-unbounded": True,
         "title": "Point",
         "description": "2-D",
         "x-order": 1,
@@ -89,20 +104,18 @@ def test_dates_are_those_of_the_calendar():
 @pytest.mark.parametrize(
     ("schema", "path", "words"),
     [
-        ({"not": {}}, "not", "'not' is not supported"),
+        ({"extends": {}}, "extends", "'extends' is not supported"),
         (
-            {"properties": {"a": {"unevaluatedProperties": False}}},
-            "properties.a.unevaluatedProperties",
-            "'unevaluatedProperties' is not supported",
+            {"properties": {"a": {"$dynamicRef": "#a"}}},
+            "properties.a.$dynamicRef",
+            "'$dynamicRef' is not supported",
         ),
-        ({"anyOf": [{}, {"items": {"uniqueItems": True}}]}, "anyOf[1].items.uniqueItems", "not supported"),
-        ({"$defs": {"d": {"contentEncoding": "base64"}}}, "$defs.d.contentEncoding", "not supported"),
-        ({"requierd": ["a"]}, "requierd", "not a keyword"),
-        ({"x-guidance": {"lenient": True}}, "x-guidance", "not a keyword"),
+        ({"anyOf": [{}, {"items": {"uniqueItems": 1}}]}, "anyOf[1].items.uniqueItems", "true or false"),
+        ({"x-guidance": {"lenient": True}}, "x-guidance", "not supported"),
         ({"$ref": "https://example.com/a.json"}, "$ref", "outside of the schema"),
-        ({"items": {"$id": "inner"}}, "items.$id", "within a schema"),
-        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "$schema", "draft"),
-        ({"format": "idn-email"}, "format", "'idn-email' is not supported"),
+        ({"items": {"$id": "inner", "items": {"$ref": "#/items"}}}, "items.$id", "within a schema"),
+        ({"$defs": {"a": {"$id": "#a"}}, "$ref": "#a"}, "$defs.a.$id", "within a schema"),
+        ({"format": 3}, "format", "must be a string"),
         ({"type": ["string", "text"]}, "type", "'text' is not supported"),
         ({"properties": []}, "properties", "must be an object"),
         ({"anyOf": {}}, "anyOf", "must be an array"),
@@ -115,13 +128,89 @@ def test_dates_are_those_of_the_calendar():
         ({"pattern": "a" * 5000}, "pattern", "longer than"),
         ({"pattern": "a\0b"}, "pattern", "null character"),
         ({"patternProperties": {"a\0": {}}}, "patternProperties.a\0", "null character"),
-        ({"pattern": "a", "format": "date"}, "format", "together with 'pattern'"),
+        ({"not": {"type": "text"}}, "not.type", "'text' is not supported"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_by_its_path(schema, path, words):
     error = refusal(response_format=schema_format(schema))
     assert error.param == f"response_format.json_schema.schema.{path}"
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "ignored"),
+    [
+        ({"readonly": True, "links": [], "version": 3, "x-order": 1}, ("readonly", "links", "version")),
+        ({"requierd": ["a"]}, ("requierd (required?)",)),
+        ({"format": "google-duration"}, ("format google-duration",)),
+        ({"format": "password"}, ("format password",)),
+        ({"$schema": "https://example.com/own"}, ("$schema",)),
+        ({"definitions": {"//": "a note"}}, ("//",)),
+        ({"contentSchema": {}}, ("contentSchema",)),
+    ],
+)
+def test_words_that_constrain_nothing_are_ignored_and_told(schema, ignored):
+    grammar = json_schema_grammar({"type": "string", **schema}, "f")
+    assert set(grammar.ignored) == set(ignored)
+    assert schema_headers(grammar) == {"x-ridgeline-schema-ignored": ", ".join(grammar.ignored)}
+    written = json.loads(grammar.source)
+    assert written.pop("definitions", {}) == {}
+    assert written == {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "checked", "good", "bad"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", "[1, 2]", "[1, 1]"),
+        ({"not": {"const": 1}}, "not", "2", "1"),
+        ({"if": {"type": "string"}, "then": {"const": "a"}}, "if", '"a"', '"b"'),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf", "1", "3"),
+        ({"type": "object", "dependencies": {"a": ["b"]}}, "dependencies", '{"b": 1}', '{"a": 1}'),
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired", '{"b": 1}', '{"a": 1}'),
+        ({"contains": {"const": 1}}, "contains", "[2, 1]", "[2]"),
+        ({"propertyNames": {"maxLength": 1}}, "propertyNames", '{"a": 1}', '{"ab": 1}'),
+        ({"type": "string", "pattern": "^(?!a)"}, "pattern", '"b"', '"a"'),
+        ({"type": "string", "format": "regex"}, "format", '"a+"', '"a("'),
+        ({"pattern": "^2", "format": "date"}, "format", '"2024-02-29"', '"2023-02-29"'),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1},
+            "maxProperties",
+            '{"a": 1}',
+            '{"a": 1, "b": 1}',
+        ),
+    ],
+)
+def test_what_no_grammar_enforces_is_checked_when_the_answer_is_complete(schema, checked, good, bad):
+    grammar = json_schema_grammar(schema, "f")
+    assert checked in grammar.checked
+    assert checked in schema_headers(grammar)["x-ridgeline-schema-checked"]
+    for text, is_good in ((good, True), (bad, False)):
+        check = AnswerCheck.of(grammar)
+        check.add(text)
+        with contextlib.nullcontext() if is_good else pytest.raises(SchemaViolation):
+            check.refuse_violation()
+
+
+def test_older_and_foreign_words_are_written_in_todays():
+    draft_3 = {"properties": {"a": {"type": "any", "required": True}, "b": {"required": False}}}
+    assert json.loads(json_schema_grammar(draft_3, "f").source)["required"] == ["a"]
+    open_api = {"type": "string", "nullable": True, "enum": ["a"]}
+    written = json.loads(json_schema_grammar(open_api, "f").source)
+    assert written == {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "null"}]}
+    written = json.loads(json_schema_grammar({"type": "integer", "format": "int32"}, "f").source)
+    assert (written["minimum"], written["maximum"]) == (-(2**31), 2**31 - 1)
+    own = {"$id": "https://a.b/c", "$defs": {"d": {"type": "null"}}, "$ref": "https://a.b/c#/$defs/d"}
+    assert json.loads(json_schema_grammar(own, "f").source)["$ref"] == "#/$defs/d"
+
+
+def test_a_schema_can_lift_the_bounds_on_numbers_and_members():
+    bounded = json.loads(json_schema_grammar({"type": "number"}, "f").source)
+    assert {"minimum", "maximum", "multipleOf"} <= bounded.keys()
+    free = json_schema_grammar({"type": "number", "x-ridgeline-unbounded": True}, "f")
+    assert json.loads(free.source) == {"type": "number"}
+    assert schema_headers(free) == {}
+    combined = {"allOf": [{"type": "object", "properties": {"a": {}}}, {"properties": {"b": {}}}]}
+    assert "additionalProperties" not in json_schema_grammar(combined, "f").source
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -199,5 +288,8 @@ def test_an_embedded_schema_is_checked_and_its_blanks_are_bounded():
     field = "tools[0].function.parameters"
     assert "whitespace_pattern" in embedded(json_schema_grammar(POINT, field))
     with pytest.raises(BadRequest) as caught:
-        json_schema_grammar({"if": {}}, field)
-    assert caught.value.reply.param == "tools[0].function.parameters.if"
+        json_schema_grammar({"extends": {}}, field)
+    assert caught.value.reply.param == "tools[0].function.parameters.extends"
+    with pytest.raises(BadRequest) as caught:  # a tool's arguments are not checked afterwards
+        check_strict_schema({"properties": {"a": {"if": {}}}}, field)
+    assert caught.value.reply.param == "tools[0].function.parameters.properties.a.if"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from typing import Any
@@ -31,7 +32,7 @@ DOUBLING = {
             f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
             for i in range(30)
         },
-        "d30": {"not": {}},
+        "d30": {"extends": {}},
     },
 }
 HOSTILE: list[tuple[dict[str, Any], str]] = [
@@ -44,7 +45,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
         {"guided_json": {"allOf": [{"anyOf": [{"minimum": i * j} for i in range(9)]} for j in range(9)]}},
         "guided_json",
     ),
-    ({"guided_json": DOUBLING}, "guided_json.$defs.d30.not"),
+    ({"guided_json": DOUBLING}, "guided_json.$defs.d30.extends"),
     ({"guided_json": {"type": "array", "minItems": 10**9}}, "guided_json.minItems"),
     ({"guided_json": {"$ref": "#"}}, "guided_json"),
     ({"guided_regex": "(((" * 4000}, "guided_regex"),
@@ -96,6 +97,46 @@ def test_hostile_forms_are_refused_by_their_field_while_others_are_served(live_s
         other.join()
     assert len(texts) >= 3
     assert len(set(texts)) == 1
+
+
+def test_an_answer_that_breaks_a_checked_keyword_is_never_given_as_a_whole_one(live_server):
+    """Two equal items: the grammar lets both come, the check of the finished answer finds them."""
+    ones = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    answer = post(live_server.base_url, {"guided_json": ones})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "schema_violation")
+    many = {**ones, "minItems": 20, "maxItems": 20}
+    body = {**ASK, "guided_json": many, "stream": True, "max_tokens": 2000}
+    text = ""
+    with httpx.stream("POST", f"{live_server.base_url}/v1/chat/completions", json=body, timeout=60) as stream:
+        assert stream.headers["x-ridgeline-schema-checked"] == "uniqueItems"
+        with contextlib.suppress(httpx.RemoteProtocolError):  # a stream that fails is cut, not ended
+            for part in stream.iter_text():
+                text += part
+    assert '"code":"schema_violation"' in text
+    assert '"finish_reason":"stop"' not in text
+    assert "[DONE]" not in text
+    one = {**ones, "minItems": 1, "maxItems": 1, "version": 3}
+    answer = post(live_server.base_url, {"guided_json": one})
+    assert json.loads(answer.json()["choices"][0]["message"]["content"]) == [1]
+    assert answer.headers["x-ridgeline-schema-ignored"] == "version"
+
+
+def test_a_schema_whose_check_would_take_for_ever_is_answered_in_time(live_server):
+    """2^40 paths to one $def: a validator follows them all, in a process that is ended for it."""
+    steps = {f"d{i}": {"not": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2}} for i in range(40)}
+    endless = {"type": "boolean", "not": {"$ref": "#/$defs/d0"}, "$defs": {**steps, "d40": {"type": "null"}}}
+    answer = post(live_server.base_url, {"guided_json": endless})
+    assert answer.status_code in (200, 400, 422)
+    if answer.status_code == 422:
+        assert "the check" in answer.json()["error"]["message"]
+    assert post(live_server.base_url, {"max_tokens": 4}).status_code == 200
+
+
+def test_a_pattern_of_names_in_an_open_object_is_followed(live_server):
+    """Which names do not match `^.{1,255}$` is too large a question to ask at every token."""
+    named = {"type": "object", "patternProperties": {"^.{1,255}$": {"type": "string"}}}
+    answer = post(live_server.base_url, {"guided_json": named, "temperature": 0, "max_tokens": 200})
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

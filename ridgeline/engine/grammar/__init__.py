@@ -7,7 +7,7 @@ grammar library, and is imported when the first grammar comes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ridgeline.engine.errors import InvalidRequest
@@ -24,10 +24,16 @@ class Grammar:
     source: a schema as JSON text; a regular expression that the whole answer matches; a JSON list of strings;
     a grammar in the library's flavour of Lark, which may embed %json {…} and special tokens <|…|>; nothing
     for any JSON object.
+    check: a JSON schema that the finished answer is checked against; "" where the source enforces all of it.
+    ignored, checked: the schema's words that constrain nothing, and those that only the check enforces.
     """
 
     kind: GrammarKind
     source: str = ""
+    check: str = field(default="", compare=False)
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+    checked: tuple[str, ...] = field(default=(), compare=False)
+    is_prepared: bool = field(default=False, compare=False)  # its schema has been read by `keywords`
 
     def __post_init__(self) -> None:
         try:

@@ -135,7 +135,7 @@ class GrammarCompiler:
         """
         with contextlib.suppress(Exception):
             if self._tries:
-                self._known_trial().start()
+                self._known_trial().questions.start()
             self._known_vocabulary()
 
     def _is_unwanted(self, compilation: Compilation) -> bool:

@@ -1,19 +1,21 @@
-"""Which JSON schemas can be promised: a keyword is enforced, or an annotation, or refused by its name.
+"""Which JSON schemas are served: a keyword is enforced, checked afterwards, ignored, or refused by its name.
 
-`prepared_schema` is called where a schema comes in, by the server and by the in-process `LLM`. It walks the
-schema, within limits, and writes what is left to the grammar library: nothing that the library would ignore,
-or read more loosely than a validator does. It compiles nothing.
+`schema_grammar` is called where a schema comes in, by the server and by the in-process `LLM`. It reads the
+schema within limits and writes it as standard JSON Schema; `enforced` decides what the grammar library can
+hold an answer to, `conformance` checks the rest when the answer is complete. Nothing is compiled here.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
-from ridgeline.engine.grammar.patterns import DATE, DATE_TIME, TIME, strict_pattern
+from ridgeline.engine.grammar.enforced import CHECKED_FORMATS, LIBRARY_FORMATS, Enforced
 
 MAX_SCHEMA_BYTES = 128 << 10
 MAX_DEPTH = 64
@@ -23,6 +25,7 @@ MAX_ENUM_VALUES = 5_000
 MAX_COUNT = 1_000_000  # minItems, maxLength and their like
 MAX_PATTERN_BYTES = 4096
 MAX_EMBEDDED = 32  # schemas in one Lark grammar
+MAX_IGNORED = 16  # words that are reported
 
 
 def _words(text: str) -> frozenset[str]:
@@ -32,18 +35,16 @@ def _words(text: str) -> frozenset[str]:
 ANNOTATIONS = _words(
     "title description default examples example $comment deprecated readOnly writeOnly discriminator"
 )
-ENFORCED = _words(
+KEYWORDS = _words(
     "type enum const properties required additionalProperties patternProperties items prefixItems"
     " additionalItems minItems maxItems minProperties maxProperties minLength maxLength pattern format"
-    " minimum maximum exclusiveMinimum exclusiveMaximum multipleOf allOf anyOf oneOf"
+    " minimum maximum exclusiveMinimum exclusiveMaximum multipleOf allOf anyOf oneOf nullable"
     " $ref $defs definitions $anchor $schema $id id"
+    " not if then else contains minContains maxContains uniqueItems propertyNames dependencies"
+    " dependentRequired dependentSchemas unevaluatedItems unevaluatedProperties"
+    " contentEncoding contentMediaType x-ridgeline-unbounded"
 )
-KNOWN_UNSUPPORTED = _words(
-    "not if then else contains minContains maxContains uniqueItems propertyNames dependencies"
-    " dependentRequired dependentSchemas unevaluatedItems unevaluatedProperties contentEncoding"
-    " contentMediaType contentSchema $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary"
-    " extends disallow divisibleBy"
-)
+REFUSED = _words("$dynamicRef $recursiveRef $recursiveAnchor extends disallow divisibleBy x-guidance")
 DRAFTS = frozenset(
     {
         "https://json-schema.org/draft/2020-12/schema",
@@ -53,17 +54,28 @@ DRAFTS = frozenset(
         "http://json-schema.org/draft-04/schema",
     }
 )
-FORMATS = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"]
-)
+INTEGER_FORMATS = frozenset({"int32", "int64"})
 TYPES = _words("string number integer boolean null object array")
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of names to schemas
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("additionalProperties", "additionalItems", "items")
-_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
-# Formats that the library reads by their letters: the 29th of February of any year, the 61st second.
-_STRICT_FORMATS = {"date": DATE, "time": TIME, "date-time": DATE_TIME}
+_SINGLE = _words(
+    "additionalProperties additionalItems items not if then else contains propertyNames unevaluatedItems"
+    " unevaluatedProperties"
+)
+_COUNTS = _words("minItems maxItems minProperties maxProperties minLength maxLength minContains maxContains")
+_NOTHING = object()
+# With one of these and no $schema, a schema is of draft 7 or older: 2020-12 reads them in another way.
+_OLD_WORDS = ("definitions", "dependencies", "additionalItems", "contentEncoding", "contentMediaType")
+
+
+@dataclass(frozen=True)
+class ReadSchema:
+    """A schema as it was understood: the same constraints in standard words, and the words left out."""
+
+    schema: Any
+    ignored: tuple[str, ...] = ()
+    draft: str = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_grammar(schema: Any) -> Grammar:
@@ -71,23 +83,33 @@ def schema_grammar(schema: Any) -> Grammar:
 
     Raises InvalidRequest whose `field` is the path within the schema ("" for the schema itself).
     """
-    return Grammar("json_schema", prepared_schema(schema))
+    read = read_schema(schema)
+    enforced = Enforced(read.schema)
+    written, check = enforced.written, ""
+    if enforced.checked:
+        check = json.dumps(_with_draft(read), ensure_ascii=False)
+    if "oneOf" in enforced.checked:
+        # Branches that may overlap are served as anyOf; the check finds an answer that is of two of them.
+        written = {**written, "x-guidance": {"coerce_one_of": True}}
+    source = json.dumps(written, ensure_ascii=False)
+    checked = tuple(sorted(enforced.checked))
+    return Grammar("json_schema", source, check, read.ignored, checked, is_prepared=True)
 
 
-def prepared_schema(schema: Any) -> str:
-    """The schema as JSON text for the library; raises as `schema_grammar` does."""
-    try:
-        size = len(json.dumps(schema, ensure_ascii=False).encode())
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest("", f"is not JSON: {error}") from None
-    if size > MAX_SCHEMA_BYTES:
-        raise InvalidRequest("", f"has {size} bytes; at most {MAX_SCHEMA_BYTES} can be served")
-    return json.dumps(_Walk().schema(schema, (), 0), ensure_ascii=False)
+def enforced_schema(schema: Any, strict: bool) -> Any:
+    """The schema as the library takes it, for a grammar that embeds it and checks nothing afterwards.
+
+    strict: raises as `schema_grammar` does, also where a keyword could only be checked.
+    """
+    enforced = Enforced(read_schema(schema).schema)
+    if strict:
+        _refuse_unenforced(enforced.checked)
+    return enforced.written
 
 
 def prepared(grammar: Grammar) -> Grammar:
     """A grammar that came from elsewhere than `schema_grammar`, with its schema, if it is one, checked."""
-    if grammar.kind != "json_schema":
+    if grammar.kind != "json_schema" or grammar.is_prepared:
         return grammar
     try:
         schema = json.loads(grammar.source)
@@ -99,11 +121,57 @@ def prepared(grammar: Grammar) -> Grammar:
         raise InvalidRequest(f"grammar.{error.field}".rstrip("."), error.message) from None
 
 
-class _Walk:
+def read_schema(schema: Any) -> ReadSchema:
+    """Raises InvalidRequest for a schema beyond the limits, or with a word that cannot be honoured."""
+    try:
+        size = len(json.dumps(schema, ensure_ascii=False).encode())
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest("", f"is not JSON: {error}") from None
+    if size > MAX_SCHEMA_BYTES:
+        raise InvalidRequest("", f"has {size} bytes; at most {MAX_SCHEMA_BYTES} can be served")
+    reader = _Reader(schema)
+    return ReadSchema(reader.schema(schema, (), 0), tuple(reader.ignored), reader.draft)
+
+
+def _with_draft(read: ReadSchema) -> Any:
+    return {"$schema": read.draft, **read.schema} if isinstance(read.schema, dict) else read.schema
+
+
+@dataclass
+class _References:
+    """What the document's $refs point at, found before it is read: an id that none needs is no matter."""
+
+    targets: set[str] = field(default_factory=set)
+    uses_old_words: bool = False
+
+    def collect(self, value: Any, depth: int = 0) -> None:
+        if depth > 4 * MAX_DEPTH:
+            return
+        if isinstance(value, dict):
+            target = value.get("$ref")
+            if isinstance(target, str):
+                self.targets.add(target)
+            self.uses_old_words |= any(word in value for word in _OLD_WORDS)
+            self.uses_old_words |= isinstance(value.get("items"), list)
+            for one in value.values():
+                self.collect(one, depth + 1)
+        elif isinstance(value, list):
+            for one in value:
+                self.collect(one, depth + 1)
+
+
+class _Reader:
     """One pass over a schema, with what it has counted so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Any) -> None:
         self._subschemas = self._properties = self._enum_values = 0
+        self._references = _References()
+        self._references.collect(root)
+        self._own_ids = _own_ids(root)
+        self.ignored: dict[str, None] = {}  # in the order they came
+        old = "http://json-schema.org/draft-07/schema"
+        new = "https://json-schema.org/draft/2020-12/schema"
+        self.draft = old if self._references.uses_old_words else new
 
     def schema(self, schema: Any, path: tuple[str, ...], depth: int) -> Any:
         self._subschemas += 1
@@ -112,21 +180,32 @@ class _Walk:
         if isinstance(schema, bool):
             return schema
         _check(isinstance(schema, dict), path, "must be a schema: an object, true or false")
-        written: dict[str, Any] = {}
+        read: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance"):
-                continue
-            if keyword == "uniqueItems" and value is False:
+            if keyword in ANNOTATIONS:
                 continue
             here = (*path, keyword)
-            _check(keyword not in KNOWN_UNSUPPORTED, here, f"the keyword {keyword!r} is not supported")
-            _check(
-                keyword in ENFORCED, here, f"{keyword!r} is not a keyword of JSON Schema that is known here"
-            )
-            written[keyword] = self._value(keyword, value, here, depth)
-        return _with_strict_format(written, path)
+            _check(keyword not in REFUSED, here, f"the keyword {keyword!r} is not supported")
+            if keyword not in KEYWORDS:
+                self._ignore(keyword)
+                continue
+            if keyword in ("$id", "id"):
+                self._check_id(value, schema, here)
+                continue
+            kept = self._value(keyword, value, here, depth)
+            if kept is not _NOTHING:
+                read[keyword] = kept
+        return self._standard(read, path)
+
+    def _ignore(self, word: str) -> None:
+        """A word that looks like a keyword misspelt is reported with that keyword."""
+        if word.startswith("x-") or len(self.ignored) >= MAX_IGNORED:
+            return
+        meant = difflib.get_close_matches(word[:40], KEYWORDS, 1, cutoff=0.85)
+        self.ignored[f"{word[:40]} ({meant[0]}?)" if meant else word[:40]] = None
 
     def _value(self, keyword: str, value: Any, path: tuple[str, ...], depth: int) -> Any:
+        """_NOTHING: with this value the keyword constrains nothing."""
         if keyword in _MAPS:
             _check(isinstance(value, dict), path, "must be an object of schemas")
             return self._map(keyword, value, path, depth)
@@ -135,18 +214,26 @@ class _Walk:
             return [self.schema(one, (*path, f"[{i}]"), depth + 1) for i, one in enumerate(value)]
         if keyword in _SINGLE:
             return self.schema(value, path, depth + 1)
+        if keyword == "$ref":
+            return self._reference(value, path)
         return self._plain(keyword, value, path)
 
     def _map(self, keyword: str, value: dict[str, Any], path: tuple[str, ...], depth: int) -> Any:
         if keyword in ("properties", "patternProperties"):
             self._properties += len(value)
             _check(self._properties <= MAX_PROPERTIES, path, f"makes more than {MAX_PROPERTIES} properties")
-        written = {}
+        read: dict[str, Any] = {}
         for name, one in value.items():
             here = (*path, name)
-            key = _pattern(name, here) if keyword == "patternProperties" else name
-            written[key] = self.schema(one, here, depth + 1)
-        return written
+            if keyword == "patternProperties":
+                _pattern(name, here)
+            if keyword in ("$defs", "definitions") and not isinstance(one, dict | bool):
+                self._ignore(name)
+            elif keyword == "dependencies" and isinstance(one, list):
+                read[name] = one
+            else:
+                read[name] = self.schema(one, here, depth + 1)
+        return read
 
     def _plain(self, keyword: str, value: Any, path: tuple[str, ...]) -> Any:
         """A keyword whose value holds no schema."""
@@ -162,38 +249,107 @@ class _Walk:
         elif keyword == "pattern":
             return _pattern(value, path)
         elif keyword == "format":
-            _check(isinstance(value, str) and value in FORMATS, path, _unknown("format", value, FORMATS))
+            return self._format(value, path)
         elif keyword == "type":
-            for one in value if isinstance(value, list) else [value]:
-                _check(isinstance(one, str) and one in TYPES, path, _unknown("type", one, TYPES))
-        elif keyword == "$ref":
-            _check(isinstance(value, str), path, "must be a string")
-            _check(
-                value.startswith("#"), path, f"points outside of the schema ({value[:100]!r}): not followed"
-            )
+            return self._type(value, path)
         elif keyword == "$schema":
             known = isinstance(value, str) and value.removesuffix("#") in DRAFTS
-            _check(known, path, _unknown("draft", value, DRAFTS))
-        elif keyword in ("$id", "id"):
-            _check(len(path) == 1, path, "names a schema within a schema, which is not supported")
+            if known and len(path) == 1:
+                self.draft = value.removesuffix("#")
+            elif not known:
+                self.ignored["$schema"] = None
+            return _NOTHING
+        elif keyword in ("uniqueItems", "nullable", "x-ridgeline-unbounded"):
+            _check(isinstance(value, bool), path, "must be true or false")
+            return value or _NOTHING
         return value
 
+    def _format(self, value: Any, path: tuple[str, ...]) -> Any:
+        """A format that is not known is an annotation, as JSON Schema has it."""
+        _check(isinstance(value, str), path, "must be a string")
+        if value in LIBRARY_FORMATS or value in CHECKED_FORMATS or value in INTEGER_FORMATS:
+            return value
+        self._ignore(f"format {value}")
+        return _NOTHING
 
-def _with_strict_format(written: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    strict = _STRICT_FORMATS.get(written.get("format", ""))
-    if strict is None:
-        return written
-    _check("pattern" not in written, (*path, "format"), "is not supported together with 'pattern'")
-    del written["format"]
-    written["pattern"] = strict
-    return written
+    def _type(self, value: Any, path: tuple[str, ...]) -> Any:
+        each = value if isinstance(value, list) else [value]
+        if "any" in each:  # of draft 3: anything
+            return _NOTHING
+        for one in each:
+            _check(isinstance(one, str) and one in TYPES, path, _unknown("type", one, TYPES))
+        return value
+
+    def _check_id(self, value: Any, schema: dict[str, Any], path: tuple[str, ...]) -> None:
+        """An id is left out where no $ref means it, and none within its schema is relative to it."""
+        if len(path) == 1 or not isinstance(value, str) or value.startswith("#/"):
+            return
+        within = _References()
+        if not value.startswith("#"):
+            within.collect(schema)
+        named = value in self._references.targets
+        message = "names a schema within a schema, which is not supported where a $ref depends on it"
+        _check(not named and not within.targets, path, message)
+
+    def _reference(self, value: Any, path: tuple[str, ...]) -> str:
+        _check(isinstance(value, str), path, "must be a string")
+        target: str = value
+        for own in self._own_ids:
+            if target.startswith(f"{own}#"):
+                target = target.removeprefix(own)
+        _check(target.startswith("#"), path, f"points outside of the schema ({value[:100]!r}): not followed")
+        return target
+
+    def _standard(self, read: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        """`required: true` of draft 3, `nullable` of OpenAPI and integer formats in today's words."""
+        properties = read.get("properties")
+        if isinstance(properties, dict):
+            named = [name for name, one in properties.items() if isinstance(one, dict) and _is_required(one)]
+            if named:
+                already = read.get("required")
+                listed = already if isinstance(already, list) else []
+                read["required"] = [*listed, *(name for name in named if name not in listed)]
+            for one in properties.values():
+                if isinstance(one, dict) and isinstance(one.get("required"), bool):
+                    del one["required"]
+        if isinstance(read.get("required"), bool) and (not path or path[-1] in ("items", "not")):
+            del read["required"]  # of no property: it says nothing
+        if read.get("format") in INTEGER_FORMATS:
+            _as_integer(read)
+        if read.pop("nullable", False):
+            return _nullable(read)
+        return read
+
+
+def _is_required(schema: dict[str, Any]) -> bool:
+    return schema.get("required") is True
+
+
+def _as_integer(read: dict[str, Any]) -> None:
+    bits = int(read.pop("format").removeprefix("int"))
+    if read.get("type") == "integer":
+        read.setdefault("minimum", -(2 ** (bits - 1)))
+        read.setdefault("maximum", 2 ** (bits - 1) - 1)
+
+
+def _nullable(read: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {name: read.pop(name) for name in ("$defs", "definitions") if name in read}
+    return {"anyOf": [read, {"type": "null"}], **kept}
+
+
+def _own_ids(root: Any) -> tuple[str, ...]:
+    if not isinstance(root, dict):
+        return ()
+    ids = (root.get("$id"), root.get("id"))
+    return tuple(one.removesuffix("#") for one in ids if isinstance(one, str) and one.removesuffix("#"))
 
 
 def _pattern(value: Any, path: tuple[str, ...]) -> str:
     _check(isinstance(value, str), path, "must be a regular expression")
     _check(len(value.encode()) <= MAX_PATTERN_BYTES, path, f"is longer than {MAX_PATTERN_BYTES} bytes")
     _check("\0" not in value, path, "contains a null character")
-    return strict_pattern(value)
+    text: str = value
+    return text
 
 
 def _unknown(what: str, value: Any, known: frozenset[str]) -> str:
@@ -209,7 +365,7 @@ _EMBEDDED = re.compile(r"%json\s*(?=[\[{])")
 
 
 def refuse_embedded(lark: str) -> None:
-    """Check the schemas that a Lark grammar embeds with %json."""
+    """Check the schemas that a Lark grammar embeds with %json: all of each must be enforced."""
     decoder = json.JSONDecoder()
     for count, found in enumerate(_EMBEDDED.finditer(lark)):
         _check(count < MAX_EMBEDDED, (), f"there are more than {MAX_EMBEDDED} of them")
@@ -217,4 +373,12 @@ def refuse_embedded(lark: str) -> None:
             schema, _ = decoder.raw_decode(lark, found.end())
         except (ValueError, RecursionError):
             continue  # the library says what is wrong with it
-        prepared_schema(schema)
+        enforced_schema(schema, strict=True)
+
+
+def _refuse_unenforced(checked: dict[str, str]) -> None:
+    """Without a check of the finished answer; overlapping branches of a oneOf are refused by the library."""
+    for word, place in checked.items():
+        if word != "oneOf":
+            message = f"the keyword {word!r} is not supported here: it can only be checked afterwards"
+            raise InvalidRequest(place, message)

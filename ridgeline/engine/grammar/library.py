@@ -19,13 +19,14 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar.enforced import ANY_OBJECT
 from ridgeline.engine.grammar.masks import Mask, clear_bits, mask_words
 from ridgeline.engine.grammar.patterns import WHITESPACE
 
 if TYPE_CHECKING:
     from ridgeline.models.tokenizer import Tokenizer
 
-JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
 _BAD_EXPRESSION = re.compile(r"regex parse error:.*?\nerror: ([^\n]+)", re.DOTALL)
 COMPILE_STACK_BYTES = 256 << 20  # the library follows chains of rules by recursion; touched only as needed
 SLOW_MASK_S = 0.1  # of processor time: whoever needs more for one token holds up everybody
@@ -192,7 +193,7 @@ def library_source(grammar: Grammar) -> str:
     matcher = llguidance.LLMatcher
     match grammar.kind:
         case "json_object":
-            return matcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_OPTIONS)
+            return matcher.grammar_from_json_schema(json.dumps(ANY_OBJECT), overrides=JSON_OPTIONS)
         case "json_schema":
             try:
                 return matcher.grammar_from_json_schema(grammar.source, overrides=JSON_OPTIONS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.grammar.keywords import prepared_schema
+from ridgeline.engine.grammar.keywords import enforced_schema
 from ridgeline.server.parsing import dsml, gemma, qwen_xml
 from ridgeline.server.parsing.events import Tool
 from ridgeline.server.parsing.lark import Lark, either, pattern, quoted
@@ -95,11 +95,11 @@ def object_schema(tool: Tool) -> dict[str, Any]:
 
 def _json(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
     """JSON of a schema: for a strict tool in every keyword, for others as far as the library goes."""
-    if not tool.strict:
-        return lark.json(schema, lenient=True)
     try:
-        return lark.json(json.loads(prepared_schema(schema)), lenient=False)
+        return lark.json(enforced_schema(dict(schema), tool.strict), lenient=not tool.strict)
     except InvalidRequest as error:
+        if not tool.strict:
+            return lark.json(schema, lenient=True)
         raise UnsupportedSchema(tool.name, f"{error.field}: {error.message}".removeprefix(": ")) from None
 
 

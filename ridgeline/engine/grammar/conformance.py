@@ -1,0 +1,114 @@
+"""Conformance: whether a finished answer is an instance of its schema, for what no grammar can enforce.
+
+The validator is jsonschema-rs. Its time has no bound: a schema of a kilobyte can be checked for ever. So
+`python -m ridgeline.engine.grammar.conformance` forks a child for each answer, with a limit on its processor
+time. `AnswerCheck` is the end of it in the process that has the answer's text: the server's front or `LLM`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from ridgeline.engine.errors import VIOLATION, InvalidRequest, SchemaViolation
+from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.grammar.forked import NO_TIME, TOO_LARGE, TOO_LONG, Questions, serve_questions
+
+CPU_LIMIT_S = 0.5  # of one answer
+MAX_BACKTRACKS = 1_000_000  # of one expression on one text
+MAX_REASON = 300
+DIED = {
+    TOO_LONG: f"the check takes more than {CPU_LIMIT_S:g} s",
+    TOO_LARGE: "the check needs too much memory",
+    NO_TIME: "the machine had no time for the check",
+}
+
+
+class AnswerCheck:
+    """One answer as its text comes, held to its schema when it is complete."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._schema = grammar.check
+        self._words = ", ".join(grammar.checked)
+        self._texts: list[str] = []
+
+    @classmethod
+    def of(cls, grammar: Grammar | None) -> AnswerCheck | None:
+        """None where the grammar enforces all that was asked for."""
+        return cls(grammar) if grammar is not None and grammar.check else None
+
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+
+    def refuse_violation(self) -> None:
+        """Raises SchemaViolation for an answer that breaks what its grammar could not enforce. Waits."""
+        fault = _questions().ask([self._schema, "".join(self._texts)])
+        if fault is None:
+            fault = "the check failed"
+        if fault:
+            raise SchemaViolation(
+                f"{VIOLATION}: {fault}. The schema's {self._words} can only be "
+                "checked when the answer is complete; ask again, or state the constraint in the prompt too"
+            )
+
+
+def refuse_uncheckable(grammar: Grammar) -> None:
+    """Raises InvalidRequest for a schema that the validator does not take. Waits."""
+    fault = _questions().ask([grammar.check, None]) if grammar.check else ""
+    if fault is None or fault:
+        raise InvalidRequest("grammar", f"cannot be checked: {fault or 'the check failed'}")
+
+
+@functools.cache
+def _questions() -> Questions:
+    return Questions("ridgeline.engine.grammar.conformance", [])
+
+
+# ---- the process ----
+
+
+def main() -> None:
+    try:
+        import jsonschema_rs  # noqa: F401  the children inherit it
+    except ImportError:
+        missing = "install the package jsonschema-rs"
+        serve_questions(lambda question: missing, CPU_LIMIT_S, DIED.__getitem__)
+    serve_questions(fault, CPU_LIMIT_S, DIED.__getitem__)
+
+
+def fault(question: Any) -> str:
+    """Where and how the answer breaks its schema; "" if it does not. Without an answer: of the schema."""
+    import jsonschema_rs as rs
+
+    schema, text = question
+    options = rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS)
+    try:
+        validator = rs.validator_for(
+            json.loads(schema),
+            validate_formats=True,
+            ignore_unknown_formats=True,
+            pattern_options=options,
+        )
+    except (ValueError, rs.ValidationError, rs.ReferencingError) as error:
+        return _line(f"it is not a valid JSON schema: {error}")
+    if text is None:
+        return ""
+    try:
+        instance = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return _line(f"it is not JSON: {error}")
+    found = next(validator.iter_errors(instance), None)
+    if found is None:
+        return ""
+    place = "".join(f"[{part!r}]" for part in found.instance_path)
+    return _line(f"{place}: {found.message}" if place else found.message)
+
+
+def _line(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= MAX_REASON else line[:MAX_REASON] + " …"
+
+
+if __name__ == "__main__":
+    main()

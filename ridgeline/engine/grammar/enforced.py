@@ -1,0 +1,187 @@
+"""Enforced: what of a schema the grammar library can hold every token to, and what is left to a check.
+
+Takes what `keywords` read. What is written allows no less than the schema, but for two things that bound an
+answer: numbers have a bounded count of digits, and objects get no more members than they need. A keyword that
+the library does not know, or reads more loosely than a validator does, is left out here and listed in
+`checked`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ridgeline.engine.grammar.patterns import DATE, DATE_TIME, TIME, strict_pattern
+
+LARGEST_INTEGER = 2**53 - 1  # what every reader of JSON keeps exactly
+DECIMALS = 9  # digits behind the point
+MAX_MEMBERS = 32  # of an object whose members have no names in the schema
+
+LIBRARY_FORMATS = frozenset(
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"]
+)
+CHECKED_FORMATS = frozenset(
+    (
+        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"),
+        *("json-pointer", "relative-json-pointer", "regex"),
+    )
+)
+# Formats that the library reads by their letters: the 29th of February of any year, the 61st second.
+_STRICT_FORMATS = {"date": DATE, "time": TIME, "date-time": DATE_TIME}
+_UNENFORCED = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+        *("unevaluatedItems", "unevaluatedProperties", "contentEncoding", "contentMediaType"),
+    )
+)
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SCHEMAS = ("additionalProperties", "additionalItems", "items")
+_OBJECT_WORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required"})
+_LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k<|\\[bB]")
+
+_NUMBER = {
+    "type": "number",
+    "minimum": -LARGEST_INTEGER,
+    "maximum": LARGEST_INTEGER,
+    "multipleOf": 10**-DECIMALS,
+}
+# Any JSON object, within the same bounds.
+ANY_OBJECT = {
+    "$ref": "#/$defs/object",
+    "$defs": {
+        "object": {
+            "type": "object",
+            "additionalProperties": {"$ref": "#/$defs/value"},
+            "maxProperties": MAX_MEMBERS,
+        },
+        "value": {
+            "anyOf": [
+                {"type": ["string", "boolean", "null"]},
+                _NUMBER,
+                {"type": "array", "items": {"$ref": "#/$defs/value"}},
+                {"$ref": "#/$defs/object"},
+            ]
+        },
+    },
+}
+
+
+class Enforced:
+    """written: for the library. checked: the keywords that it leaves to a check of the finished answer, each
+    with the first place where one stands.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.checked: dict[str, str] = {}
+        self._may_close = not _combines(schema)
+        self.written = self._schema(schema, ())
+
+    def _schema(self, schema: Any, path: tuple[str, ...]) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        written: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            if keyword in _UNENFORCED:
+                self._leave(keyword, path)
+            elif keyword != "x-ridgeline-unbounded":
+                written[keyword] = self._value(keyword, value, (*path, keyword))
+        if "oneOf" in written:
+            self._leave("oneOf", path)  # the library may take it for anyOf
+        self._text(written, path)
+        if not schema.get("x-ridgeline-unbounded"):
+            _bound_number(written)
+            self._bound_object(written)
+        self._member_counts(written, path)
+        return written
+
+    def _leave(self, keyword: str, path: tuple[str, ...]) -> None:
+        self.checked.setdefault(keyword, ".".join((*path, keyword)).replace(".[", "["))
+
+    def _value(self, keyword: str, value: Any, path: tuple[str, ...]) -> Any:
+        if keyword in _SCHEMA_MAPS and isinstance(value, dict):
+            return {name: self._schema(one, (*path, name)) for name, one in value.items()}
+        if keyword in _SCHEMA_LISTS and isinstance(value, list):
+            return [self._schema(one, (*path, f"[{i}]")) for i, one in enumerate(value)]
+        return self._schema(value, path) if keyword in _SCHEMAS else value
+
+    def _text(self, written: dict[str, Any], path: tuple[str, ...]) -> None:
+        """Patterns and formats, as strictly as every validator reads them."""
+        names = written.get("patternProperties", {})
+        if any(_LOOKS_AROUND.search(name) for name in names):
+            self._leave("patternProperties", path)
+            del written["patternProperties"]
+            written.pop("additionalProperties", None)  # which of them are additional is not known
+        elif names:
+            written["patternProperties"] = {strict_pattern(name): one for name, one in names.items()}
+        pattern, format = written.get("pattern"), written.get("format")
+        if pattern is not None and _LOOKS_AROUND.search(pattern):
+            self._leave("pattern", path)
+            del written["pattern"]
+        elif pattern is not None:
+            written["pattern"] = strict_pattern(pattern)
+        if format in CHECKED_FORMATS or (format in _STRICT_FORMATS and "pattern" in written):
+            self._leave("format", path)
+            del written["format"]
+        elif format in _STRICT_FORMATS:
+            written["pattern"] = _STRICT_FORMATS[written.pop("format")]
+
+    def _bound_object(self, written: dict[str, Any]) -> None:
+        """Members that the schema neither names nor forbids are not written; a map has MAX_MEMBERS."""
+        if written.get("type") != "object" or {"enum", "const", "$ref"} & written.keys():
+            return
+        if not self._may_close:
+            return
+        if "properties" not in written and "patternProperties" not in written:
+            if written.get("additionalProperties") is not False:
+                written.setdefault("maxProperties", max(MAX_MEMBERS, written.get("minProperties", 0)))
+        elif "additionalProperties" not in written and "minProperties" not in written:
+            named = written.get("properties", {})
+            missing: dict[str, Any] = {name: {} for name in written.get("required", ()) if name not in named}
+            written["properties"] = {**named, **missing}
+            written["additionalProperties"] = False
+
+    def _member_counts(self, written: dict[str, Any], path: tuple[str, ...]) -> None:
+        """The library counts members only where all that have names are required."""
+        counts = {"minProperties", "maxProperties"} & written.keys()
+        if counts and set(written.get("properties", ())) - set(written.get("required", ())):
+            for name in counts:
+                self._leave(name, path)
+                del written[name]
+
+
+def _bound_number(written: dict[str, Any]) -> None:
+    kinds = written.get("type")
+    each = kinds if isinstance(kinds, list) else [kinds]
+    if {"enum", "const"} & written.keys() or not {"integer", "number"} & set(each):
+        return
+    low = written.get("minimum", written.get("exclusiveMinimum"))
+    high = written.get("maximum", written.get("exclusiveMaximum"))
+    if low is None:
+        written["minimum"] = -_beyond(high)
+    if high is None:
+        written["maximum"] = _beyond(low)
+    if "number" in each and "multipleOf" not in written:
+        written["multipleOf"] = 10**-DECIMALS
+
+
+def _beyond(other: Any) -> int:
+    """The bound on one side where the schema gives the other."""
+    size = abs(other) if isinstance(other, int | float) and not isinstance(other, bool) else 0
+    return LARGEST_INTEGER if size < LARGEST_INTEGER else int(size) * 10
+
+
+def _combines(schema: Any) -> bool:
+    """Whether members of one object may be named in several places, none of which may forbid the others'."""
+    if isinstance(schema, list):
+        return any(_combines(one) for one in schema)
+    if not isinstance(schema, dict):
+        return False
+    several = schema.get("allOf")
+    if isinstance(several, list) and len(several) > 1:
+        return True
+    places = [bool(_OBJECT_WORDS & schema.keys()), *(word in schema for word in ("allOf", "anyOf", "oneOf"))]
+    if sum([*places, "$ref" in schema]) > 1:
+        return True
+    return any(_combines(one) for one in schema.values())
