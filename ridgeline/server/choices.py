@@ -228,7 +228,7 @@ class Choices:
         return events
 
     def _note_check(self, index: int, chunk: OutputChunk) -> None:
-        """A complete answer is to be checked before its end is told; calls are no such answer."""
+        """A complete answer is checked before its last piece is sent; tool calls are not checked."""
         check = self._checks[index]
         complete = chunk.finish_reason is FinishReason.STOP and not isinstance(chunk.stop_reason, str)
         if check is not None and complete and not (self._parsed and self._parsed[index].has_calls):

@@ -1,7 +1,7 @@
 """Forked: work on what strangers wrote, done by a child process that may die of it, and by no other.
 
-`trial` compiles grammars, `conformance` checks answers. Each has a process of its own that forks a child for
-every question (`serve_questions`), and a `Questions` in the process that asks.
+`trial` compiles grammars, `conformance` checks answers. Each has a separate process that forks a child
+for every question (`serve_questions`), and a `Questions` in the process that asks.
 """
 
 from __future__ import annotations

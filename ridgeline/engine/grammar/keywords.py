@@ -65,7 +65,7 @@ _SINGLE = _words(
 )
 _COUNTS = _words("minItems maxItems minProperties maxProperties minLength maxLength minContains maxContains")
 _NOTHING = object()
-# With one of these and no $schema, a schema is of draft 7 or older: 2020-12 reads them in another way.
+# With one of these and no $schema, a schema follows draft 7 or older: 2020-12 reads them in another way.
 _OLD_WORDS = ("definitions", "dependencies", "additionalItems", "contentEncoding", "contentMediaType")
 
 
@@ -89,7 +89,7 @@ def schema_grammar(schema: Any) -> Grammar:
     if enforced.checked:
         check = json.dumps(_with_draft(read), ensure_ascii=False)
     if "oneOf" in enforced.checked:
-        # Branches that may overlap are served as anyOf; the check finds an answer that is of two of them.
+        # Branches that may overlap are served as anyOf; the check finds an answer that matches two of them.
         written = {**written, "x-guidance": {"coerce_one_of": True}}
     source = json.dumps(written, ensure_ascii=False)
     checked = tuple(sorted(enforced.checked))
@@ -139,7 +139,7 @@ def _with_draft(read: ReadSchema) -> Any:
 
 @dataclass
 class _References:
-    """What the document's $refs point at, found before it is read: an id that none needs is no matter."""
+    """What the document's $refs point at, found before it is read: an id that no $ref needs is ignored."""
 
     targets: set[str] = field(default_factory=set)
     uses_old_words: bool = False
