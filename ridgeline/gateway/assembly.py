@@ -149,9 +149,10 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     )
     parts.deadlines.start()
     stack.callback(parts.deadlines.stop)
-    if number == 0:  # one of the workers books batches for all
-        booking = asyncio.create_task(BatchBooking(parts).run())
-        stack.push_async_callback(_ended, booking)
+    parts.batches = BatchBooking(parts)
+    if number == 0:  # one of the workers looks after batches for all
+        await parts.batches.restore()
+        stack.push_async_callback(_ended, asyncio.create_task(parts.batches.run()))
     return parts
 
 

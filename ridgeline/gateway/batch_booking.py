@@ -1,8 +1,8 @@
-"""BatchBooking: what finished batches used, booked once each. One worker looks after all of them.
+"""BatchBooking: holds running batches to their budgets, and books each once when it has ended.
 
-A batch is computed by its upstream in its own time; its row is written when it has ended, under its own id,
-so that a second worker or a restart books nothing twice. What it used is in the batch's own `usage`, or else
-in the answers of its output file.
+One worker polls all batches that are not booked. While a batch runs, the limiter holds what it has used and
+what its other lines may cost; where a budget has no room for the next lines, the batch is cancelled upstream.
+When it has ended, its row is written under its own id: a second worker or a restart books nothing twice.
 """
 
 from __future__ import annotations
@@ -10,87 +10,164 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
 
-from ridgeline.gateway.accounting.row import LedgerRow
-from ridgeline.gateway.dialects.counts import usage_of
-from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.accounting.row import LedgerRow, Outcome
+from ridgeline.gateway.batch_orders import ORDER, drop_order, reservation_of
+from ridgeline.gateway.batch_use import (
+    ASK_S,
+    ENDED,
+    RUNNING,
+    Batch,
+    Used,
+    last_seen,
+    used_in_all,
+    used_so_far,
+)
+from ridgeline.gateway.errors import GatewayError, UpstreamFailed
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.tenants.owned import Owned
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
-from ridgeline.gateway.usage import Usage
 
 log = logging.getLogger("ridgeline.gateway")
 
-POLL_S = 15.0
-ASK_S = 60.0
-ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 MAX_BATCH_BYTES = 1 << 20
-MAX_LINE = 16 << 20
-KIND_OF_URL = {"/v1/embeddings": "embeddings", "/v1/responses": "responses", "/v1/completions": "completions"}
-
-
-class _Counts(msgspec.Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-
-class _Batch(msgspec.Struct):
-    status: str
-    endpoint: str = "/v1/chat/completions"
-    usage: _Counts | None = None
-    output_file_id: str | None = None
-
-
-class _Reply(msgspec.Struct):
-    body: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _Answered(msgspec.Struct):
-    response: _Reply | None = None
-
-
-_line = msgspec.json.Decoder(_Answered)
+AT_ONCE = 8
+PAGE = 100
+MAX_PAGES = 20
+UNKNOWN_S = 600.0  # a batch that its upstream has not known for this long is booked as it was last seen
+ORDER_S = 60.0  # beyond the longest request: an order without a batch is looked for then
+MAX_BOOKED = 10_000
 
 
 class BatchBooking:
-    def __init__(self, parts: Parts, poll_s: float = POLL_S) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._poll_s = poll_s
+        self._known_upstreams = {one.name for one in parts.settings.upstreams}
+        self._missing: dict[str, float] = {}  # since when its upstream does not know it, monotonic
+        self._booked: OrderedDict[str, None] = OrderedDict()
+        self._booking = asyncio.Lock()
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._parts.settings.gateway.batch_poll_s)
             try:
-                await self.book_ended()
+                await self.look_after_all()
             except Exception:
                 log.exception("batches could not be looked after; tried again")
 
-    async def book_ended(self) -> None:
-        for owned in await self._parts.owned.pending("batch"):
-            try:
-                await self._book(owned)
-            except (GatewayError, msgspec.DecodeError, OSError) as error:
-                log.warning("a batch could not be asked for", extra={"batch": owned.id, "cause": str(error)})
+    async def restore(self) -> None:
+        """Before the first request: what the batches of an earlier process may cost is held again."""
+        for kind in (ORDER, "batch"):
+            for owned in await self._parts.owned.pending(kind):
+                cost = owned.meta.get("held_pusd", owned.meta.get("cost_pusd", 0))
+                try:
+                    await self._parts.limiter.hold(reservation_of(self._parts, owned), cost)
+                except GatewayError as error:
+                    _warn("what a batch may cost is not held yet", owned, error)
 
-    async def _book(self, owned: Any) -> None:
-        asked = Outgoing("GET", f"/v1/batches/{owned.id}", [], b"", False)
-        body = await self._parts.upstreams.fetch(
-            Target(owned.upstream, ""), asked, limit=MAX_BATCH_BYTES, within_s=ASK_S
-        )
-        batch = msgspec.json.decode(body, type=_Batch)
-        if batch.status not in ENDED:
+    async def look_after_all(self) -> None:
+        for order in await self._parts.owned.pending(ORDER):
+            longest_s = self._parts.settings.gateway.request_timeout_s + ORDER_S
+            if time.time() - order.created_ms / 1000 > longest_s:
+                await self._guarded(self._find_batch, order)
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one(owned: Owned) -> None:
+            async with turns:
+                await self._guarded(self.look_after, owned)
+
+        await asyncio.gather(*(one(owned) for owned in await self._parts.owned.pending("batch")))
+
+    async def look_after(self, owned: Owned) -> None:
+        """Ask how far it is: hold, stop or book it."""
+        batch = await self._ask(owned)
+        if batch is None:
+            since = self._missing.setdefault(owned.id, time.monotonic())
+            if time.monotonic() - since > UNKNOWN_S:
+                await self._book(owned, "lost", last_seen(owned))
             return
-        usage = Usage()
-        if batch.usage is not None and batch.usage.input_tokens:
-            usage = Usage(batch.usage.input_tokens, tokens_out=batch.usage.output_tokens, source="reported")
-        elif batch.output_file_id:
-            usage = await self._sum(owned.upstream, batch)
-        meta = owned.meta
-        row = LedgerRow(
+        self._missing.pop(owned.id, None)
+        prices = self._prices(owned)
+        if batch.status in ENDED:
+            await self._book(
+                owned, batch.status, await used_in_all(self._parts.upstreams, owned, batch, prices)
+            )
+        else:
+            await self._hold(owned, batch, used_so_far(batch, owned.meta, prices))
+
+    async def book_before_deletion(self, batch_id: str) -> None:
+        """Its output file is about to go. Raises where it could not be booked: then the file must stay."""
+        owned = await self._parts.owned.pending_one(batch_id)
+        if owned is None:
+            return
+        await self.look_after(owned)
+        if await self._parts.owned.pending_one(batch_id) is not None:
+            raise GatewayError(
+                "the batch of this file is not booked yet; delete the file later",
+                status=409,
+                code="batch_not_booked",
+                headers={"retry-after": str(max(int(self._parts.settings.gateway.batch_poll_s), 1))},
+            )
+
+    # ---- while it runs ----
+
+    async def _hold(self, owned: Owned, batch: Batch, used: Used) -> None:
+        meta, spent_before = owned.meta, owned.meta.get("spent_pusd", 0)
+        held = used.cost_pusd + used.left_pusd
+        noted = {
+            **meta,
+            "used": (used.usage.tokens_in, used.usage.tokens_out),
+            "spent_pusd": used.cost_pusd,
+            "held_pusd": held,
+        }
+        room = await self._parts.limiter.hold(reservation_of(self._parts, owned), held)
+        step = max(used.cost_pusd - spent_before, 1)  # until the next look it may spend as much again
+        if room is not None and room < 0 and used.left_pusd + room < step and "stopped" not in meta:
+            spent = used.cost_pusd / 10**12
+            message = f"stopped by the gateway after {spent:.6g} USD: the budget of its key or team is spent"
+            noted["stopped"] = {"code": "budget_exceeded", "message": message}
+        if noted != meta:
+            await self._parts.owned.note(owned.id, noted)
+        if "stopped" in noted and batch.status in RUNNING:
+            await self._cancel(owned)
+
+    async def _cancel(self, owned: Owned) -> None:
+        """The reason is in the store already: what ends as cancelled now is known to be our doing."""
+        log.warning("a batch is stopped: its budget is spent", extra={"batch": owned.id})
+        asked = Outgoing("POST", f"/v1/batches/{owned.id}/cancel", [], b"", False)
+        status, _ = await self._answer(owned.upstream, asked)
+        if status >= 400 and status != 409:  # 409: it has ended meanwhile
+            raise UpstreamFailed(f"asked to cancel a batch, the upstream answered {status}")
+
+    # ---- when it has ended ----
+
+    async def _book(self, owned: Owned, status: str, used: Used) -> None:
+        parts = self._parts
+        async with self._booking:
+            if owned.id not in self._booked:
+                # A gateway that died may have written the row, and not said so in the store.
+                is_new = not await parts.ledger.has(owned.id)
+                if is_new:
+                    parts.ledger.close(self._row(owned, status, used))
+                tokens = used.usage.tokens_in + used.usage.tokens_out
+                parts.limiter.settle(reservation_of(parts, owned), tokens, used.cost_pusd if is_new else 0)
+                self._booked[owned.id] = None
+                if len(self._booked) > MAX_BOOKED:
+                    self._booked.popitem(last=False)
+            await parts.owned.settled(owned.id)
+            self._missing.pop(owned.id, None)
+
+    def _row(self, owned: Owned, status: str, used: Used) -> LedgerRow:
+        meta, usage = owned.meta, used.usage
+        outcome, code, http_status = _ending(status, meta)
+        at_ms = meta.get("at_ms", owned.created_ms)
+        return LedgerRow(
             owned.id,
-            int(time.time() * 1000),
+            at_ms,
             key_id=meta.get("key", ""),
             team_id=meta.get("team", ""),
             endpoint="batches",
@@ -98,52 +175,94 @@ class BatchBooking:
             model=meta.get("model", ""),
             upstream=owned.upstream,
             upstream_model=meta.get("upstream_model", ""),
-            status=200,
-            outcome="ok" if batch.status == "completed" else "upstream_failed",
-            error_code="" if batch.status == "completed" else f"batch_{batch.status}",
+            status=http_status,
+            outcome=outcome,
+            error_code=code,
             tokens_in=usage.tokens_in,
             tokens_cached=usage.tokens_cached,
+            tokens_cache_write=usage.tokens_cache_write,
             tokens_out=usage.tokens_out,
             tokens_reasoning=usage.tokens_reasoning,
             usage_source=usage.source,
+            cost_pusd=used.cost_pusd,
+            price_source=self._prices(owned).source,
+            total_ms=max(time.time() * 1000 - at_ms, 0.0),
         )
-        row.cost_pusd, row.price_source = self._parts.prices.cost(
-            row.model, row.upstream, row.upstream_model, usage
-        )
-        self._parts.ledger.close(row)
-        await self._parts.owned.settled(owned.id)
 
-    async def _sum(self, upstream: str, batch: _Batch) -> Usage:
-        """Line by line: an output file may be larger than memory."""
-        total, kind = Usage(source="reported"), KIND_OF_URL.get(batch.endpoint, "chat")
-        asked = Outgoing("GET", f"/v1/files/{batch.output_file_id}/content", [], b"", False)
-        opened = await self._parts.upstreams.open(
-            [Target(upstream, "")], lambda _: asked, tenant="", deadline=time.monotonic() + ASK_S
-        )
-        rest = b""
+    # ---- an order whose batch is not known ----
+
+    async def _find_batch(self, order: Owned) -> None:
+        """The gateway died, or the answer was lost: the batch with the order's file that no tenant owns."""
+        owned, after = self._parts.owned, ""
+        for _ in range(MAX_PAGES):
+            path = f"/v1/batches?limit={PAGE}" + (f"&after={after}" if after else "")
+            status, body = await self._answer(order.upstream, Outgoing("GET", path, [], b"", False))
+            if status != 200:
+                raise UpstreamFailed(f"asked for its batches, the upstream answered {status}")
+            page = msgspec.json.decode(body, type=_Page)
+            for batch in page.data:
+                mine = batch.input_file_id == order.meta["input_file_id"]
+                if mine and batch.id and await owned.owner(batch.id) is None:
+                    await owned.rename(order.id, batch.id, "batch")
+                    return
+            if not page.has_more or not page.data:
+                break
+            after = page.data[-1].id
+        await drop_order(self._parts, order)
+
+    # ---- asking ----
+
+    async def _guarded(self, look: Any, owned: Owned) -> None:
         try:
-            if opened.answer.status != 200:
-                raise GatewayError("the batch's output file cannot be read")
-            while (data := await opened.answer.next()) is not None:
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > MAX_LINE:
-                    raise GatewayError("a line of a batch's output is too long")
-                for line in lines:
-                    _add(total, kind, line)
-            _add(total, kind, rest)
-            opened.close(True)
+            await look(owned)
+        except (GatewayError, msgspec.DecodeError, OSError) as error:
+            _warn("a batch could not be looked after", owned, error)
+
+    async def _ask(self, owned: Owned) -> Batch | None:
+        """None: its upstream does not know it, or is no longer configured."""
+        if owned.upstream not in self._known_upstreams:
+            return None
+        status, body = await self._answer(
+            owned.upstream, Outgoing("GET", f"/v1/batches/{owned.id}", [], b"", False)
+        )
+        if status == 404:
+            return None
+        if status != 200:
+            raise UpstreamFailed(f"asked for a batch, the upstream answered {status}")
+        return msgspec.json.decode(body, type=Batch)
+
+    async def _answer(self, upstream: str, asked: Outgoing) -> tuple[int, bytes]:
+        opened = await self._parts.upstreams.open(
+            [Target(upstream, "")],
+            lambda _: asked,
+            tenant="",
+            deadline=time.monotonic() + ASK_S,
+            repeatable=asked.method == "GET",
+        )
+        try:
+            body = await opened.answer.read(MAX_BATCH_BYTES)
+            opened.close(opened.answer.status < 500)
+            return opened.answer.status, body
         finally:
             opened.abort()
-        return total
+
+    def _prices(self, owned: Owned) -> Any:
+        meta = owned.meta
+        return self._parts.prices.of(meta.get("model", ""), owned.upstream, meta.get("upstream_model", ""))
 
 
-def _add(total: Usage, kind: str, line: bytes) -> None:
-    if not line.strip():
-        return
-    answered = _line.decode(line)
-    used = usage_of(kind, "openai", bytes(answered.response.body)) if answered.response is not None else None
-    if used is not None:
-        total.tokens_in += used.tokens_in
-        total.tokens_cached += used.tokens_cached
-        total.tokens_out += used.tokens_out
-        total.tokens_reasoning += used.tokens_reasoning
+class _Page(msgspec.Struct):
+    data: list[Batch] = []
+    has_more: bool = False
+
+
+def _ending(status: str, meta: dict[str, Any]) -> tuple[Outcome, str, int]:
+    if "stopped" in meta and status == "cancelled":
+        return "limited", meta["stopped"]["code"], 429
+    if status == "completed":
+        return "ok", "", 200
+    return "upstream_failed", f"batch_{status}", 200
+
+
+def _warn(what: str, owned: Owned, error: Exception) -> None:
+    log.warning(what, extra={"batch": owned.id, "cause": str(error)})

@@ -18,6 +18,8 @@ from ridgeline.gateway.errors import BadRequest, Forbidden
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.reservations import most_used
+from ridgeline.gateway.usage import Usage
 
 MAX_LINES = 100_000
 BATCHED = frozenset({"chat", "completions", "responses", "embeddings"})
@@ -49,6 +51,8 @@ async def read_batch_file(
     lines: list[bytes] = []
     public, there = "", ""
     endpoints: set[str] = set()
+    most = Usage()
+    cost_pusd = 0
     keeper = next(one for one in parts.settings.upstreams if one.name == upstream)
     for number, text in enumerate(content.split(b"\n"), start=1):
         if not text.strip():
@@ -71,12 +75,33 @@ async def read_batch_file(
                 raise _bad(number, "custom_id holds what this key's policy lets nobody send")
         if takes_salt(keeper, endpoint.kind):
             fields = salted(fields, fields, exchange.tenant, parts.catalog.find(public).config)
+        used = _most_used(endpoint.kind, line, len(text), parts, number)
+        most.tokens_in += used.tokens_in
+        most.tokens_out += used.tokens_out
+        cost_pusd += parts.prices.cost(public, upstream, there, used)[0]
         line.body = {**fields, "model": raw(there)}
         lines.append(_encoder.encode(line))
     if not lines:
         raise BadRequest("file: holds no requests", param="file")
-    meta = {"model": public, "upstream_model": there, "endpoints": sorted(endpoints)}
+    meta = {
+        "model": public,
+        "upstream_model": there,
+        "endpoints": sorted(endpoints),
+        "lines": len(lines),
+        "tokens_in": most.tokens_in,
+        "tokens_out": most.tokens_out,
+        "cost_pusd": cost_pusd,
+    }
     return BatchFile(b"\n".join(lines) + b"\n", meta)
+
+
+def _most_used(kind: str, line: _Line, line_bytes: int, parts: Parts, number: int) -> Usage:
+    """What the line may use: a batch reserves the sum of its lines."""
+    try:
+        most = most_used(kind, line.body, line_bytes, parts.settings.gateway.output_estimate)
+    except BadRequest as error:
+        raise _bad(number, error.message) from None
+    return Usage(tokens_in=most.tokens_in, tokens_out=most.tokens_out)
 
 
 def _read_line(text: bytes, number: int) -> _Line:

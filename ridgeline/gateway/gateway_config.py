@@ -52,6 +52,9 @@ class GatewayConfig:
     output_estimate: int = option(
         512, "tokens that are reserved for an answer whose request names no limit of its own"
     )
+    batch_poll_s: float = option(
+        5.0, "seconds between two looks at a running batch, which is held to its budget then"
+    )
     drain_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish")
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe line that is logged"
@@ -67,5 +70,6 @@ class GatewayConfig:
         waits = ("upload_timeout_s", "request_timeout_s", "stream_stall_s", "head_timeout_s")
         check_range(self, "[gateway]", 0.01, DAY_S, *waits)
         check_range(self, "[gateway]", 0, DAY_S, "drain_s")
+        check_range(self, "[gateway]", 0.01, 3600, "batch_poll_s")
         check_range(self, "[gateway]", 1, 1_000_000, "max_connections", "max_connections_per_address")
         check_range(self, "[gateway]", 0, 10_000_000, "output_estimate")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ridgeline.gateway.batch_files import read_batch_file
+from ridgeline.gateway.batch_orders import STOPPED, drop_order, order_batch, with_reason
 from ridgeline.gateway.body import field, read_fields, write_fields
 from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.endpoints import FILES
@@ -46,6 +47,7 @@ KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
 
 class _Made(msgspec.Struct):
     id: str = ""
+    status: str = ""
     output_file_id: str | None = None  # of a batch that has ended
     error_file_id: str | None = None
 
@@ -79,9 +81,12 @@ class ObjectRequests:
         """Somebody else's object and none at all are told in the same words."""
         place = exchange.place
         kind = KINDS[place.endpoint.kind]
-        owned = await self._parts.owned.owner(place.object_id) if len(place.object_id) <= MAX_ID else None
+        find = self._parts.owned.fresh if kind == "batch" else self._parts.owned.owner
+        owned = await find(place.object_id) if len(place.object_id) <= MAX_ID else None
         if owned is None or owned.tenant != exchange.tenant or owned.kind != kind:
             raise NotFound(f"no {kind} is named {place.object_id[:MAX_ID]!r}")
+        if exchange.method == "DELETE" and "batch" in owned.meta:
+            await self._parts.batches.book_before_deletion(owned.meta["batch"])
         answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
         if exchange.method == "DELETE" and answer.status < 300:
             await self._parts.owned.forget(place.object_id)
@@ -89,6 +94,7 @@ class ObjectRequests:
             body = await self._read(exchange, answer)
             if answer.status < 300:
                 await self._own_files(exchange, owned.upstream, _read_json(body, _Made))
+                body = with_reason(body, owned)
             await self._send(exchange, answer, body, send)
         else:
             await self._relay(exchange, answer, send)
@@ -115,6 +121,9 @@ class ObjectRequests:
                 made = _read_json(one, _Made)
                 owned = await self._parts.owned.owner(made.id)
                 if owned is not None and owned.tenant == exchange.tenant and owned.kind == kind:
+                    if made.status in STOPPED:
+                        owned = await self._parts.owned.fresh(made.id) or owned
+                        one = msgspec.Raw(with_reason(bytes(one), owned))
                     mine.append((made.id, one))
                     await self._own_files(exchange, upstream, made)
             if len(mine) > limit or not page.has_more or not page.data:
@@ -136,7 +145,8 @@ class ObjectRequests:
         """What a batch has written belongs to whom the batch belongs to."""
         for file_id in (batch.output_file_id, batch.error_file_id):
             if file_id and await self._parts.owned.owner(file_id) is None:
-                await self._parts.owned.remember(file_id, exchange.tenant, upstream, "file", {})
+                meta = {"batch": batch.id}
+                await self._parts.owned.remember(file_id, exchange.tenant, upstream, "file", meta)
 
     # ---- what is made ----
 
@@ -193,12 +203,17 @@ class ObjectRequests:
             guarded = (await guard.request("batches", own)).fields
             exchange.fields = {**guarded, "input_file_id": exchange.fields["input_file_id"]}
         exchange.stay()  # a batch that was made and is not remembered would never be booked
+        order = await order_batch(self._parts, exchange, owned)
         headers: Headers = [(b"content-type", b"application/json")]
-        body = write_fields(exchange.fields)
-        answer = await self._ask(exchange, owned.upstream, "POST", "/v1/batches", body, headers)
-        assert exchange.key is not None
-        meta = {**owned.meta, "key": exchange.key.id, "team": exchange.key.team}
-        await self._relay_made(exchange, answer, "batch", meta, send)
+        answer = await self._ask(
+            exchange, owned.upstream, "POST", "/v1/batches", write_fields(exchange.fields), headers
+        )
+        body = await self._read(exchange, answer)
+        if answer.status >= 400:
+            await drop_order(self._parts, order)
+        elif not await self._parts.owned.rename(order.id, _read_json(body, _Made).id, "batch"):
+            raise UpstreamFailed("the upstream gave an id that it had given before")
+        await self._send(exchange, answer, body, send)
 
     def _check_scope(self, exchange: Exchange, meta: dict[str, Any]) -> None:
         """Another key of the team may have put the file there, with more to its scope than this one has."""

@@ -23,6 +23,7 @@ from ridgeline.gateway.upstreams.upstreams import Upstreams
 if (
     TYPE_CHECKING
 ):  # made only where the settings ask for them; a worker without them imports neither, nor numpy
+    from ridgeline.gateway.batch_booking import BatchBooking
     from ridgeline.gateway.caching.semantic import SemanticCache
     from ridgeline.gateway.observe.traces import Tracer
     from ridgeline.gateway.routing.router import ModelRouter
@@ -48,3 +49,4 @@ class Parts:
     tracer: Tracer | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     draining: bool = False
+    batches: BatchBooking = field(init=False)  # made with these parts

@@ -3,59 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from ridgeline.gateway.batch_booking import BatchBooking
-from ridgeline.server.state import open_state
+from tests.gateway.object_stage import batch_line, before_our_server, ended, upload
 from tests.gateway.scripted_upstream import Asked, ScriptedUpstream, whole
-from tests.gateway.stage import CHAT, Staged, staged
-from tests.server.batch_stage import Server
-from tests.server.scripted_client import say
-
-ENDED = ("completed", "failed", "cancelled", "expired")
-
-
-@contextlib.asynccontextmanager
-async def before_our_server(tmp_path: Path, **key: Any) -> AsyncIterator[Staged]:
-    state = open_state(tmp_path / "server", 0)
-    try:
-        async with Server(state, say("hi there!")) as server, server.stage.served() as upstream:
-            url = str(upstream.base_url).rstrip("/")
-            values = {
-                "upstreams": [{"name": "ours", "kind": "ridgeline", "url": url}],
-                "models": [{"name": "public", "targets": ("ours/m",), "price_in": 1.0, "price_out": 2.0}],
-            }
-            async with staged(tmp_path, values, key) as stage:
-                yield stage
-    finally:
-        state.close()
-
-
-def batch_line(number: int, **change: Any) -> str:
-    body = {"model": "public", "messages": [{"role": "user", "content": f"q{number}"}]}
-    line: dict[str, Any] = {"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": body}
-    body.update(change.pop("body", {}))
-    return json.dumps(line | change)
-
-
-async def upload(http: httpx.AsyncClient, content: str, purpose: str = "batch") -> httpx.Response:
-    return await http.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": purpose})
-
-
-async def ended(http: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(10):
-        while True:
-            batch = (await http.get(f"/v1/batches/{batch_id}")).json()
-            if batch["status"] in ENDED:
-                return batch
-            await asyncio.sleep(0.01)
+from tests.gateway.stage import CHAT, staged
 
 
 async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(tmp_path: Path) -> None:
@@ -69,9 +24,8 @@ async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(t
         assert batch["status"] == "completed"
         answers = (await stage.http.get(f"/v1/files/{batch['output_file_id']}/content")).text
         used = [json.loads(line)["response"]["body"]["usage"] for line in answers.splitlines()]
-        booking = BatchBooking(stage.parts)
-        await booking.book_ended()
-        await booking.book_ended()
+        await stage.parts.batches.look_after_all()
+        await stage.parts.batches.look_after_all()
         async with asyncio.timeout(10):
             while not (rows := [r for r in stage.written_rows() if r["request_id"] == batch["id"]]):
                 await asyncio.sleep(0.02)

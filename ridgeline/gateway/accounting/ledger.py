@@ -151,10 +151,18 @@ class Ledger:
 
         Waits, for a while, until the files that a crash left have been read. Unavailable: the store is away.
         """
+        await self._catch_up()
+        return await self._reader.spent(kind, id, since_ms)
+
+    async def has(self, request_id: str) -> bool:
+        """Whether the store has this row, also of a worker that died. Unavailable: the store is away."""
+        await self._catch_up()
+        return await self._reader.row(request_id) is not None
+
+    async def _catch_up(self) -> None:
         until = time.monotonic() + _CATCH_UP_S
         while not self._mover.caught_up and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        return await self._reader.spent(kind, id, since_ms)
 
     def state(self) -> LedgerState:
         mover = self._mover

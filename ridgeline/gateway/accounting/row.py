@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 
 # ok: answered whole. client_gone: the client left first. upstream_failed: no answer, or a broken one.
-# refused: the upstream refused it with a 4xx. limited, blocked, invalid: we did, before any upstream.
-# cached: answered from a cache. lost: the gateway died with the request under way.
+# refused: the upstream refused it with a 4xx. limited, blocked, invalid: we did, before any upstream; limited
+# also for a batch that a budget stopped. cached: answered from a cache. lost: the gateway died with the
+# request under way.
 Outcome = Literal[
     "ok", "client_gone", "upstream_failed", "refused", "limited", "blocked", "invalid", "cached", "lost"
 ]

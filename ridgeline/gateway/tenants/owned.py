@@ -22,6 +22,7 @@ MAX_ID = 256
 MAX_META = 16 * 1024  # bytes, as JSON
 MAX_WAITING = 10_000  # objects that wait to be written: far more than a store that answers ever sees
 MAX_BATCH = 500
+PENDING = ("batch", "batch_order")  # kinds that are pending until they are settled
 PRUNE_EVERY = 1000  # objects of one tenant between two looks at its bound
 MAX_PRUNED = 10_000
 
@@ -100,14 +101,46 @@ class OwnedObjects:
         )
         return [_owned(row) for row in rows]
 
-    async def pending(self, kind: str, *, limit: int = 1000) -> list[Owned]:
+    async def pending(self, kind: str) -> list[Owned]:
         """Of all tenants, the oldest first: those whose end has not been seen to."""
-        rows = await self._store.ask(
-            f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE pending = 1 AND kind = ?"
-            " ORDER BY created_ms, object_id LIMIT ?",
-            *(kind, limit),
-        )
-        return [_owned(row) for row in rows]
+        found: list[Owned] = []
+        after_ms, after_id = -1, ""
+        while True:
+            rows = await self._store.ask(
+                f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE pending = 1 AND kind = ?"
+                " AND (created_ms > ? OR (created_ms = ? AND object_id > ?))"
+                " ORDER BY created_ms, object_id LIMIT ?",
+                *(kind, after_ms, after_ms, after_id, MAX_BATCH),
+            )
+            found += map(_owned, rows)
+            if len(rows) < MAX_BATCH:
+                return found
+            after_ms, after_id = found[-1].created_ms, found[-1].id
+
+    async def pending_one(self, object_id: str) -> Owned | None:
+        sql = f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE object_id = ? AND pending = 1"
+        rows = await self._store.ask(sql, object_id)
+        return _owned(rows[0]) if rows else None
+
+    async def fresh(self, object_id: str) -> Owned | None:
+        """As `owner`, with what other workers have noted meanwhile."""
+        self._known.pop(object_id, None)
+        return await self.owner(object_id)
+
+    async def note(self, object_id: str, meta: dict[str, Any]) -> None:
+        """Replace the meta of what is pending."""
+        text = msgspec.json.encode(meta).decode()
+        sql = "UPDATE ridgeline_owned SET meta = ? WHERE object_id = ? AND pending = 1"
+        await self._store.write(statement(sql, text, object_id))
+        self._known.pop(object_id, None)
+
+    async def rename(self, object_id: str, new_id: str, kind: str) -> bool:
+        """In one step. False: there is an object of the new name already."""
+        if not 0 < len(new_id) <= MAX_ID or "\0" in new_id:
+            raise BadRequest(f"an object's id must have from 1 to {MAX_ID} characters", code="invalid_id")
+        renamed = await self._store.write(_rename(object_id, new_id, kind))
+        self._known.pop(object_id, None)
+        return renamed
 
     async def settled(self, object_id: str) -> bool:
         """It is no longer pending; True for the one worker that said so first."""
@@ -157,7 +190,7 @@ class OwnedObjects:
         """Who owns each of them afterwards."""
         kept = {}
         for owned in sorted(batch, key=lambda one: one.id):  # one order: no two gateways wait for each other
-            meta, pending = msgspec.json.encode(owned.meta).decode(), int(owned.kind == "batch")
+            meta, pending = msgspec.json.encode(owned.meta).decode(), int(owned.kind in PENDING)
             added = yield (
                 f"INSERT INTO ridgeline_owned ({_COLUMNS}, pending) VALUES (?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (object_id) DO NOTHING RETURNING object_id",
@@ -174,6 +207,13 @@ class OwnedObjects:
                 del self._since_prune[tenant]
                 yield from _prune(tenant, self._store.config.max_owned)
         return kept
+
+
+def _rename(object_id: str, new_id: str, kind: str) -> Work[bool]:
+    if (yield "SELECT 1 FROM ridgeline_owned WHERE object_id = ?", (new_id,)):
+        return False
+    sql = "UPDATE ridgeline_owned SET object_id = ?, kind = ? WHERE object_id = ? RETURNING object_id"
+    return bool((yield sql, (new_id, kind, object_id)))
 
 
 def _prune(tenant: str, keep: int) -> Work[None]:

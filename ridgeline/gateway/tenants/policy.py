@@ -79,6 +79,11 @@ class Policy:
             return None
         return entry.key
 
+    def known_key(self, id: str) -> Key | None:
+        """The key, also one that may no longer be used."""
+        entry = self._keys.get(id)
+        return None if entry is None else entry.key
+
     def team(self, id: str) -> Team | None:
         return self._teams.get(id)
 
