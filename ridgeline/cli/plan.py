@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_subverb, add_verb, path_argument
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.plan.options import PlanOptions
+from ridgeline.lab.plan.options import GPUS_MAX, PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import add_flags, build, given_flags
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.lab.plan.prices import Offers
     from ridgeline.models.shapes import ModelShape
 
-GPUS_MAX = 64
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 DESCRIPTION = """\
@@ -69,7 +68,9 @@ FIT_EXAMPLES = """\
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "plan", "what it takes to serve a model", DESCRIPTION, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
+    parser.add_argument(
+        "model", metavar="MODEL", help=f"{MODEL_HELP}, a well-known one like Qwen3-8B, or a config.json"
+    )
     parser.add_argument("--out", metavar="DIR", type=path_argument, help="where to write (default: plan)")
     parser.add_argument(
         "--json", action="store_true", help="print the prediction as JSON instead of the plan"
@@ -109,12 +110,14 @@ def question_of(args: argparse.Namespace) -> Question:
     from ridgeline.lab.plan.answer import Question
     from ridgeline.lab.plan.ask import parse_budget, read_demand, read_slo
     from ridgeline.models.shapes import format_name, read_shape
+    from ridgeline.models.shapes.read import published_for
 
     options = build(PlanOptions, given_flags(args, "plan"))
     slo = read_slo(options.slo)
     budget = None if options.budget is None else parse_budget(options.budget)
     demand = read_demand(build(TrafficOptions, given_flags(args, "traffic")))
     shape = read_shape(args.model)
+    known = published_for(args.model)
     hardware = chip(options.hardware)  # after what may be refused: a processor may have to be measured
     try:
         kv_precision = format_name(options.kv_precision)
@@ -123,7 +126,7 @@ def question_of(args: argparse.Namespace) -> Question:
         raise BadInput(f"--precision, --kv-precision: {error}") from error
     offers, why_none = offers_of(options, shape, demand)
     return Question(
-        model=args.model,
+        model=f"hf:{known.hub_ids[0]}" if known else args.model,
         shape=shape,
         chip=hardware,
         demand=demand,

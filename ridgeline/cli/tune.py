@@ -76,7 +76,9 @@ def add_parser(verbs: Verbs) -> None:
     search.add_argument(
         "--slo", metavar="LIMITS", help="limits no change may break: ttft_p90=400ms,tpot_p90=50ms"
     )
-    search.add_argument("--rounds", type=int, metavar="N", help=f"of A and B in a trial (default: {ROUNDS})")
+    search.add_argument(
+        "--rounds", type=int, metavar="N", help=f"of A and B in a trial, at least 3 (default: {ROUNDS})"
+    )
     search.add_argument(
         "--trial-s", type=float, metavar="S", help="begin no more rounds of a trial after so long"
     )

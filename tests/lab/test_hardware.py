@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SYSTEMS = ROOT / ".." / "shared" / "data" / "measured-serving" / "systems"
 ASKED_FOR = {
     "a100", "h100", "h200", "b200", "gb200", "b300", "gb300", "l4", "l40s", "rtx-pro-6000", "rtx-5090",
-    "mi300x",
+    "rtx-4090", "mi300x",
 }  # fmt: skip
+GEFORCE = ("rtx-5090", "rtx-4090")  # these multiply bf16 at half of their own rate
 SYSTEM_FILES = {
     "a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200",
     "b300": "b300_sxm", "gb300": "gb300", "l4": "l4", "l40s": "l40s", "rtx-pro-6000": "rtx_pro_6000_server",
@@ -45,12 +46,20 @@ def test_every_cell_has_a_source_and_every_price_its_date(known) -> None:
 def test_half_the_bits_are_about_twice_the_rate_so_no_sparse_figure_got_in(known) -> None:
     """A sparse figure would make it four times."""
     rates = known.flops
-    if "fp8" in rates and known.name != "rtx-5090":  # GeForce cards multiply bf16 at half of their own rate
+    if "fp8" in rates and known.name not in GEFORCE:
         assert 1.9 < rates["fp8"] / rates["bf16"] < 2.1
     if "fp4" in rates and known.name not in ("b300", "gb300"):  # these have fp4 units for three times as much
         assert 1.9 < rates["fp4"] / rates["fp8"] < 2.1
     # Published with sparsity: H100 1,979 bf16; B200 4,500; MI300X 2,614.9; L40S 733.
-    limits = {"h100": 1000, "h200": 1000, "b200": 2300, "mi300x": 1310, "l40s": 400, "rtx-5090": 210}
+    limits = {
+        "h100": 1000,
+        "h200": 1000,
+        "b200": 2300,
+        "mi300x": 1310,
+        "l40s": 400,
+        "rtx-5090": 210,
+        "rtx-4090": 166,
+    }
     assert rates["bf16"] / 1e12 <= limits.get(known.name, 2500)
 
 

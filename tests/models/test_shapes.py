@@ -258,7 +258,7 @@ def test_of_a_model_on_the_hub_the_config_alone_is_fetched(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     write(tmp_path, json.loads((CONFIGS / "openai--gpt-oss-20b_config.json").read_text()))
-    assert read_shape("hf:openai/gpt-oss-20b").parameters == 20_914_757_184
+    assert read_shape("hf:openai/gpt-oss-20b@main").parameters == 20_914_757_184
     assert asked["repo"] == "openai/gpt-oss-20b"
     assert asked["allow_patterns"] == ["config.json", "hf_quant_config.json"]
 

@@ -24,6 +24,7 @@ AICONFIGURATOR = "ai-dynamo/aiconfigurator 095f58a5, systems/{file}.yaml"
 BLACKWELL = "NVIDIA Blackwell datasheet, by way of "
 BLACKWELL_ULTRA = "NVIDIA Blackwell Ultra datasheet, by way of "
 RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A"
+ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
 MI300X = "AMD Instinct MI300X data sheet"
 RUNPOD_NOVEMBER = (
     "runpod.io/pricing, Secure Cloud, read 2026-11-09 (datareceipts/data-receipts, 109-gpu-pricing)"
@@ -240,6 +241,26 @@ CHIPS: tuple[Chip, ...] = (
             + ": 3,352 with sparsity, halved; xzwgit/gpu-flops-bench measured 1,617",
             "flops.int8": RTX_BLACKWELL + ": 1,676 with sparsity, halved",
             "link_bytes_per_s": "PCIe 5.0 x16, one direction; the card has no NVLink (NVIDIA product page)",
+            "gpus_per_node": "sold as a card, not as a system",
+            "link_domain": "sold as a card, not as a system",
+        },
+    ),
+    _chip(
+        "rtx-4090",
+        "NVIDIA GeForce RTX 4090 24 GB",
+        memory_bytes=24 * GIB,
+        bytes_per_s=1_008 * GIGA,
+        flops={"bf16": 165.2 * TERA, "fp8": 660.6 * TERA, "int8": 660.6 * TERA},
+        link_bytes_per_s=32 * GIGA,
+        internode_bytes_per_s=None,
+        gpus_per_node=1,
+        watts=450,
+        source=ADA,
+        sources={
+            "flops.bf16": ADA + ": 330.4 with sparsity, FP32 accumulation, halved",
+            "flops.fp8": ADA + ": 1,321.2 with sparsity, FP16 accumulation, halved",
+            "flops.int8": ADA + ": 1,321.2 with sparsity, halved",
+            "link_bytes_per_s": "PCIe 4.0 x16, one direction; the card has no NVLink (NVIDIA product page)",
             "gpus_per_node": "sold as a card, not as a system",
             "link_domain": "sold as a card, not as a system",
         },

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
+from ridgeline.lab.plan.options import DEFAULT_SLO
 from ridgeline.lab.slo import Slo, parse_slo
 from ridgeline.lab.traffic import operations
 from ridgeline.lab.traffic.arrivals import parse_arrivals
+from ridgeline.lab.traffic.options import DEFAULT_INPUT, DEFAULT_OUTPUT
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.source import TrafficOptions, build_traffic
 
-DEFAULT_SLO = "ttft_p90=2s,tpot_p90=100ms"  # an answer begins soon and comes faster than one reads
-DEFAULT_INPUT, DEFAULT_OUTPUT = "1024", "256"
 FEWEST, MOST = 200, 3000  # requests of synthetic traffic: enough for a P90, few enough to replay
 WANTED_S = 60.0
 
@@ -119,6 +119,8 @@ def read_demand(options: TrafficOptions) -> Demand:
         if not traffic.requests:
             raise BadInput(f"{options.traffic}: no request in it")
         return Demand(options, traffic, operations.rate_of(traffic), options)
+    if options.rate is not None and not options.rate > 0:
+        raise BadInput(f"--rate must be more than 0, got {options.rate:g}")
     named = replace(
         options,
         input=options.input or DEFAULT_INPUT,
@@ -130,4 +132,6 @@ def read_demand(options: TrafficOptions) -> Demand:
 
 
 def _count(options: TrafficOptions, rate: float) -> int:
-    return options.requests or int(min(MOST, max(FEWEST, WANTED_S * rate)))
+    if options.requests is not None:
+        return options.requests
+    return int(min(MOST, max(FEWEST, WANTED_S * rate)))

@@ -18,6 +18,7 @@ SPECULATION_LOAD = 0.5  # of the batch at which arithmetic binds; verifying a dr
 DISAGGREGATE_TOKENS_PER_DAY = (100e6, 1e9)  # worth a look; worth it
 DISAGGREGATE_PARAMETERS = 100e9
 DISAGGREGATE_INPUT_PER_OUTPUT = 4.0
+DISAGGREGATE_LINK = 25e9  # bytes/s of a chip: 200 Gb/s, the slowest that serving systems are sold with
 QUANTIZE_GAIN = 0.10  # of the cost; below, the risk to quality is not paid for
 CLEARLY = 0.8  # a price has to be so much lower to be called lower: both sides are estimates
 
@@ -182,25 +183,41 @@ def parallelize(*, tp: int, pp: int, ep: int, replicas: int, reason: str) -> Ste
     return Step("parallelize?", verdict, f"{reason}; {copies} for the rate", figures, "tensor parallelism")
 
 
-def disaggregate(*, tokens_per_day: float, parameters: int, input_per_output: float, gpus: int) -> Step:
-    """Prefill and decode on machines of their own: three gates, all of them."""
+def disaggregate(
+    *,
+    tokens_per_day: float,
+    parameters: int,
+    input_per_output: float,
+    gpus: int,
+    replica_gpus: int = 1,
+    link_bytes_per_s: float | None = None,
+    engine_can: bool = True,
+) -> Step:
+    """Prefill and decode on machines of their own: all of its gates, and chips for a replica of each.
+
+    link_bytes_per_s: between the chips of two replicas, for the KV that is sent; None: there is no link
+    """
     look, sure = DISAGGREGATE_TOKENS_PER_DAY
+    link = link_bytes_per_s or 0.0
     gates = {
         f"{count(tokens_per_day)} tokens a day (from {count(look)} on)": tokens_per_day >= look,
         f"{count(parameters)} parameters (from {count(DISAGGREGATE_PARAMETERS)} on)": parameters
         >= DISAGGREGATE_PARAMETERS,
-        f"{input_per_output:.1f} input tokens per output token (from {DISAGGREGATE_INPUT_PER_OUTPUT:g} on)": (
+        f"{input_per_output:.3g} input tokens per output token (from {DISAGGREGATE_INPUT_PER_OUTPUT:g} on)": (
             input_per_output >= DISAGGREGATE_INPUT_PER_OUTPUT
         ),
+        f"a link of {link / 1e9:.3g} GB/s a chip between replicas (from {DISAGGREGATE_LINK / 1e9:g} on)": (
+            link >= DISAGGREGATE_LINK
+        ),
+        f"{gpus} GPUs, and one replica takes {replica_gpus} (from two replicas on)": gpus >= 2 * replica_gpus,
     }
     figures = {"tokens_per_day": tokens_per_day, "input_per_output": input_per_output, "gpus": float(gpus)}
     against = [gate for gate, is_passed in gates.items() if not is_passed]
     if against:
         return Step("disaggregate?", "no", "; ".join(against), figures, "disaggregation")
-    if gpus < 2:
-        return Step("disaggregate?", "no", "there is one GPU", figures, "disaggregation")
     verdict = "yes" if tokens_per_day >= sure else "worth a trial"
-    return Step("disaggregate?", verdict, "; ".join(gates), figures, "disaggregation")
+    lack = "" if engine_can else "; this engine cannot do it yet"
+    return Step("disaggregate?", verdict, "; ".join(gates) + lack, figures, "disaggregation")
 
 
 def _usd(amount: float) -> str:

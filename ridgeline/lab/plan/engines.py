@@ -14,6 +14,8 @@ from ridgeline.models.families import check_servable
 from ridgeline.models.read_spec import read_spec
 from ridgeline.models.registry import fetch_config, find_known, resolve
 from ridgeline.models.shapes import Precision
+from ridgeline.models.shapes.read import published_for, spec_of
+from ridgeline.models.spec import ModelSpec
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 CPU_KV = ("bfloat16", "float32", "int8")  # as --kv-dtype of the native backend has them
@@ -24,7 +26,7 @@ def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precisio
     if chip.name.startswith("mi"):
         return f"it has no kernels for {chip.title}"
     try:
-        check_servable(read_spec(_described_by(model)))
+        check_servable(_spec(model))
     except ModelError as error:
         return str(error).partition(";")[0]
     if chip.name != "cpu" and precision is not None and Precision.named(precision).linear not in SIXTEEN_BITS:
@@ -69,7 +71,10 @@ def other_command(
     return shlex.join(words)
 
 
-def _described_by(model: str) -> Path:
+def _spec(model: str) -> ModelSpec:
+    known = published_for(model)
+    if known is not None:
+        return spec_of(known)
     if find_known(model) is not None:
-        return resolve(model).path
-    return fetch_config(model) if model.startswith("hf:") else Path(model).expanduser()
+        return read_spec(resolve(model).path)
+    return read_spec(fetch_config(model) if model.startswith("hf:") else Path(model).expanduser())

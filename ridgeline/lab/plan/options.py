@@ -10,14 +10,15 @@ from typing import Literal
 
 from ridgeline.options import option
 
+DEFAULT_SLO = "ttft_p90=2s,tpot_p90=100ms"  # an answer begins soon and comes faster than one reads
+GPUS_MAX = 64
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     hardware: str = option("cpu", "a chip by name (docs/hardware.md), or cpu: this machine, measured")
-    gpus_max: int | None = option(None, "most chips in all; default: 64, of cpu one")
-    slo: str | None = option(
-        None, "limits: ttft_p90=400ms,tpot_p90=50ms; default: ttft_p90=2s,tpot_p90=100ms"
-    )
+    gpus_max: int | None = option(None, f"most chips in all; default: {GPUS_MAX}, of cpu one")
+    slo: str | None = option(None, f"limits: ttft_p90=400ms,tpot_p90=50ms; default: {DEFAULT_SLO}")
     budget: str | None = option(None, "most to be paid: $5000/month, $0.40/Mtok or $0.01/request")
     engine: Literal["auto", "ridgeline", "vllm", "sglang", "trtllm"] = option(
         "auto", "what serves; auto is ridgeline where it can, else vllm"

@@ -119,4 +119,13 @@ def _disaggregate(plan: Plan) -> Step:
         parameters=plan.question.shape.parameters,
         input_per_output=demand.mean_input / demand.mean_output,
         gpus=plan.gpus,
+        replica_gpus=plan.way.gpus,
+        link_bytes_per_s=_replica_link(plan),
+        engine_can=plan.engine != "ridgeline",
     )
+
+
+def _replica_link(plan: Plan) -> float | None:
+    """Between two replicas: inside a node where both fit one, else between nodes."""
+    chip = plan.question.chip
+    return chip.link_bytes_per_s if 2 * plan.way.gpus <= chip.link_domain else chip.internode_bytes_per_s

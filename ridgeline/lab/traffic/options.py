@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from ridgeline.options import option
 
+DEFAULT_INPUT, DEFAULT_OUTPUT = "512", "128"
+DEFAULT_REQUESTS = 100  # of synthetic traffic; plans take enough for their percentiles
+
 
 @dataclass(frozen=True, slots=True)
 class TrafficOptions:
@@ -17,9 +20,10 @@ class TrafficOptions:
     )
     input: str | None = option(
         None,
-        "prompt tokens: N, uniform:LOW,HIGH, normal:MEAN,SD, lognormal:MEAN,SIGMA or cdf:FILE; default 512",
+        "prompt tokens: N, uniform:LOW,HIGH, normal:MEAN,SD, lognormal:MEAN,SIGMA or cdf:FILE; "
+        f"default {DEFAULT_INPUT}",
     )
-    output: str | None = option(None, "answer tokens, likewise; default 128")
+    output: str | None = option(None, f"answer tokens, likewise; default {DEFAULT_OUTPUT}")
     arrivals: str | None = option(
         None, "constant, poisson, gamma:CV or closed; default: a trace's own, else poisson, or closed"
     )
@@ -27,13 +31,17 @@ class TrafficOptions:
         None, "CV of the gaps of --arrivals gamma: 1 is poisson, more is burstier (vLLM's figure is 1/CV²)"
     )
     rate: float | None = option(
-        None, "arrivals per second; a trace is stretched to it; default: the trace's own"
+        None,
+        "arrivals per second; a trace is stretched to it; default: the trace's own (plan without a trace: "
+        "what one replica serves)",
     )
     end_rate: float | None = option(
         None, "arrivals per second at the end: the rate changes evenly from --rate"
     )
     requests: int | None = option(
-        None, "how many, or how many conversations; default: all of a trace, else 100"
+        None,
+        f"how many, or how many conversations; default: all of a trace, else {DEFAULT_REQUESTS} (plan: of a "
+        "minute, 200 to 3000)",
     )
     turns: str | None = option(None, "turns of each conversation, as --input; default: single requests")
     turn_input: str | None = option(None, "new tokens of each later turn, as --input; default: as --input")

@@ -12,15 +12,18 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic import operations
 from ridgeline.lab.traffic.arrivals import Arrivals, parse_arrivals
 from ridgeline.lab.traffic.lengths import parse_lengths, parse_seconds
-from ridgeline.lab.traffic.options import TrafficOptions
+from ridgeline.lab.traffic.options import (
+    DEFAULT_INPUT,
+    DEFAULT_OUTPUT,
+    DEFAULT_REQUESTS,
+    TrafficOptions,
+)
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.specs import split_kind, unknown_kind
 from ridgeline.lab.traffic.synthetic import conversations, synthetic
 from ridgeline.lab.traffic.traces import READERS
 
 __all__ = ["TrafficOptions", "build_traffic"]
-
-DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_REQUESTS = "512", "128", 100
 
 
 def build_traffic(options: TrafficOptions) -> Traffic:

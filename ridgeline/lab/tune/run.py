@@ -22,6 +22,7 @@ from ridgeline.lab.tune.ledger import Header, Ledger, Settings, Verdict
 from ridgeline.lab.tune.measure import ServerMeasure, Workload
 from ridgeline.lab.tune.report import CONFIG_FILE, write_winner
 
+FEWEST_ROUNDS = 3  # Student's t of 95 % is 12.7 for two, 4.3 for three, 3.2 for four
 RUNS = "runs"  # the folder of the bench runs, beside the ledger
 
 
@@ -42,8 +43,11 @@ class Question:
         if self.slo:
             parse_slo(self.slo)
         EngineConfig(**self.base)  # settings to start from that cannot be are refused here
-        if self.rounds < 2:
-            raise BadInput(f"--rounds must be at least 2, got {self.rounds}: one has no interval")
+        if self.rounds < FEWEST_ROUNDS:
+            raise BadInput(
+                f"--rounds must be at least {FEWEST_ROUNDS}, got {self.rounds}: of two rounds the interval "
+                "of 95 % is 12.7 standard errors each way, and hardly any change would be found"
+            )
         return Header(
             model=self.model,
             base=self.base,

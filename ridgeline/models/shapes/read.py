@@ -6,6 +6,7 @@ their own readers. What is not understood is refused with the reason; weights ar
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,8 @@ from types import MappingProxyType
 from ridgeline.models.config_values import ConfigValues, read_json_object
 from ridgeline.models.errors import ModelNotFound, UnsupportedModel
 from ridgeline.models.families import BY_MODEL_TYPE
+from ridgeline.models.hf_config import spec_from_hf
+from ridgeline.models.published import PublishedModel, find_published, published_models
 from ridgeline.models.read_spec import model_name, read_spec
 from ridgeline.models.registry import fetch_config, find_known, resolve
 from ridgeline.models.shapes.compressed import read_deepseek_v4
@@ -33,6 +36,7 @@ from ridgeline.models.shapes.windowed import (
     read_mimo_v2,
     read_step,
 )
+from ridgeline.models.spec import ModelSpec
 
 Reader = Callable[[ShapeConfig], ModelShape]
 
@@ -66,29 +70,48 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 
 
 def read_shape(model: str | Path) -> ModelShape:
-    """The shape of a config.json, a directory with one, a GGUF file, a registry name or hf:org/name.
+    """The shape of a config.json, a directory with one, a GGUF file, a well-known model or hf:org/name.
 
-    Of hf: names the config alone is fetched, not the weights.
+    Of hf: names that are not well known the config alone is fetched, not the weights.
     """
+    known = published_for(model)
+    if known is not None:
+        return _from_config(ShapeConfig(known.name, known.config, None), lambda: spec_of(known))
     path = _path_of(model)
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or not config.is_file():
         return _from_spec(path)
     content = read_json_object(config)
     name = model_name(config)
-    model_type = ConfigValues(content, f"{name}: config.json").optional_text("model_type")
     beside = config.with_name(config.name.removesuffix("config.json") + "hf_quant_config.json")
     quantization = read_json_object(beside) if beside.is_file() else None
     described = ShapeConfig(name, content, quantization)
     if config.name.endswith("hf_quant_config.json"):
         return _from_spec(path)  # which says what to give instead
+    return _from_config(described, lambda: read_spec(path))
+
+
+def published_for(model: str | Path) -> PublishedModel | None:
+    """The well-known model that a name stands for. A short name of the registry, or a file, comes first."""
+    if isinstance(model, Path) or find_known(model) is not None or Path(model).expanduser().exists():
+        return None
+    return find_published(model)
+
+
+def spec_of(known: PublishedModel) -> ModelSpec:
+    return spec_from_hf(known.config, name=known.name)
+
+
+def _from_config(described: ShapeConfig, spec: Callable[[], ModelSpec]) -> ModelShape:
+    """spec: reads the same config as a ModelSpec; called for the families that have one."""
+    model_type = ConfigValues(described.outer, described.where).optional_text("model_type")
     if model_type in BY_MODEL_TYPE:
-        return shape_of(read_spec(path), stored=described.storage().precision)
+        return shape_of(spec(), stored=described.storage().precision)
     reader = READERS.get(model_type or "")
     if reader is None:
         known = ", ".join(sorted({*READERS, *BY_MODEL_TYPE}))
         raise UnsupportedModel(
-            f"{name}: config.json: the planner does not know models of type {model_type!r}. Known are {known}"
+            f"{described.where}: the planner does not know models of type {model_type!r}. Known are {known}"
         )
     return reader(described)
 
@@ -103,10 +126,16 @@ def _path_of(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if not path.exists():
         raise ModelNotFound(
-            f"{model}: no such file or model; give a config.json, the directory that holds it, a .gguf file, "
-            "a name of `ridgeline models list`, or hf:org/name"
+            f"{model}: no such file or model{_near(model)}; give a config.json, the directory that holds it, "
+            "a .gguf file, a name of `ridgeline models list`, a well-known one like Qwen3-8B, or hf:org/name"
         )
     return path
+
+
+def _near(model: str) -> str:
+    names = {known.name.lower(): known.name for known in published_models()}
+    close = difflib.get_close_matches(model.rpartition("/")[2].lower(), names, n=1, cutoff=0.75)
+    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def _from_spec(path: Path) -> ModelShape:

@@ -86,6 +86,46 @@ def test_disaggregation_takes_all_of_its_gates(
     tokens: float, parameters: float, ratio: float, gpus: int, verdict: str
 ) -> None:
     step = decide.disaggregate(
-        tokens_per_day=tokens, parameters=int(parameters), input_per_output=ratio, gpus=gpus
+        tokens_per_day=tokens,
+        parameters=int(parameters),
+        input_per_output=ratio,
+        gpus=gpus,
+        link_bytes_per_s=50e9,
     )
     assert step.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replica_gpus", "link", "against"),
+    [
+        (8, 8, 50e9, "8 GPUs, and one replica takes 8 (from two replicas on)"),
+        (16, 8, 3e9, "a link of 3 GB/s a chip between replicas (from 25 on)"),
+        (16, 8, None, "a link of 0 GB/s a chip between replicas (from 25 on)"),
+    ],
+)
+def test_disaggregation_takes_two_replicas_and_a_fast_link_between_them(
+    gpus: int, replica_gpus: int, link: float | None, against: str
+) -> None:
+    step = decide.disaggregate(
+        tokens_per_day=3e8,
+        parameters=int(671e9),
+        input_per_output=12.0,
+        gpus=gpus,
+        replica_gpus=replica_gpus,
+        link_bytes_per_s=link,
+    )
+    assert (step.verdict, step.reason) == ("no", against)
+
+
+def test_a_trial_of_disaggregation_says_that_our_engine_cannot_yet() -> None:
+    step = decide.disaggregate(
+        tokens_per_day=3e8,
+        parameters=int(671e9),
+        input_per_output=12.0,
+        gpus=16,
+        replica_gpus=8,
+        link_bytes_per_s=50e9,
+        engine_can=False,
+    )
+    assert step.verdict == "worth a trial"
+    assert step.reason.endswith("this engine cannot do it yet")

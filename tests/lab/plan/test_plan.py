@@ -8,8 +8,12 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.lab.knowledge.entries import find
+from ridgeline.lab.plan.ask import read_demand, read_slo
+from ridgeline.lab.plan.options import DEFAULT_SLO
 from ridgeline.lab.plan.settings import read_config
 from ridgeline.lab.prediction import read_prediction
+from ridgeline.lab.slo import parse_slo
+from ridgeline.lab.traffic.options import TrafficOptions
 
 LLAMA = {
     "model_type": "llama",
@@ -127,6 +131,7 @@ def test_what_cannot_be_had_is_answered_with_what_binds_and_the_nearest(
         (("--hardware", "h20"), "h200"),
         (("--hardware", "h200", "--slo", "latency=3"), "no metric"),
         (("--hardware", "h200", "--budget", "cheap"), "--budget"),
+        (("--hardware", "h200", "--rate", "0"), "--rate must be more than 0, got 0"),
         (("--hardware", "h200", "--price-in", "1"), "go together"),
         (("--hardware", "h200", "--precision", "fp9"), "no such precision"),
         (("--hardware", "h200", "--input", "200000"), "--max-context 131072"),
@@ -171,6 +176,30 @@ def test_what_no_measurement_was_like_is_among_the_caveats(llama: str, tmp_path:
         "bytes/s of memory (measured were" in words
         for words in read_prediction(out / "prediction.json").caveats
     )
+
+
+def test_the_examples_of_the_page_work_by_the_models_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan"
+    arguments = ("--hardware", "h200", "--rate", "2", "--requests", "200", "--out", str(out))
+    assert plan("Qwen3-8B", *arguments) == 0
+    assert "Qwen3-8B: 8.19B parameters, on NVIDIA H200" in capsys.readouterr().out
+    assert read_prediction(out / "prediction.json").model == "Qwen/Qwen3-8B"
+    assert 'model = "hf:Qwen/Qwen3-8B"' in (out / "plan.toml").read_text()
+
+
+def test_help_states_the_defaults_that_a_plan_uses(
+    llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        plan("--help")
+    told = " ".join(capsys.readouterr().out.split())
+    demand = read_demand(TrafficOptions())
+    assert f"or cdf:FILE; default {demand.options.input}" in told
+    assert f"answer tokens, likewise; default {demand.options.output}" in told
+    assert f"default: {DEFAULT_SLO}" in told
+    assert str(read_slo(None)) == str(parse_slo(DEFAULT_SLO))
 
 
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def question(**changes: object) -> Question:
         "base": {},
         "workload": WORKLOAD,
         "objective": "output_tokens_per_s",
-        "rounds": 2,
+        "rounds": 3,
     }
     return Question(**(values | changes))  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ def test_a_ledger_is_not_gone_on_with_under_another_load(tmp_path: Path) -> None
     other = Workload(TrafficOptions(input="80", output="4", requests=3), 2, 1, 60.0, keep_invalid=True)
     with pytest.raises(BadInput, match="input '40', not '80'"), opened(tmp_path, question(workload=other)):
         pass
-    with pytest.raises(BadInput, match="rounds 2, not 3"), opened(tmp_path, question(rounds=3)):
+    with pytest.raises(BadInput, match="rounds 3, not 4"), opened(tmp_path, question(rounds=4)):
         pass
 
 
@@ -113,8 +113,11 @@ def test_wrong_usage_is_refused_before_a_server_is_started(
         (["tune", "--ledger", folder, "--rounds", "4"], "--rounds is of a new ledger"),
         (["tune", "show", "--ledger", folder], "there is no ledger"),
         (["tune", "trial", "threads=1", "max_running=2", "--ledger", folder], "one key, not 2"),
-        (["tune", MODEL, "--ledger", folder, "--rounds", "1"], "--rounds must be at least 2"),
-        (["tune", MODEL, "--ledger", folder, "--rounds", "0"], "--rounds must be at least 2"),
+        (
+            ["tune", MODEL, "--ledger", folder, "--rounds", "2"],
+            "must be at least 3, got 2: of two rounds",
+        ),
+        (["tune", MODEL, "--ledger", folder, "--rounds", "0"], "--rounds must be at least 3"),
         (["tune", MODEL, "--ledger", folder, "--concurrency", "0"], "--concurrency must be at least 1"),
         (["tune", MODEL, "--ledger", folder, "--run-s", "0"], "--run-s and --ready-s must be above 0"),
         (["tune", MODEL, "--ledger", folder, "--usd-per-hour", "0"], "--usd-per-hour must be above 0"),
@@ -143,12 +146,12 @@ def test_a_whole_search_on_real_servers(
         "max_running=1",
     ]
     arguments += ["--try", "max_running=1,8", "--concurrency", "8", "--requests", "8", "--input", "30"]
-    arguments += ["--output", "24", "--warmup", "2", "--rounds", "2", "--keep-invalid"]
+    arguments += ["--output", "24", "--warmup", "2", "--rounds", "3", "--keep-invalid"]
     assert main(arguments) == 0
     with Ledger(tmp_path, write=False) as ledger:
         verdict = ledger.verdict(1)
         assert verdict is not None
-        assert verdict.rounds == 2
+        assert verdict.rounds == 3
         assert "max_running 1 → 8" in capsys.readouterr().out
     assert (tmp_path / "winner.toml").exists()
     assert (tmp_path / "ledger.html").exists()

@@ -1,0 +1,46 @@
+"""Well-known models by name and hub id: the facts of their configs that a plan needs, without a download.
+
+`published.json` has for each model its ids on Hugging Face and those values of its config.json that the
+readers use. Read by `shapes.read` and the planner; serving fetches the model itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("published.json")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    name: str
+    hub_ids: tuple[str, ...]  # the first is what a plan's command serves
+    config: dict[str, Any]
+
+
+def published_models() -> tuple[PublishedModel, ...]:
+    return _all()
+
+
+def find_published(model: str) -> PublishedModel | None:
+    """By its name, a hub id or the last part of one, with or without hf:, in any case; None: not among them.
+
+    A revision (hf:org/name@abc) is never among them: it may differ.
+    """
+    wanted = model.removeprefix("hf:").lower()
+    return next((known for known in _all() if wanted in _names(known)), None)
+
+
+def _names(known: PublishedModel) -> set[str]:
+    ids = {hub_id.lower() for hub_id in known.hub_ids}
+    return {known.name.lower(), *ids, *(hub_id.partition("/")[2] for hub_id in ids)}
+
+
+@cache
+def _all() -> tuple[PublishedModel, ...]:
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(PublishedModel(name, tuple(row["hub_ids"]), row["config"]) for name, row in content.items())
