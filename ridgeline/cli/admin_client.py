@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.errors import RemoteError
+from ridgeline.cli.errors import RemoteError, check_trust
 from ridgeline.cli.parsing import path_argument
 from ridgeline.gateway.admin.credentials import read_admin_keys
 from ridgeline.gateway.tenants.errors import StoreError
@@ -87,6 +87,7 @@ class AdminClient:
         except json.JSONDecodeError as error:
             raise RemoteError(f"{self._url} answers, but not as the admin API of a gateway") from error
         except (OSError, ValueError) as error:
+            check_trust(self._url, error)
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise RemoteError(
                 f"no gateway listens at {self._url} ({reason}): start one with `ridgeline gateway`, "

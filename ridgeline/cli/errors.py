@@ -5,3 +5,15 @@ from __future__ import annotations
 
 class RemoteError(Exception):
     """The server cannot be reached, refused the request or broke off; the message has its reason."""
+
+
+def check_trust(url: str, error: Exception) -> None:
+    """Raises RemoteError that says what to do if a connection failed because of the certificate."""
+    import ssl
+
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        raise RemoteError(
+            f"the certificate of {url} is not trusted: {reason.verify_message}. Name the PEM file of its "
+            "authority in the environment variable SSL_CERT_FILE"
+        ) from error

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         print(EXAMPLE_FILE, end="")
         return 0
     from ridgeline.gateway.config import LISTS, SECTIONS, GatewaySettings, embedded, read_settings
-    from ridgeline.gateway.trial import try_parts, try_upstreams
+    from ridgeline.gateway.trial import try_certificates, try_parts, try_upstreams
 
     if args.print_schema:
         print(json.dumps(json_schema(SECTIONS, lists=LISTS), indent=2))
@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             found = embedded(args.upstream or DEFAULT_UPSTREAM, flags)
         try_upstreams(found)
+        try_certificates(found)
         if args.admin_port is None:
             return found
         return replace(found, admin=replace(found.admin, port=args.admin_port))

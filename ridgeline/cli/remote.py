@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ridgeline.cli.answers import AnswerStats, Message, Piece
-from ridgeline.cli.errors import RemoteError
+from ridgeline.cli.errors import RemoteError, check_trust
 from ridgeline.cli.sampling import Sampling
 
 TIMEOUT_S = 600.0
@@ -76,6 +76,7 @@ class RemoteAnswers:
         except urllib.error.HTTPError as error:
             raise RemoteError(f"{self._url} answered {error.code}: {_error_message(error.read())}") from error
         except (OSError, ValueError) as error:
+            check_trust(self._url, error)
             reason = getattr(error, "reason", error)
             raise RemoteError(
                 f"cannot reach {self._url}: {reason}; is `ridgeline serve` running there?"

@@ -8,7 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 
-from ridgeline.cli.errors import RemoteError
+from ridgeline.cli.errors import RemoteError, check_trust
 from ridgeline.server.batches.inner import Reply
 
 TIMEOUT_S = 24 * 3600.0  # lines wait their turn behind everybody else's
@@ -58,6 +58,7 @@ class RemotePost:
                 raise RemoteError(f"{self._url} answered {error.code}: the key is not accepted") from error
         except (OSError, ValueError) as error:
             if not self._reached.is_set():
+                check_trust(self._url, error)
                 reason = getattr(error, "reason", error)
                 message = f"cannot reach {self._url}: {reason}; is `ridgeline serve` running there?"
                 raise RemoteError(message) from error

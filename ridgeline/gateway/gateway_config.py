@@ -16,6 +16,10 @@ DAY_S = 86_400
 class GatewayConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8080, "port to listen on; 0 picks a free one")
+    ssl_certfile: Path | None = option(
+        None, "PEM file of the certificate, with its chain, to serve https; read again when it changes"
+    )
+    ssl_keyfile: Path | None = option(None, "PEM file of its key; default: in ssl_certfile")
     workers: int = option(1, "processes that answer; more than one needs [redis] for exact limits")
     state_dir: Path | None = option(
         None, "where keys, ledger and write-ahead files are kept; default: ~/.local/state/ridgeline/gateway"

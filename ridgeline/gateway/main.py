@@ -285,7 +285,8 @@ class Supervisor:
 
     def _say_ready(self, admin: Any) -> None:
         host, port = self._listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._settings.gateway.ssl_certfile is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         models = [one.name for one in self._settings.models] + [one.name for one in self._settings.routes]
         lines = f"{self._started_lines(admin)}\nserving on {url}"
         logs.say(lines, "serving", version=__version__, url=url, admin_url=admin.url, models=models)

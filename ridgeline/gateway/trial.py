@@ -8,6 +8,7 @@ from __future__ import annotations
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.gateway.upstreams.origin import read_url
+from ridgeline.web.tls import certificate
 
 
 def try_upstreams(settings: GatewaySettings) -> None:
@@ -15,6 +16,12 @@ def try_upstreams(settings: GatewaySettings) -> None:
     for one in settings.upstreams:
         read_url(one.url, one.ca_file, f"[[upstreams]] {one.name}: url")
         read_credentials(one)
+
+
+def try_certificates(settings: GatewaySettings) -> None:
+    """OptionError for certificates of the gateway's own listeners that cannot be used."""
+    for section, one in (("[gateway] ", settings.gateway), ("[admin] ", settings.admin)):
+        certificate(one.ssl_certfile, one.ssl_keyfile, section)
 
 
 def try_parts(settings: GatewaySettings) -> None:

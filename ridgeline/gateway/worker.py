@@ -29,6 +29,7 @@ from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
+from ridgeline.web.tls import certificate
 
 log = logging.getLogger("ridgeline.gateway")
 
@@ -77,7 +78,8 @@ async def work(settings: GatewaySettings, listener: socket.socket, number: int) 
         gateway.max_connections,
         gateway.max_connections_per_address,
     )
-    http = HttpServer(app, limits)
+    shown = certificate(gateway.ssl_certfile, gateway.ssl_keyfile, "[gateway] ")
+    http = HttpServer(app, limits, certificate=shown)
     inside = HttpServer(InternalApp(assembly), ConnectionLimits(64 << 10, 10.0, 64, None))
     internal = _internal_socket(settings.state_dir, number)
     serving = [

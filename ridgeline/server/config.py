@@ -13,6 +13,10 @@ from ridgeline.options import OptionError, option
 class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8000, "port to listen on; 0 picks a free one")
+    ssl_certfile: Path | None = option(
+        None, "PEM file of the certificate, with its chain, to serve https; read again when it changes"
+    )
+    ssl_keyfile: Path | None = option(None, "PEM file of its key; default: in ssl_certfile")
     served_model_name: tuple[str, ...] = option(
         (), "names clients may ask for the first model by; default: its own"
     )

@@ -32,6 +32,7 @@ from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
 from ridgeline.telemetry.traces import require_exporter
 from ridgeline.web.hosts import is_loopback
+from ridgeline.web.tls import certificate
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -99,6 +100,7 @@ def check(server: ServerConfig) -> None:
     """Before a model is fetched: raise OptionError for what cannot work, warn of a public keyless server."""
     if server.otlp_endpoint is not None:
         require_exporter()
+    certificate(server.ssl_certfile, server.ssl_keyfile)
     server.accepted_keys()
     if not server.needs_key and not is_loopback(server.host):
         log.warning(
@@ -148,7 +150,7 @@ async def _serve(
             await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
-            _say_ready(models, listener.getsockname())
+            _say_ready(models, _url(listener.getsockname(), server))
             batches = await _begun_batches(front, app)
             await stop.wait()
             await batches.stop()  # first of all: nobody waits for their lines, and they are asked again
@@ -173,13 +175,13 @@ async def _serve(
     return 0
 
 
-def _say_ready(models: Sequence[Supervised], address: tuple[Any, ...]) -> None:
-    lines = [*(model.startup_lines() for model in models), serving_line(address)]
+def _say_ready(models: Sequence[Supervised], url: str) -> None:
+    lines = [*(model.startup_lines() for model in models), serving_line(url)]
     logs.say(
         "\n".join(lines),
         "serving",
         version=__version__,
-        url=_url(address),
+        url=url,
         models=[model.startup_fields() for model in models],
     )
 
@@ -245,7 +247,8 @@ def http_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
         config.max_connections_per_address,
     )
     # A WebSocket's message is a body.
-    return HttpServer(app, limits, config.max_body_bytes, config.websocket_ping_s)
+    shown = certificate(config.ssl_certfile, config.ssl_keyfile)
+    return HttpServer(app, limits, config.max_body_bytes, config.websocket_ping_s, shown)
 
 
 async def _begun_batches(front: Front, app: ASGIApp) -> BatchRunner:
@@ -383,13 +386,13 @@ def _sampling_lines(defaults: SamplingDefaults) -> list[str]:
     return [f"  sampling {defaults.text()} by default ({defaults.source})"] if defaults.values() else []
 
 
-def serving_line(address: tuple[Any, ...]) -> str:
-    return f"  serving  {_url(address)}/v1 · Ctrl-C drains and stops"
+def serving_line(url: str) -> str:
+    return f"  serving  {url}/v1 · Ctrl-C drains and stops"
 
 
-def _url(address: tuple[Any, ...]) -> str:
+def _url(address: tuple[Any, ...], server: ServerConfig) -> str:
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"http://{host}:{address[1]}"
+    return f"{'http' if server.ssl_certfile is None else 'https'}://{host}:{address[1]}"
 
 
 def _memory_lines(sizes: dict[str, int], kv_tokens: int) -> list[str]:

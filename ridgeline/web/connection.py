@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 MAX_HEADERS = 100
 CONNECTION = "ridgeline.connection"  # where a scope has it
+WRITE_BUFFER_BYTES = 64 << 10  # over TLS the default is 8 times as much, which would hide a slow reader
 LINGER_S = 10.0  # for the rest of a body that was answered before it had all arrived
 
 
@@ -62,6 +63,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         limits = self._limits
         self._address = self.client[0] if self.client else ""
         limits.by_address[self._address] += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,9 +13,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ridgeline.web.connection import BoundedConnection, ConnectionLimits
+from ridgeline.web.tls import Certificate
 from ridgeline.web.websocket import WebSocketConnection
 
 CLOSING_S = 5  # for a reader to take the last that was written to it; at most twice that
+REFRESH_S = 1  # between two looks at the certificate's files
 LAST_WORDS_S = 3  # for streams that are told of the end to take that in
 
 
@@ -24,8 +28,11 @@ class HttpServer(uvicorn.Server):
         limits: ConnectionLimits,
         max_message_bytes: int = 0,
         websocket_ping_s: float = 20.0,
+        certificate: Certificate | None = None,
     ) -> None:
-        """max_message_bytes: of a WebSocket; 0: the app speaks none."""
+        """max_message_bytes: of a WebSocket; 0: the app speaks none. certificate: None for plain HTTP."""
+        self._handshake_s = limits.head_s
+        self._certificate = certificate
         self._closing: set[Any] = set()  # connections of uvicorn's several kinds
         super().__init__(
             uvicorn.Config(
@@ -46,10 +53,32 @@ class HttpServer(uvicorn.Server):
             )
         )
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with bounds on TLS: it would wait a minute for a handshake."""
+        options: dict[str, Any] = {}
+        if self._certificate is not None:
+            options["ssl"] = self._certificate.context
+            options["ssl_handshake_timeout"] = self._handshake_s
+            options["ssl_shutdown_timeout"] = CLOSING_S
+        loop = asyncio.get_running_loop()
+        backlog = self.config.backlog
+        self.servers = [
+            await loop.create_server(self._connection, sock=one, backlog=backlog, **options)
+            for one in sockets or ()
+        ]
+        self.started = True
+
+    def _connection(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
+        return made
+
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second. A connection that is to be closed waits for its reader to take what was
         written; one whose reader takes nothing would stay for ever.
         """
+        if self._certificate is not None and counter % (10 * REFRESH_S) == 0:
+            self._certificate.refresh()
         if counter % (10 * CLOSING_S) == 0:
             closing = {one for one in self.server_state.connections if one.transport.is_closing()}
             for one in closing & self._closing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Gate
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    port, key_file = free_port(), tmp_path / "admin-key"
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, key_file = listener.getsockname()[1], tmp_path / "admin-key"
     servers: list[HttpServer] = []
     stores: list[Store] = []
 
@@ -61,9 +63,8 @@ def gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Gate
         config = AdminConfig(wrong_key_delay_s=0)
         app = admin_app(stores[0], config, AdminKeys(key_file), endpoints=("chat", "messages"))
         server = HttpServer(app, ConnectionLimits(32768, 10.0, 16, None))
-        server.config.port = port
         servers.append(server)
-        await server.serve()
+        await server.serve(sockets=[listener])
         await stores[0].close()
 
     serving = asyncio.run_coroutine_threadsafe(serve(), loop)

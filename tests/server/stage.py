@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,8 +57,9 @@ class Stage:
             return await http.post(path, **options)
 
     @contextlib.asynccontextmanager
-    async def served(self) -> AsyncIterator[httpx.AsyncClient]:
-        """The same app behind a real server and real sockets."""
+    async def served(self, verify: ssl.SSLContext | bool = True) -> AsyncIterator[httpx.AsyncClient]:
+        """The same app behind a real server and real sockets; over TLS if the config has a certificate."""
+        scheme = "http" if self.config.ssl_certfile is None else "https"
         with contextlib.closing(socket.socket()) as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()  # connections wait until the server takes them
@@ -65,7 +67,8 @@ class Stage:
             server = http_server(self.app, self.config)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
-                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+                url = f"{scheme}://127.0.0.1:{port}"
+                async with httpx.AsyncClient(base_url=url, timeout=20, verify=verify) as http:
                     yield http
             finally:
                 server.should_exit = server.force_exit = True

@@ -41,7 +41,7 @@ def test_the_lines_say_what_computes_why_and_at_what_limits():
     assert "import 0.20 · plan 0.05 · ready" in start
     assert "weights 0.25 · KV cache 1.00 (65,536 tokens)" in memory
     assert "decode 410 tok/s for one stream (40.0 GB/s read) · prefill 3900 tok/s" in limits
-    assert "http://127.0.0.1:8000/v1" in serving_line(("127.0.0.1", 8000))
+    assert "http://127.0.0.1:8000/v1" in serving_line("http://127.0.0.1:8000")
 
 
 def test_limits_that_were_measured_on_a_busy_machine_are_marked():

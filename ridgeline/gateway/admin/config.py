@@ -12,6 +12,11 @@ from ridgeline.options import OptionError, option
 class AdminConfig:
     host: str = option("127.0.0.1", "address that the admin API listens on, apart from the gateway's own")
     port: int = option(8081, "port of the admin API")
+    ssl_certfile: Path | None = option(
+        None,
+        "PEM file of the certificate, with its chain, to serve this over https; read again when it changes",
+    )
+    ssl_keyfile: Path | None = option(None, "PEM file of its key; default: in ssl_certfile")
     key_file: Path | None = option(
         None,
         "file with admin keys, one in a line, each with a name before it if there are several; "

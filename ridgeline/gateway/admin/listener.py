@@ -19,6 +19,7 @@ from ridgeline.gateway.tenants.store import Store
 from ridgeline.options import OptionError
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
+from ridgeline.web.tls import certificate
 
 LIMITS = ConnectionLimits(head_bytes=32 << 10, head_s=10.0, connections=256, per_address=None)
 
@@ -68,8 +69,10 @@ class AdminListener:
             extra_routes=usage_routes(self._reader),
         )
         host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._server = HttpServer(app, LIMITS)
+        scheme = "http" if settings.admin.ssl_certfile is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        shown = certificate(settings.admin.ssl_certfile, settings.admin.ssl_keyfile, "[admin] ")
+        self._server = HttpServer(app, LIMITS, certificate=shown)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def _settled(self) -> None:

@@ -1,0 +1,89 @@
+"""Certificate: what a listener shows over TLS, read again when its files change.
+
+Options `ssl_certfile` and `ssl_keyfile` of the server, the gateway and the admin API. A changed pair is for
+new connections; open ones go on with theirs. A pair that cannot be used is logged, and the old one kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+from ridgeline.options import OptionError
+
+log = logging.getLogger("ridgeline.web")
+
+_Seen = tuple[tuple[int, int, int], ...]
+
+
+class Certificate:
+    def __init__(self, certfile: Path, keyfile: Path | None, where: str = "") -> None:
+        """keyfile: None where the key is in the certificate's file. Raises OptionError if it is unusable."""
+        self._certfile = certfile.expanduser()
+        self._keyfile = None if keyfile is None else keyfile.expanduser()
+        self._where = where
+        self._seen = self._files()
+        self.context = self._loaded()
+
+    def refresh(self) -> None:
+        """Read the files if they have changed. Called every second or so."""
+        try:
+            seen = self._files()
+        except OptionError:
+            return  # being replaced: the next call sees the new one
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._loaded()  # a context that took half a pair could not be used any more
+        except OptionError as error:
+            log.error("the certificate has changed, but the old one is kept: %s", error)
+            return
+        self._load_into(self.context)
+        log.info("the certificate was read again", extra={"certfile": str(self._certfile)})
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            self._load_into(context)
+        except ssl.SSLError as error:
+            files = str(self._certfile) if self._keyfile is None else f"{self._certfile} and {self._keyfile}"
+            raise OptionError(f"{self._where}ssl_certfile: {_reason(error)}: {files}") from error
+        except OSError as error:
+            raise OptionError(f"{self._where}ssl_certfile: cannot be read: {error}") from error
+        return context
+
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(self._certfile, self._keyfile, password="")
+
+    def _files(self) -> _Seen:
+        named = [("ssl_certfile", self._certfile), ("ssl_keyfile", self._keyfile)]
+        seen = []
+        for option, path in named:
+            if path is None:
+                continue
+            try:
+                now = path.stat()
+            except OSError as error:
+                raise OptionError(f"{self._where}{option}: {path}: {error.strerror}") from error
+            seen.append((now.st_mtime_ns, now.st_size, now.st_ino))
+        return tuple(seen)
+
+
+def certificate(certfile: Path | None, keyfile: Path | None, where: str = "") -> Certificate | None:
+    """The certificate of these options; None where there is none: plain HTTP."""
+    if certfile is None and keyfile is not None:
+        raise OptionError(f"{where}ssl_keyfile: needs ssl_certfile too")
+    return None if certfile is None else Certificate(certfile, keyfile, where)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key does not belong to the certificate"
+    if error.reason in ("BAD_DECRYPT", "BAD_PASSWORD_READ"):
+        return "the key is encrypted; write it without a password"
+    return f"no certificate (PEM) with its key ({error.reason or error})"
