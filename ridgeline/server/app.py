@@ -30,6 +30,7 @@ from ridgeline.server.endpoint import Endpoint, Generating
 from ridgeline.server.front import Front, Model
 from ridgeline.server.gate import Gate
 from ridgeline.server.messages_api import endpoints as messages_api
+from ridgeline.server.ollama_api import endpoints as ollama_api
 from ridgeline.server.openapi.handlers import self_description
 from ridgeline.server.protocol import (
     ChatRequest,
@@ -41,6 +42,7 @@ from ridgeline.server.protocol import (
 from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.state import StateStore
 from ridgeline.server.tokenize import apply_template, detokenize, tokenize
+from ridgeline.server.unknown_path import UnknownPath
 from ridgeline.server.usage_book import RequestUsage, UsageBook, show_usage
 from ridgeline.server.vectors import endpoints as vectors
 from ridgeline.server.websocket import WebSockets
@@ -71,6 +73,7 @@ ENDPOINTS = [
     ),
     *messages_api.ENDPOINTS,
     *vectors.ENDPOINTS,
+    *ollama_api.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
     Endpoint(
@@ -146,7 +149,8 @@ def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore |
 def app_over(front: Front) -> ASGIApp:
     config = front.config
     front.part(UsageBook)  # from now on it knows every request
-    gate = Gate(Router(ROUTES, redirect_slashes=False), front)
+    unknown = UnknownPath(endpoint.path for endpoint in ENDPOINTS)
+    gate = Gate(Router(ROUTES, redirect_slashes=False, default=unknown), front)
     app: ASGIApp = WebSockets(gate, front, [e.path for e in ENDPOINTS if e.events is not None])
     if config.cors_origins:
         app = CORSMiddleware(

@@ -46,13 +46,13 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 async def completions(request: Request) -> ASGIApp:
     front, exchange = Front.of(request), Exchange.of(request)
     raw = await read_body(request, front.config)
-    job, body = await off_loop(len(raw), lambda: _job(front, raw))
+    body = await off_loop(len(raw), lambda: decode(raw, CompletionRequest))
+    job = await off_loop(len(raw), lambda: completion_job(front, body))
     return answer(front, exchange, job, CompletionShape(exchange, job, body))
 
 
-def _job(front: Front, raw: bytes) -> tuple[Job, CompletionRequest]:
-    """From the body's bytes to what the engine takes; a bad request ends here."""
-    body = decode(raw, CompletionRequest)
+def completion_job(front: Front, body: CompletionRequest) -> Job:
+    """From the body to what the engine takes; a bad request ends here."""
     served = front.served(body.model, "generate")
     check_stream_options(body)
     client = served.ready_client()
@@ -60,7 +60,7 @@ def _job(front: Front, raw: bytes) -> tuple[Job, CompletionRequest]:
     params = _params(body, client.hello, grammar)
     prompts = completion_prompts(client, body)
     check_prompts(client, prompts, params, "prompt")
-    return Job.of(body, client, served, prompts, params, grammar_field=grammar_field), body
+    return Job.of(body, client, served, prompts, params, grammar_field=grammar_field)
 
 
 def _params(body: CompletionRequest, engine: Hello, grammar: Grammar | None) -> SamplingParams:

@@ -20,6 +20,7 @@ from ridgeline.server.errors import ErrorBody
 from ridgeline.server.protocol import Body
 
 JSON = "application/json"
+NDJSON = "application/x-ndjson"
 
 
 class Generating:
@@ -48,6 +49,7 @@ class Endpoint:
     query: type[msgspec.Struct] | None = None  # one field per query parameter
     response: Any = None  # the JSON body of a 200; None for another `media_type`
     events: Any = None  # the data of one server-sent event, where the body may ask for a stream
+    lines: Any = None  # one line of JSON, where the body may ask for a stream of them
     media_type: str = JSON  # of a 200
     errors: tuple[int, ...] = ()  # statuses beyond those that every endpoint of its kind has
     error: Any = ErrorBody

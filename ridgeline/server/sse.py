@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,7 +29,8 @@ KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
 
 Keep = Callable[[], Awaitable[None]]
 
-EVENT_STREAM_HEADERS = [
+StreamHeaders = Sequence[tuple[bytes, bytes]]
+EVENT_STREAM_HEADERS: StreamHeaders = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
@@ -64,13 +65,14 @@ def answer(
     shape: Shape,
     keepalive: bytes = KEEPALIVE,
     keep: Keep | None = None,
+    headers: StreamHeaders = EVENT_STREAM_HEADERS,
 ) -> ASGIApp:
     """keepalive: what a stream says while there is nothing to say. keep: awaited when all has been made and
-    before the end is told, so that whoever reads the end finds what was kept.
+    before the end is told, so that whoever reads the end finds what was kept. headers: of a stream.
     """
     course = Course(front, exchange, job)
     if job.stream:
-        return EventStream(front, course, shape, keepalive, keep)
+        return EventStream(front, course, shape, keepalive, keep, headers)
     return WholeAnswer(course, shape, keep)
 
 
@@ -125,8 +127,10 @@ class EventStream:
         shape: Shape,
         keepalive: bytes = KEEPALIVE,
         keep: Keep | None = None,
+        headers: StreamHeaders = EVENT_STREAM_HEADERS,
     ) -> None:
         self._config = front.config
+        self._headers = headers
         self._keep = keep
         self._told_bytes = 0  # counted where it may be much
         self._keepalive = keepalive
@@ -188,7 +192,7 @@ class EventStream:
         return b"".join([self._shape.events(piece) for piece in pieces])
 
     async def _start(self, send: Send, first_token: bool) -> None:
-        headers = list(EVENT_STREAM_HEADERS)
+        headers = list(self._headers)
         if first_token:
             ttft_ms = (time.monotonic() - self._course.exchange.arrival) * 1000
             headers.append((b"x-ridgeline-ttft-ms", f"{ttft_ms:.1f}".encode()))

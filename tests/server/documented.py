@@ -62,6 +62,9 @@ def assert_answer(endpoint: Endpoint, response: httpx.Response) -> None:
     elif kind == "text/event-stream":
         for event in _events(response.text):
             assert_is(event, content[kind]["x-event-data"])
+    elif "x-line-data" in content[kind]:
+        for line in response.text.splitlines():
+            assert_is(json.loads(line), content[kind]["x-line-data"])
 
 
 def _events(text: str) -> Iterator[dict[str, Any]]:

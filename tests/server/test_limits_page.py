@@ -33,7 +33,7 @@ TOOLS = f"all tools together: {limits.MAX_TOOL_BYTES} bytes"
 ELSEWHERE = {
     **dict.fromkeys(("content", "text", "reasoning_content", "thinking", "system", "instructions"), TEXT),
     **dict.fromkeys(("arguments", "output", "reasoning", "encrypted_content"), TEXT),
-    **dict.fromkeys(("guided_json", "json", "schema"), SCHEMA),
+    **dict.fromkeys(("guided_json", "json", "schema", "format"), SCHEMA),
     **dict.fromkeys(("parameters", "input_schema", "description"), TOOLS),
     "prompt": f"{TEXT}; {prompts.MAX_CHOICES} prompts times `n` in one request",
     "input": f"{TEXT}; {MAX_TEXTS} texts for embeddings",

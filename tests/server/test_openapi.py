@@ -229,7 +229,8 @@ class _Page(HTMLParser):
 
 
 def _is_absence(response: httpx.Response) -> bool:
-    return response.status_code == 404 and response.json()["error"].get("code") in ABSENT
+    error = response.json()["error"]
+    return response.status_code == 404 and (isinstance(error, str) or error.get("code") in ABSENT)
 
 
 def _component_of(body: type[Body]) -> dict[str, Any]:

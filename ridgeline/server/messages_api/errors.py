@@ -1,4 +1,6 @@
-"""Errors in Anthropic's shape, for the paths whose clients expect it. The gate asks here for every error."""
+"""Errors in the shape that the clients of a path expect: Anthropic's, Ollama's or OpenAI's. Called by the
+gate for every error.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,10 @@ import msgspec
 
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.messages_api.bodies import ErrorType, MessagesError, MessagesErrorDetail
+from ridgeline.server.ollama_api.bodies import OllamaError
 
 PATH = "/v1/messages"
+OLLAMA_PREFIX = "/api/"
 _TYPES: dict[int, ErrorType] = {
     401: "authentication_error",
     403: "permission_error",
@@ -27,6 +31,8 @@ def error_body(reply: ErrorReply, path: str, request_id: str) -> bytes:
     """The error as the clients of this path expect it."""
     if is_messages_path(path):
         return msgspec.json.encode(messages_error(reply, request_id))
+    if path.startswith(OLLAMA_PREFIX):
+        return msgspec.json.encode(OllamaError(reply.shown_message()))
     return reply.body()
 
 

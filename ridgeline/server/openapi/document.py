@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import ridgeline
-from ridgeline.server.endpoint import JSON, Endpoint
+from ridgeline.server.endpoint import JSON, NDJSON, Endpoint
 from ridgeline.server.openapi.schemas import Schema, Schemas
 from ridgeline.server.protocol import About
 
@@ -48,7 +48,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _types_of(endpoint: Endpoint) -> list[Any]:
-    found = [endpoint.request, endpoint.form, endpoint.query, endpoint.response, endpoint.events]
+    found = [endpoint.request, endpoint.form, endpoint.query, endpoint.response]
+    found += [endpoint.events, endpoint.lines]
     return [kind for kind in (*found, endpoint.error, *endpoint.answers.values()) if kind is not None]
 
 
@@ -98,6 +99,8 @@ def _success(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     if endpoint.events is not None:
         data = schemas.of(endpoint.events)
         content["text/event-stream"] = {"schema": _event(data), "x-event-data": data}
+    if endpoint.lines is not None:
+        content[NDJSON] = {"schema": NOT_JSON, "x-line-data": schemas.of(endpoint.lines)}
     return {"description": "OK", "headers": _headers(200), "content": content}
 
 

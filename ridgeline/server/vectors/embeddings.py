@@ -31,7 +31,8 @@ FORMATS = ("float", "base64")
 async def embeddings(request: Request) -> Response:
     front = Front.of(request)
     raw = await read_body(request, front.config)
-    served, body, texts = await off_loop(len(raw), lambda: _read(front, raw))
+    read = await off_loop(len(raw), lambda: read_embedding(front, decode(raw, EmbeddingRequest)))
+    served, body, texts = read
     vectors = await compute(request, served, body, texts)
     answer = await off_loop(
         vectors.size * BYTES_PER_NUMBER, lambda: encode(_answer(body, served.name, vectors, texts.num_tokens))
@@ -39,8 +40,8 @@ async def embeddings(request: Request) -> Response:
     return Response(answer, media_type="application/json")
 
 
-def _read(front: Front, raw: bytes) -> tuple[Served, EmbeddingRequest, PackedTexts]:
-    body = decode(raw, EmbeddingRequest)
+def read_embedding(front: Front, body: EmbeddingRequest) -> tuple[Served, EmbeddingRequest, PackedTexts]:
+    """The model that is asked, and the texts as it takes them."""
     served = front.served(body.model, "embed")
     client = served.ready_client()
     _check(body, client)
@@ -59,11 +60,18 @@ def _check(body: EmbeddingRequest, client: AsyncClient) -> None:
 
 
 def _answer(body: EmbeddingRequest, name: str, vectors: Floats, tokens: int) -> EmbeddingList:
-    if body.dimensions is not None:
-        vectors = shortened(vectors, body.dimensions)
     # Row by row: a million floats in one call would keep the interpreter, and so every stream, for 100 ms.
-    data = [msgspec.Raw(encode(_embedding(i, row, body))) for i, row in enumerate(vectors)]
+    data = [msgspec.Raw(encode(_embedding(i, row, body))) for i, row in enumerate(_asked_size(body, vectors))]
     return EmbeddingList(cast(list[Embedding], data), name, VectorUsage(tokens, tokens))
+
+
+def rows(body: EmbeddingRequest, vectors: Floats) -> list[msgspec.Raw]:
+    """Every vector as a JSON list."""
+    return [msgspec.Raw(encode(row.tolist())) for row in _asked_size(body, vectors)]
+
+
+def _asked_size(body: EmbeddingRequest, vectors: Floats) -> Floats:
+    return vectors if body.dimensions is None else shortened(vectors, body.dimensions)
 
 
 def _embedding(index: int, row: Floats, body: EmbeddingRequest) -> Embedding:

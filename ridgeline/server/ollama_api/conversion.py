@@ -1,0 +1,194 @@
+"""Ollama's bodies become chat and completion requests: one way to the engine for all. Called by `handlers`.
+
+What is wrong with those is reported under the names that the client used (`blamed`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from ridgeline.server.errors import BadRequest, ContextTooLong
+from ridgeline.server.front import Front
+from ridgeline.server.ollama_api.request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaRequest,
+)
+from ridgeline.server.protocol import (
+    CalledFunction,
+    ChatRequest,
+    CompletionRequest,
+    JsonSchemaFormat,
+    Message,
+    MessageToolCall,
+    ResponseFormat,
+)
+
+T = TypeVar("T")
+
+LATEST = ":latest"
+EFFORTS = ("low", "medium", "high")
+NO_LIMIT = 2**31 - 1  # the context ends the text before
+_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "stop")
+_RENAMED = (
+    (re.compile(r"response_format(\.json_schema)?(\.schema)?"), "format"),
+    (re.compile(r"guided_json"), "format"),
+    (re.compile(r"max_(completion_)?tokens"), "options.num_predict"),
+    (re.compile(r"repetition_penalty"), "options.repeat_penalty"),
+    (re.compile(rf"({'|'.join(_SAME)})\b"), r"options.\1"),
+    (re.compile(r"reasoning_effort|chat_template_kwargs"), "think"),
+)
+
+
+def own_name(front: Front, name: str | None) -> str | None:
+    """Clients write `name:latest` for a model that is served as `name`."""
+    served = {each for model in front.models for each in model.names}
+    return name if name is None or name in served else name.removesuffix(LATEST)
+
+
+def blamed(work: Callable[[], T]) -> T:
+    """`work`, with what it refuses named as the client knows it."""
+    try:
+        return work()
+    except ContextTooLong:
+        raise
+    except BadRequest as error:
+        param = error.reply.param or ""
+        for pattern, ours in _RENAMED:
+            if pattern.match(param):
+                told = error.reply.message.removeprefix(f"{param}: ")
+                raise BadRequest(pattern.sub(ours, param, count=1), told, error.reply.code) from None
+        raise
+
+
+def chat_request(front: Front, body: OllamaChatRequest) -> ChatRequest:
+    return ChatRequest(
+        messages=_messages(body.messages or []), tools=body.tools or None, **_common(front, body)
+    )
+
+
+def generate_request(front: Front, body: OllamaGenerateRequest) -> ChatRequest:
+    """The prompt as a user's message, as Ollama's own templates have it."""
+    system = [Message(role="system", content=body.system)] if body.system else []
+    prompt = Message(role="user", content=body.prompt or "")
+    return ChatRequest(messages=[*system, prompt], **_common(front, body))
+
+
+def raw_request(front: Front, body: OllamaGenerateRequest) -> CompletionRequest:
+    if body.system:
+        raise BadRequest("system", "cannot be combined with raw: true, which has no template for it")
+    if body.think is not None:
+        raise BadRequest("think", "cannot be combined with raw: true, which has no template for it")
+    options = _options(body)
+    limit = options.pop("max_completion_tokens")
+    return CompletionRequest(
+        model=own_name(front, body.model),
+        prompt=body.prompt or "",
+        stream=body.stream is not False,
+        max_tokens=NO_LIMIT if limit is None else limit,
+        guided_json=_schema(body),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        include_timing=True,
+        **options,
+    )
+
+
+def _common(front: Front, body: OllamaRequest) -> dict[str, Any]:
+    schema = _schema(body)
+    format = None
+    if schema is not None:
+        format = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
+    return {
+        "model": own_name(front, body.model),
+        "stream": body.stream is not False,
+        "response_format": format,
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs if body.logprobs else None,
+        "include_timing": True,
+        **_thinking(body),
+        **_options(body),
+    }
+
+
+def _schema(body: OllamaRequest) -> dict[str, Any] | None:
+    match body.format:
+        case None | "":
+            return None
+        case "json":
+            return {"type": "object"}
+        case dict(schema):
+            return schema
+    raise BadRequest("format", f"must be json or a JSON schema, not {body.format[:64]!r}")
+
+
+def _thinking(body: OllamaRequest) -> dict[str, Any]:
+    """Templates have several names for one switch; one that does not know a name does not look at it."""
+    think = body.think
+    if think is None:
+        return {}
+    if isinstance(think, bool):
+        return {"chat_template_kwargs": {"enable_thinking": think, "thinking": think}}
+    if think not in EFFORTS:
+        raise BadRequest("think", f"must be true, false, {', '.join(EFFORTS)}, not {think[:64]!r}")
+    return {"reasoning_effort": think}
+
+
+def _options(body: OllamaRequest) -> dict[str, Any]:
+    options = body.options or OllamaOptions()
+    limit = options.num_predict
+    return {
+        **{name: getattr(options, name) for name in _SAME},
+        "repetition_penalty": options.repeat_penalty,
+        "max_completion_tokens": limit if limit is not None and limit > 0 else None,
+    }
+
+
+def _messages(messages: list[OllamaMessage]) -> list[Message]:
+    made: list[Message] = []
+    waiting: list[tuple[str, str]] = []  # calls without a result: id and name
+    for number, message in enumerate(messages):
+        calls = _calls(message, number)
+        if calls:
+            waiting = [(call.id, call.function.name if call.function else "") for call in calls]
+        answers = _answered(message, waiting, f"messages[{number}]") if message.role == "tool" else None
+        made.append(
+            Message(
+                role=message.role,
+                content=None if calls and not message.content else message.content or "",
+                reasoning_content=message.thinking,
+                tool_calls=calls or None,
+                tool_call_id=answers,
+                name=message.tool_name or message.name,
+            )
+        )
+    return made
+
+
+def _calls(message: OllamaMessage, number: int) -> list[MessageToolCall]:
+    return [
+        MessageToolCall(
+            id=call.id
+            or f"c{number:05}{place:03}",  # 9 letters and digits: Mistral's template takes no others
+            type="function",
+            function=CalledFunction(
+                name=call.function.name, arguments=msgspec.json.encode(call.function.arguments or {}).decode()
+            ),
+        )
+        for place, call in enumerate(message.tool_calls or ())
+    ]
+
+
+def _answered(message: OllamaMessage, waiting: list[tuple[str, str]], path: str) -> str:
+    """The id of the call whose result this is: by its id, its tool's name, or its place."""
+    name = message.tool_name or message.name
+    for call in waiting:
+        if message.tool_call_id in (None, call[0]) and name in (None, call[1]):
+            waiting.remove(call)
+            return call[0]
+    raise BadRequest(path, "no call before this result is without one; say whose by tool_name")

@@ -1,0 +1,149 @@
+"""POST /api/chat, /api/generate, /api/embed and /api/embeddings: Ollama's API over the jobs of the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from ridgeline.server.bodies import encode
+from ridgeline.server.chat_job import chat_job
+from ridgeline.server.completions import completion_job
+from ridgeline.server.course import Job
+from ridgeline.server.decoding import decode
+from ridgeline.server.endpoint import NDJSON
+from ridgeline.server.exchange import Exchange, off_loop, read_body
+from ridgeline.server.front import Front
+from ridgeline.server.ollama_api.bodies import (
+    OllamaChatLine,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaGenerateLine,
+    OllamaSaid,
+)
+from ridgeline.server.ollama_api.conversion import (
+    blamed,
+    chat_request,
+    generate_request,
+    own_name,
+    raw_request,
+)
+from ridgeline.server.ollama_api.request import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaRequest,
+)
+from ridgeline.server.ollama_api.shape import OllamaShape, now
+from ridgeline.server.sse import answer
+from ridgeline.server.vectors.embeddings import BYTES_PER_NUMBER, read_embedding, rows
+from ridgeline.server.vectors.protocol import EmbeddingRequest
+from ridgeline.server.vectors.run import compute
+
+HEADERS = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+async def chat(request: Request) -> ASGIApp:
+    front = Front.of(request)
+    raw = await read_body(request, front.config)
+    body = await off_loop(len(raw), lambda: decode(raw, OllamaChatRequest))
+    if not body.messages:
+        return _loaded(front, body, is_chat=True)
+    job = await off_loop(len(raw), lambda: blamed(lambda: chat_job(front, chat_request(front, body))))
+    return _answer(request, job, body, is_chat=True)
+
+
+async def generate(request: Request) -> ASGIApp:
+    front = Front.of(request)
+    raw = await read_body(request, front.config)
+    body = await off_loop(len(raw), lambda: decode(raw, OllamaGenerateRequest))
+    if not body.prompt:
+        return _loaded(front, body, is_chat=False)
+
+    def work() -> Job:
+        if body.raw:
+            return completion_job(front, raw_request(front, body))
+        return chat_job(front, generate_request(front, body))
+
+    job = await off_loop(len(raw), lambda: blamed(work))
+    return _answer(request, job, body, is_chat=False)
+
+
+async def embed(request: Request) -> Response:
+    front, exchange = Front.of(request), Exchange.of(request)
+    raw = await read_body(request, front.config)
+
+    def read() -> EmbeddingRequest:
+        body = decode(raw, OllamaEmbedRequest)
+        return EmbeddingRequest(
+            model=own_name(front, body.model),
+            input=body.input if isinstance(body.input, str) else list(body.input),
+            truncate=body.truncate is not False,
+            dimensions=body.dimensions,
+        )
+
+    name, vectors, tokens = await _embedded(request, len(raw), read)
+    answered = OllamaEmbeddings(
+        model=name,
+        embeddings=cast(list[list[float]], vectors),
+        total_duration=int((time.monotonic() - exchange.arrival) * 1e9),
+        load_duration=0,
+        prompt_eval_count=tokens,
+    )
+    return _json(answered)
+
+
+async def embeddings(request: Request) -> Response:
+    """The older endpoint, of one text."""
+    front = Front.of(request)
+    raw = await read_body(request, front.config)
+    body = decode(raw, OllamaEmbeddingsRequest)
+    if not body.prompt:
+        front.served(own_name(front, body.model), "embed")
+        return _json(OllamaEmbedding(embedding=[]))
+    asked = EmbeddingRequest(model=own_name(front, body.model), input=body.prompt, truncate=True)
+    _, vectors, _ = await _embedded(request, len(raw), lambda: asked)
+    return _json(OllamaEmbedding(embedding=cast(list[float], vectors[0])))
+
+
+async def _embedded(
+    request: Request, size_bytes: int, read: Callable[[], EmbeddingRequest]
+) -> tuple[str, list[msgspec.Raw], int]:
+    """The name of the model, the vectors as JSON, and how many tokens were read."""
+    front = Front.of(request)
+    served, body, texts = await off_loop(size_bytes, lambda: read_embedding(front, read()))
+    vectors = await compute(request, served, body, texts)
+    made = await off_loop(vectors.size * BYTES_PER_NUMBER, lambda: rows(body, vectors))
+    return served.name, made, texts.num_tokens
+
+
+def _answer(request: Request, job: Job, body: OllamaRequest, is_chat: bool) -> ASGIApp:
+    front, exchange = Front.of(request), Exchange.of(request)
+    shape = OllamaShape(exchange, job, is_chat, shows_thinking=body.think is not False)
+    return answer(front, exchange, job, shape, keepalive=shape.keepalive, headers=HEADERS)
+
+
+def _loaded(front: Front, body: OllamaRequest, is_chat: bool) -> Response:
+    """Without a prompt, Ollama loads the model and says so. Here it is loaded, or the answer is 503."""
+    served = front.served(own_name(front, body.model), "generate")
+    served.ready_client()
+    reason = "unload" if body.keep_alive == 0 else "load"
+    head: dict[str, Any] = {
+        "model": served.name,
+        "created_at": now(),
+        "done": True,
+        "done_reason": reason,
+    }
+    if is_chat:
+        return _json(OllamaChatLine(**head, message=OllamaSaid(content="")))
+    return _json(OllamaGenerateLine(**head, response=""))
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(encode(body), media_type="application/json")

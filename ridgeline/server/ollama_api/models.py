@@ -1,0 +1,122 @@
+"""GET /api/tags, /api/ps, /api/version and POST /api/show: what is served, as Ollama tells it."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.engine.client import AsyncClient
+from ridgeline.server.bodies import encode
+from ridgeline.server.decoding import decode
+from ridgeline.server.exchange import read_body
+from ridgeline.server.front import Front, Model, fingerprint
+from ridgeline.server.ollama_api.bodies import (
+    OllamaDetails,
+    OllamaModel,
+    OllamaModels,
+    OllamaRunning,
+    OllamaRunningModels,
+    OllamaShown,
+    OllamaVersion,
+)
+from ridgeline.server.ollama_api.conversion import own_name
+from ridgeline.server.ollama_api.request import OllamaShowRequest
+from ridgeline.server.ollama_api.shape import stamp
+from ridgeline.server.speech import speech_of
+
+VERSION = "0.13.0"  # of the API that is spoken: clients refuse to work with servers that say an older one
+ARCHITECTURE = "ridgeline"  # clients look for `<architecture>.context_length` in model_info
+STAYS = timedelta(days=365 * 100)
+_STARTED = stamp(datetime.now(UTC))
+
+
+async def tags(request: Request) -> Response:
+    models = Front.of(request).models
+    return _json(OllamaModels([_card(model, name) for model in models for name in model.names]))
+
+
+async def ps(request: Request) -> Response:
+    """Every model whose engine has said hello."""
+    expires_at = stamp(datetime.now(UTC) + STAYS)
+    running = []
+    for model in Front.of(request).models:
+        client = model.engine.client
+        if client is None:
+            continue
+        card = _card(model, model.names[0])
+        running.append(
+            OllamaRunning(
+                name=card.name,
+                model=card.model,
+                size=card.size,
+                digest=card.digest,
+                details=card.details,
+                expires_at=expires_at,
+                size_vram=card.size if "cuda" in client.hello.backend.lower() else 0,
+                context_length=client.hello.max_context,
+            )
+        )
+    return _json(OllamaRunningModels(running))
+
+
+async def version(request: Request) -> Response:
+    return _json(OllamaVersion(VERSION))
+
+
+async def show(request: Request) -> Response:
+    front = Front.of(request)
+    body = decode(await read_body(request, front.config), OllamaShowRequest)
+    served = front.served(own_name(front, body.model or body.name))
+    client = served.ready_client()
+    template = client.tokenizer.chat_template
+    source = "" if template is None else template.source
+    shown = OllamaShown(
+        modelfile=f"# served by ridgeline\nFROM {served.name}\n",
+        parameters=f"num_ctx {client.hello.max_context}",
+        template=source if isinstance(source, str) else "\n".join(source.values()),
+        modified_at=_STARTED,
+        details=OllamaDetails(),
+        model_info=_info(client, served.model.names[0]),
+        capabilities=_capabilities(front, client),
+    )
+    return _json(shown)
+
+
+def _info(client: AsyncClient, name: str) -> dict[str, str | int]:
+    info: dict[str, str | int] = {
+        "general.architecture": ARCHITECTURE,
+        "general.basename": name,
+        f"{ARCHITECTURE}.context_length": client.hello.max_context,
+    }
+    if client.hello.vector_size:
+        info[f"{ARCHITECTURE}.embedding_length"] = client.hello.vector_size
+    return info
+
+
+def _capabilities(front: Front, client: AsyncClient) -> list[str]:
+    if client.hello.task == "embed":
+        return ["embedding"]
+    speech = speech_of(client.tokenizer, front.config)
+    found = {"completion": True, "tools": speech.tools is not None, "thinking": speech.reasoning is not None}
+    return [name for name, is_there in found.items() if is_there]
+
+
+def _card(model: Model, name: str) -> OllamaModel:
+    client = model.engine.client
+    identity = model.names[0] if client is None else f"{model.names[0]} {fingerprint(client)}"
+    return OllamaModel(
+        name=name,
+        model=name,
+        modified_at=_STARTED,
+        size=0 if client is None else client.hello.bytes.get("weights", 0),
+        digest=hashlib.sha256(identity.encode()).hexdigest(),
+        details=OllamaDetails(),
+    )
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(encode(body), media_type="application/json")

@@ -1,0 +1,175 @@
+"""OllamaShape: pieces as lines of JSON, or as one answer, of /api/chat or /api/generate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET
+
+from ridgeline.server.bodies import ChatLogprob, Usage, encode
+from ridgeline.server.choices import Piece
+from ridgeline.server.course import Job
+from ridgeline.server.errors import ErrorReply
+from ridgeline.server.exchange import Exchange
+from ridgeline.server.logprobs import TokenNames, chat_logprobs
+from ridgeline.server.ollama_api.bodies import (
+    OllamaCall,
+    OllamaCalled,
+    OllamaChatLine,
+    OllamaError,
+    OllamaGenerateLine,
+    OllamaSaid,
+)
+from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.web.tool_input import ToolInput
+
+NS_PER_MS = 1_000_000
+
+
+def now() -> str:
+    return stamp(datetime.now(UTC))
+
+
+def stamp(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class Said:
+    """What one line says."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[OllamaCall] = field(default_factory=list)
+    logprobs: list[ChatLogprob] = field(default_factory=list)
+
+
+class GrowingCalls:
+    """A call is told when it is whole: its arguments are an object."""
+
+    def __init__(self) -> None:
+        self._start: CallStart | None = None
+        self._texts: list[str] = []
+        self._input = ToolInput()
+
+    def begin(self, start: CallStart) -> None:
+        self._start, self._texts, self._input = start, [], ToolInput()
+
+    def add(self, text: str) -> None:
+        self._texts.append(self._input.add(text))
+
+    def end(self, cut: bool) -> list[OllamaCall]:
+        """The open call, if there is one. `cut`: the answer ended in the middle of it."""
+        start, self._start = self._start, None
+        if start is None:
+            return []
+        text = "".join([*self._texts, self._input.end(cut)])
+        arguments = cast(dict[str, Any], msgspec.Raw(text.encode()))
+        return [
+            OllamaCall(
+                id=start.id, function=OllamaCalled(index=start.index, name=start.name, arguments=arguments)
+            )
+        ]
+
+
+class OllamaShape:
+    """`is_chat`: messages, else the text alone. `shows_thinking`: the client did not ask for none."""
+
+    def __init__(self, exchange: Exchange, job: Job, is_chat: bool, shows_thinking: bool) -> None:
+        self._model = job.served.name
+        self._arrival = exchange.arrival
+        self._names = TokenNames(job.client.tokenizer)
+        self._is_chat = is_chat
+        self._shows_thinking = shows_thinking
+        self._calls = GrowingCalls()
+        self._reason = "stop"
+
+    @property
+    def keepalive(self) -> bytes:
+        """A line that says nothing: clients read every line as JSON."""
+        return self._line(Said())
+
+    def opening(self) -> bytes:
+        return b""
+
+    def events(self, piece: Piece) -> bytes:
+        return b"".join([self._line(said) for said in self._said(piece)])
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._line(Said(), **self._ending(usage))
+
+    def failure(self, reply: ErrorReply) -> bytes:
+        return encode(OllamaError(reply.shown_message())) + b"\n"
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Any:
+        """The stream's lines, joined: whole and streamed cannot differ."""
+        parts = [said for piece in pieces for said in self._said(piece)]
+        joined = Said(
+            "".join(part.content for part in parts),
+            "".join(part.thinking for part in parts),
+            [call for part in parts for call in part.calls],
+            [token for part in parts for token in part.logprobs],
+        )
+        return self._body(joined, **self._ending(usage))
+
+    def _said(self, piece: Piece) -> list[Said]:
+        said: list[Said] = []
+        for event in piece.events:
+            self._add(event, said)
+        if piece.finish_reason is not None:
+            self._reason = "length" if piece.finish_reason == "length" else "stop"
+            said += [Said(calls=[call]) for call in self._calls.end(cut=self._reason == "length")]
+        if piece.logprobs:
+            said = said or [Said()]
+            said[0].logprobs = chat_logprobs(self._names, piece.logprobs)
+        return said
+
+    def _add(self, event: ParsedEvent, said: list[Said]) -> None:
+        if not isinstance(event, CallArguments):
+            said += [Said(calls=[call]) for call in self._calls.end(cut=False)]
+        match event:
+            case Content(text):
+                said.append(Said(content=text))
+            case Reasoning(text):
+                if self._shows_thinking:
+                    said.append(Said(thinking=text))
+            case CallStart():
+                self._calls.begin(event)
+            case CallArguments(_, text):
+                self._calls.add(text)
+
+    def _line(self, said: Said, **ending: Any) -> bytes:
+        return encode(self._body(said, **ending)) + b"\n"
+
+    def _body(self, said: Said, **ending: Any) -> OllamaChatLine | OllamaGenerateLine:
+        head = {
+            "model": self._model,
+            "created_at": now(),
+            "logprobs": said.logprobs or UNSET,
+            "done": False,
+            **ending,
+        }
+        thinking = said.thinking or UNSET
+        if not self._is_chat:
+            return OllamaGenerateLine(**head, response=said.content, thinking=thinking)
+        message = OllamaSaid(content=said.content, thinking=thinking, tool_calls=said.calls or UNSET)
+        return OllamaChatLine(**head, message=message)
+
+    def _ending(self, usage: Usage) -> dict[str, Any]:
+        timing = usage.timing[0] if usage.timing else None
+        prefill_ms = (timing.ttft_ms or 0.0) - (timing.queue_ms or 0.0) if timing else 0.0
+        inference_ms = (timing.inference_ms or 0.0) if timing else 0.0
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": int((time.monotonic() - self._arrival) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": int(max(prefill_ms, 0.0) * NS_PER_MS),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": int(max(inference_ms - prefill_ms, 0.0) * NS_PER_MS),
+        }
