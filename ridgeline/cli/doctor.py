@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
 from ridgeline.models.pull import needed_bytes
 from ridgeline.models.registry import cache_dir, cached_file, find_known
 from ridgeline.options import OptionError
+from ridgeline.server.state import default_folder
 
 GB, GIB = 1e9, 1 << 30
 MIN_MEMORY_BYTES = 2 * GIB  # for the default model, its KV cache and activations
@@ -100,6 +102,8 @@ def examine(*, quick: bool = False, online: bool = False) -> Iterator[Finding]:
     yield check_cores(machine.cores())
     yield check_memory(machine.memory())
     yield check_disk(cache_dir())
+    yield check_cache(cache_dir())
+    yield check_state(default_folder())
     yield check_default_model()
     yield check_compiler()
     yield check_pip()
@@ -172,6 +176,37 @@ def check_disk(cache: Path) -> Finding:
         advice = f"pulling the default model needs {needed / GB:.1f} GB; RIDGELINE_CACHE names another place"
         return Finding("missing", "disk", value, advice, fatal=True)
     return Finding("ok", "disk", value)
+
+
+def check_cache(cache: Path) -> Finding:
+    """Models are fetched into it; one that is there is read without writing."""
+    reason = why_not_writable(cache)
+    if reason is None:
+        return Finding("ok", "cache", f"{cache} is writable")
+    known = find_known(DEFAULT_MODEL)
+    assert known is not None
+    advice = "no model can be fetched into it: set RIDGELINE_CACHE to a writable directory"
+    is_needed = not cached_file(known).is_file()
+    return Finding("missing", "cache", f"{cache}: {reason}", advice, fatal=is_needed)
+
+
+def check_state(folder: Path) -> Finding:
+    reason = why_not_writable(folder)
+    if reason is None:
+        return Finding("ok", "state", f"{folder} is writable")
+    advice = "`ridgeline serve` keeps files, batches and responses there: give it --state-dir"
+    return Finding("missing", "state", f"{folder}: {reason}", advice, fatal=True)
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """None if a file can be made in `folder`, or in the directory that it would be made in. By trying."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"x")
+    except OSError as error:
+        return f"{existing} is not writable ({error.strerror})"
+    return None
 
 
 def check_default_model() -> Finding:

@@ -24,7 +24,9 @@ from ridgeline.engine.grammar.keywords import prepared
 from ridgeline.engine.output import Completion, Generation, OutputChunk
 from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.text import TextStream
+from ridgeline.models.families import check_servable
 from ridgeline.models.pull import ensure
+from ridgeline.models.read_spec import read_spec
 
 if TYPE_CHECKING:
     from ridgeline.engine.grammar.library import Compiled
@@ -41,8 +43,9 @@ class LLM:
 
         self.config = EngineConfig(model=model, **options)
         path = ensure(model).path
+        check_servable(read_spec(path))
+        self.tokenizer = Tokenizer.load(path)  # a missing one is reported before the weights are read
         self.engine: BuiltEngine = build_engine(self.config, path)
-        self.tokenizer = Tokenizer.load(path)
         self._ids = itertools.count()
         self._streaming = False
 

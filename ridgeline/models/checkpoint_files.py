@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.models.config_values import ConfigValues, read_json_object
-from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, pickle_refusal
+from ridgeline.models.conversion import no_weights, pickle_refusal
+from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel
 from ridgeline.models.registry import refuse_pickles_alone
 
 
@@ -26,7 +27,7 @@ def weights_file(path: Path) -> Path:
             return ggufs[0]
         if ggufs:
             raise BrokenModel(f"{path}: holds {len(ggufs)} .gguf files; name the one to load")
-        raise BrokenModel(f"{path}: holds no weights (model.safetensors, its index, or a .gguf file)")
+        raise no_weights(path)
     if path.suffix in PICKLE_SUFFIXES:
         raise pickle_refusal(path)
     return path

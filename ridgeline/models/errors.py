@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 
 
@@ -25,10 +23,3 @@ class BrokenModel(ModelError):
 
 class TemplateError(ModelError):
     """The chat template is missing, or refused these messages."""
-
-
-def pickle_refusal(path: Path) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{path}: is a pickle, and loading a pickle runs any code its author put there; "
-        "convert to safetensors, or use the model's .safetensors or .gguf files"
-    )

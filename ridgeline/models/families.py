@@ -160,6 +160,7 @@ QWEN2_MOE = Family(
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, MIXTRAL, QWEN3_MOE, QWEN2_MOE)
 }
+SERVED_FAMILIES = sorted(family.name for family in FAMILIES.values() if not family.experts)
 BY_MODEL_TYPE: dict[str, Family] = {
     kind: family for family in FAMILIES.values() for kind in family.model_types
 }

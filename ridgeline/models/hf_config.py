@@ -12,7 +12,7 @@ from typing import Any
 
 from ridgeline.models.config_values import ConfigValues, is_set, shown
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.families import BY_MODEL_TYPE, FAMILIES, Family
+from ridgeline.models.families import BY_MODEL_TYPE, SERVED_FAMILIES, Family
 from ridgeline.models.hf_features import JUDGED_KEYS, SILENT_KEYS, routed_experts, unreadable_features
 from ridgeline.models.hf_quantization import read_weight_format
 from ridgeline.models.hf_rope import read_ropes
@@ -129,9 +129,9 @@ def _find_family(config: dict[str, Any], where: str) -> Family:
         features.append(experts)
     if family is None:
         asks = f": it asks for {'; '.join(features)}" if features else ""
-        known = ", ".join(sorted(FAMILIES))
         raise UnsupportedModel(
-            f"{where}: the family {model_type!r} is not supported{asks}. Known are {known}"
+            f"{where}: the family {model_type!r} is not supported{asks}. "
+            f"Served are {', '.join(SERVED_FAMILIES)}"
         )
     if features:
         raise UnsupportedModel(f"{where}: {model_type} with {'; '.join(features)} is not supported")

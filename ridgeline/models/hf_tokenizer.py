@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ridgeline.models.config_values import ConfigValues, read_json_object
+from ridgeline.models.conversion import missing_tokenizer
 from ridgeline.models.end_tokens import read_tokenizer_config, token_text
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.tokenizer_parts import TokenizerParts
@@ -39,10 +40,7 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
-        raise BrokenModel(
-            f"{path.parent}: has no tokenizer.json. Older formats (tokenizer.model, …) are not read: "
-            "load the tokenizer with transformers once and save it with save_pretrained"
-        )
+        raise missing_tokenizer(path.parent)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions

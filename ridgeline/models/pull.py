@@ -245,7 +245,8 @@ def _storage_failure(known: KnownModel, target: Path, error: OSError) -> PullFai
             f"{target.parent}; nothing was kept. Free some or set RIDGELINE_CACHE to another disk"
         )
     return PullFailed(
-        f"{known.name}: cannot be kept in {target.parent}: {error}; set RIDGELINE_CACHE to a writable place"
+        f"{known.name}: cannot be kept in {target.parent}: {error}; set RIDGELINE_CACHE to a writable "
+        "directory (and --state-dir of `ridgeline serve` to another, where the home directory is read-only)"
     )
 
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.models.config_values import read_json_object
+from ridgeline.models.conversion import pickle_refusal
 from ridgeline.models.encoder_config import is_encoder
 from ridgeline.models.end_tokens import hf_end_id
-from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound, UnsupportedModel, pickle_refusal
+from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound, UnsupportedModel
 from ridgeline.models.gguf import GgufFile
 from ridgeline.models.gguf_config import spec_from_gguf
 from ridgeline.models.hf_config import spec_from_hf

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -16,13 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ridgeline.models.errors import (
-    PICKLE_SUFFIXES,
-    BrokenModel,
-    ModelNotFound,
-    UnsupportedModel,
-    pickle_refusal,
-)
+from ridgeline.models.conversion import adapter_refusal, is_adapter, pickle_refusal
+from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, ModelNotFound, UnsupportedModel
 from ridgeline.models.generation_config import NO_DEFAULTS, SamplingDefaults
 
 Source = Literal["registry", "directory", "gguf", "hub"]
@@ -231,7 +227,13 @@ def cache_dir() -> Path:
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "ridgeline"
-    return Path.home() / ".cache" / "ridgeline"
+    try:
+        return Path.home() / ".cache" / "ridgeline"
+    except RuntimeError:  # a container's user without an entry in /etc/passwd
+        raise ModelNotFound(
+            "the home directory is unknown, and models are kept there: set HOME, or RIDGELINE_CACHE to a "
+            "directory that is writable"
+        ) from None
 
 
 def cached_file(known: KnownModel) -> Path:
@@ -328,6 +330,10 @@ def _from_hub(name: str, patterns: list[str]) -> tuple[str, Path]:
         )
     except Exception as error:  # the hub's clients raise a dozen kinds, some not even OSErrors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS):
+            raise ModelNotFound(
+                f"{name}: cannot be kept in the hub's cache ({reason}); set HF_HOME to a writable directory"
+            ) from error
         raise ModelNotFound(
             f"{name}: could not be fetched from the Hugging Face hub ({type(error).__name__}: {reason}). "
             "Check the name and the network (HF_ENDPOINT, HF_TOKEN, proxies), or place config.json, the "
@@ -344,6 +350,8 @@ def refuse_pickles_alone(directory: Path) -> None:
 
 
 def _checked_directory(path: Path) -> Path:
+    if is_adapter(path):
+        raise adapter_refusal(path)
     refuse_pickles_alone(path)
     if (path / "config.json").is_file():
         return path
@@ -359,6 +367,8 @@ def _checked_file(path: Path) -> Path:
     if suffix in PICKLE_SUFFIXES:
         raise pickle_refusal(path)
     if suffix == ".safetensors":
+        if is_adapter(path.parent):
+            raise adapter_refusal(path.parent)
         raise UnsupportedModel(f"{path}: weights alone; give the directory that also holds its config.json")
     raise UnsupportedModel(f"{path}: not a .gguf file and not a model directory")
 

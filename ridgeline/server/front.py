@@ -46,6 +46,7 @@ class Model:
     names: tuple[str, ...]
     engine: Engine
     metrics: ServerMetrics
+    other_names: tuple[str, ...] = ()  # accepted, but not listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Front:
                 raise ApiError(404, message, param="model", code="model_not_found")
             return Served(fitting[0].names[0], fitting[0])
         for model in self.models:
-            if asked in model.names:
+            if asked in model.names or asked in model.other_names:
                 known = self.task_of(model)
                 if task is not None and known is not None and known != task:
                     message = f"model: {asked!r} {_DOES[known]}; this endpoint needs one that {_DOES[task]}"

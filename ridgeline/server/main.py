@@ -70,7 +70,7 @@ class Supervised:
             supervisor.client.stats if supervisor.client is not None else None
         )
         supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
-        return Model(self.setup.names, supervisor, metrics)
+        return Model(self.setup.names, supervisor, metrics, self.setup.other_names)
 
     def startup_lines(self) -> str:
         client, name = self.supervisor.client, self.setup.names[0]
@@ -93,6 +93,7 @@ class Supervised:
             "start_s": hello.seconds,
             "bytes": hello.bytes,
             "limits": hello.limits,
+            "sampling": hello.sampling.values(),
         }
 
 

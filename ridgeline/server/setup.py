@@ -7,25 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.engine.config import EngineConfig
+from ridgeline.models.registry import find_known
 from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """One model to serve: its engine's settings, and the names clients may ask for it by, its own first."""
+    """One model to serve: its engine's settings, and the names clients may ask for it by, its own first.
+
+    other_names: of a model known by short name, its remaining ones; accepted, but not listed by /v1/models.
+    """
 
     engine: EngineConfig
     names: tuple[str, ...]
+    other_names: tuple[str, ...] = ()
 
 
 def named(
     configs: Sequence[EngineConfig], names: Sequence[tuple[str, ...]], server: ServerConfig
 ) -> list[ModelSetup]:
     """Each model with its names: those of its table or --served-model-name, else its own, and its aliases."""
+    chosen = [(server.served_model_name if not place else ()) or given for place, given in enumerate(names)]
     all_names = [
-        list((server.served_model_name if not place else ()) or given or (public_name(config.model),))
-        for place, (config, given) in enumerate(zip(configs, names, strict=True))
+        list(given or (public_name(config.model),)) for config, given in zip(configs, chosen, strict=True)
     ]
     for alias in server.alias:
         new, equals, old = alias.partition("=")
@@ -39,7 +44,17 @@ def named(
     for name in flat:
         if flat.count(name) > 1:
             raise OptionError(f"the name {name} is given twice; give one of the models another with names")
-    return [ModelSetup(config, tuple(known)) for config, known in zip(configs, all_names, strict=True)]
+    return [
+        ModelSetup(config, tuple(known), () if given else _other_names(config.model, flat))
+        for config, known, given in zip(configs, all_names, chosen, strict=True)
+    ]
+
+
+def _other_names(model: str, taken: Sequence[str]) -> tuple[str, ...]:
+    """What else `ridgeline models list` calls the model."""
+    known = find_known(model)
+    names = () if known is None else (known.name, *known.aliases)
+    return tuple(name for name in names if name not in taken)
 
 
 def sharing_memory(models: Sequence[ModelSetup], paths: Sequence[Path]) -> list[ModelSetup]:

@@ -37,7 +37,8 @@ class StateStore:
             self._connection.execute("PRAGMA busy_timeout=5000")
         except (OSError, sqlite3.Error) as error:
             raise OptionError(
-                f"the state directory {folder} cannot be used: {error}; choose another with --state-dir"
+                f"the state directory {folder} cannot be used: {error}; choose another with --state-dir "
+                "(and another place for models with RIDGELINE_CACHE, where the home directory is read-only)"
             ) from error
         self._thread = ThreadPoolExecutor(1, "ridgeline-state")
 
@@ -65,8 +66,19 @@ def open_state(folder: Path | None, port: int) -> StateStore:
         return StateStore(folder.expanduser())
     if port == 0:
         return StateStore(Path(tempfile.mkdtemp(prefix="ridgeline-state-")), is_temporary=True)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return StateStore(Path(base) / "ridgeline" / str(port))
+    return StateStore(default_folder() / str(port))
+
+
+def default_folder() -> Path:
+    """Where servers keep their state by default, each in a folder named by its port."""
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a container's user without an entry in /etc/passwd
+        raise OptionError(
+            "the home directory is unknown, and the server's state is kept there: set HOME, or choose a "
+            "directory with --state-dir"
+        ) from None
+    return Path(base) / "ridgeline"
 
 
 def _only_one(folder: Path) -> int:

@@ -75,6 +75,35 @@ def test_a_full_disk_is_fatal_only_while_the_model_is_not_there(
     assert not doctor.check_disk(tmp_path).fatal
 
 
+def test_a_cache_that_cannot_be_written_is_fatal_only_while_the_model_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    (tmp_path / "file").touch()
+    blocked = tmp_path / "file" / "cache"  # nothing can be made below a file, whoever tries
+    finding = doctor.check_cache(blocked)
+    assert (finding.status, finding.fatal) == ("missing", True)
+    assert f"{tmp_path / 'file'} is not writable (Not a directory)" in finding.value
+    assert "RIDGELINE_CACHE" in finding.advice
+    place = tmp_path / "models" / "smollm2-135m"
+    place.mkdir(parents=True)
+    (place / "SmolLM2-135M-Instruct.Q4_1.gguf").touch()
+    assert not doctor.check_cache(blocked).fatal
+    assert doctor.check_cache(tmp_path / "not" / "yet" / "made").status == "ok"
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_state_directory_that_cannot_be_written_names_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert main(["doctor", "--quick", "--json"]) == 1
+    findings = {each["subject"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert (findings["state"]["status"], findings["state"]["fatal"]) == ("missing", True)
+    assert "--state-dir" in findings["state"]["advice"]
+
+
 def test_amx_that_dies_when_used_is_a_finding_with_the_way_out() -> None:
     finding = doctor.check_amx(measure.Measured(failure="died with SIGILL"))
     assert finding.status == "missing"

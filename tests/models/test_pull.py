@@ -175,7 +175,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(PullFailed, match="RIDGELINE_CACHE"):
+    with pytest.raises(PullFailed, match=r"RIDGELINE_CACHE.*--state-dir"):
         pull(tiny)
 
 

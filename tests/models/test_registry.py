@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -169,6 +170,15 @@ def test_an_unreachable_hub_says_what_to_do_instead(tmp_path: Path) -> None:
         "ridgeline.models.errors.", ""
     )
     assert "place config.json" in done.stderr
+
+
+def test_a_hub_cache_that_cannot_be_written_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(repo: str, **options: Any) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", "/home/.cache/huggingface")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(ModelNotFound, match=r"Permission denied.*set HF_HOME to a writable directory"):
+        resolve("hf:org/name")
 
 
 def test_a_hub_model_asks_for_its_revision_and_for_no_pickle(

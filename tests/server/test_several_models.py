@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,15 @@ import msgspec
 import pytest
 
 from ridgeline.cli.main import build_parser
+from ridgeline.cli.models import run_list
 from ridgeline.cli.serve import model_setups, read_models_file
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import QueueFull
 from ridgeline.options import OptionError, build, given_flags
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.front import Model
+from ridgeline.server.errors import ApiError
+from ridgeline.server.front import Front, Model
 from ridgeline.server.setup import ModelSetup, named, sharing_memory
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import ScriptedClient, ScriptedSupervisor, fail, say
@@ -123,6 +127,11 @@ async def test_a_queue_that_is_full_is_counted_for_the_model_whose_it_is() -> No
     ]
 
 
+def served_by(setup: ModelSetup) -> Model:
+    engine = ScriptedSupervisor(ScriptedClient(say("")))
+    return Model(setup.names, engine, ServerMetrics(setup.names[0]), setup.other_names)
+
+
 def setups(arguments: list[str], file: Path | None = None) -> list[ModelSetup]:
     args = build_parser().parse_args(["serve", *arguments])
     values, tables = read_models_file(file) if file else ({}, [])
@@ -134,6 +143,26 @@ def test_models_and_aliases_come_from_the_command_line() -> None:
     first, second = setups(["a", "hf:org/b", "--alias", "x=org/b", "--max-running", "3"])
     assert (first.names, second.names) == (("a",), ("org/b", "x"))
     assert first.engine.max_running == second.engine.max_running == 3
+
+
+def test_every_name_that_models_list_has_for_a_model_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    run_list(argparse.Namespace(json=True))
+    known = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "smollm2-135m")
+    for asked_for in (known["name"], *known["aliases"]):
+        (setup,) = setups([asked_for])
+        assert setup.names == (asked_for,)
+        front = Front(ServerConfig(), [served_by(setup)])
+        for name in (known["name"], *known["aliases"]):
+            assert front.served(name).model.names == (asked_for,)
+        with pytest.raises(ApiError, match="is not served here"):
+            front.served("gemma3")
+
+
+def test_a_name_that_was_chosen_is_not_shared_and_chosen_names_alone_are_accepted() -> None:
+    first, second = setups(["smollm2-135m", "dir/smollm2"])
+    assert (first.other_names, second.other_names) == (("smollm2-135m-instruct",), ())
+    (renamed,) = setups(["smollm2-135m", "--served-model-name", "gpt-4o"])
+    assert (renamed.names, renamed.other_names) == (("gpt-4o",), ())
 
 
 def test_models_that_keep_kv_share_the_memory_and_others_take_no_part(tmp_path: Path) -> None:
