@@ -18,6 +18,7 @@ from ridgeline.gateway.body import write_fields
 from ridgeline.gateway.estimating import Estimates
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.refusals import Refusals
 from ridgeline.gateway.usage import Usage
 
 log = logging.getLogger("ridgeline.gateway")
@@ -35,6 +36,7 @@ class Booking:
         self._ours = {one.name for one in parts.settings.upstreams if one.kind == "ridgeline"}
         self._estimates = Estimates(parts)
         self.attempts = AttemptBooking(parts, self._estimates)
+        self.refusals = Refusals(self._write_refused)
 
     def is_late(self, exchange: Exchange) -> bool:
         """Its usage is still to be asked for, or to be counted by a tokenizer."""
@@ -89,16 +91,25 @@ class Booking:
             parts.metrics.attempt(attempt.kind, attempt.upstream, attempt.cause)
         if exchange.why or row.attempts > 1:
             row.route = msgspec.json.encode({**exchange.why, **_attempts(exchange)}).decode()
+        parts.metrics.observe(row)
+        if not self.refusals.takes(row):
+            self._write(exchange)
+        if parts.tracer is not None and exchange.trace is not None:
+            parts.tracer.finish(exchange)
+        return row
+
+    def _write(self, exchange: Exchange) -> None:
+        parts, row = self._parts, exchange.row
         trace_id = exchange.trace.id if exchange.trace is not None else ""
         parts.ledger.close(row)
-        parts.metrics.observe(row)
         if parts.access_log.wants_bodies and exchange.fields:
             parts.access_log.write(row, trace_id, write_fields(exchange.fields))  # as the guard left them
         else:
             parts.access_log.write(row, trace_id)
-        if parts.tracer is not None and exchange.trace is not None:
-            parts.tracer.finish(exchange)
-        return row
+
+    def _write_refused(self, row: LedgerRow) -> None:
+        self._parts.ledger.close(row)
+        self._parts.access_log.write(row)
 
 
 class Finishing:
@@ -133,6 +144,7 @@ class Finishing:
         """When every row is with the ledger."""
         while self._late:
             await asyncio.wait(set(self._late))
+        self._booking.refusals.flush()
 
     async def _finish_late(self, exchange: Exchange) -> None:
         try:

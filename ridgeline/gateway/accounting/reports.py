@@ -37,7 +37,7 @@ _DAY_MS = 86_400_000
 _END_OF_TIME_MS = 253_402_300_800_000  # the year 10000
 _HALF = 10**6  # sums of picodollars outgrow 64 bits at nine million dollars: their halves do not
 _SUMS = (
-    "COUNT(*)",
+    "COUNT(*) + SUM(repeats)",
     "SUM(CASE WHEN outcome IN ('ok', 'cached') THEN 1 ELSE 0 END)",
     "SUM(CASE WHEN outcome IN ('client_gone', 'lost') THEN 1 ELSE 0 END)",
     "SUM(CASE WHEN outcome = 'cached' THEN 1 ELSE 0 END)",

@@ -72,3 +72,4 @@ class LedgerRow(msgspec.Struct):
     total_ms: float = 0.0
     route: str = ""  # JSON: which model and why, by which rule or neighbours; retries and fallbacks taken
     guard: str = ""  # JSON: kinds found and what was done, never the text
+    repeats: int = 0  # further requests that ended as this one did, and have no row of their own

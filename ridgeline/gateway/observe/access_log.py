@@ -63,6 +63,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     guard: msgspec.Raw | None = None
     request: str = ""
     answer: str = ""
+    repeats: int = 0
 
 
 class AccessLog:
@@ -186,6 +187,7 @@ def _line(row: LedgerRow) -> Line:
         _rounded(row.stream_ms),
         route=msgspec.Raw(row.route.encode()) if row.route else None,
         guard=msgspec.Raw(row.guard.encode()) if row.guard else None,
+        repeats=row.repeats,
     )
 
 
