@@ -21,6 +21,7 @@ from ridgeline.gateway.limits.memory import MemoryLimiter
 from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
+from ridgeline.gateway.offload import Offload, plain
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.store import Store
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ridgeline.gateway.caching.semantic import SemanticCache
     from ridgeline.gateway.limits.resp import RedisClient
     from ridgeline.gateway.routing.embedder import Embedder
+    from ridgeline.gateway.routing.question import Question
     from ridgeline.gateway.routing.router import ModelRouter
 
 EMBED_S = 5.0
@@ -113,7 +115,9 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     limiter = await _limiter(settings, ledger)
     stack.push_async_callback(limiter.close)
     embedder = _embedder(settings, upstreams)
-    guards = Guards(settings.guards)
+    offload = Offload(settings)
+    stack.push_async_callback(offload.close)
+    guards = Guards(settings.guards, offload)
     stack.push_async_callback(guards.close)
     await guards.start()
     access_log = AccessLog(settings.observe)
@@ -142,7 +146,8 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
         body_bytes=HeldBytes(
             settings.gateway.max_held_bytes, settings.gateway.max_held_bytes_per_key, "max_held_bytes"
         ),
-        router=_router(settings, embedder),
+        offload=offload,
+        router=_router(settings, embedder, offload),
         exact=ExactCache(settings.cache, await _cache_redis(settings, stack), prefix=settings.redis.prefix),
         semantic=_semantic(settings, embedder),
         tracer=tracer,
@@ -188,12 +193,19 @@ def _embedder(settings: GatewaySettings, upstreams: Upstreams) -> Embedder | Non
     return Embedder(config, post)
 
 
-def _router(settings: GatewaySettings, embedder: Embedder | None) -> ModelRouter | None:
+def _router(settings: GatewaySettings, embedder: Embedder | None, offload: Offload) -> ModelRouter | None:
     if not settings.routes:
         return None
+    from ridgeline.gateway.routing.reading import Reading
     from ridgeline.gateway.routing.router import ModelRouter
 
-    return ModelRouter(settings.routes, settings.rules, embedder)
+    async def read_large(question: Question) -> Reading:
+        reading: Reading = await offload.run(
+            question.tenant, "reading", question.kind, plain(question.fields)
+        )
+        return reading
+
+    return ModelRouter(settings.routes, settings.rules, embedder, read_large=read_large)
 
 
 def _semantic(settings: GatewaySettings, embedder: Embedder | None) -> SemanticCache | None:

@@ -14,6 +14,8 @@ import msgspec
 from ridgeline.gateway.errors import BadRequest
 
 Fields = dict[str, msgspec.Raw]
+MAX_FIELDS = 1000
+MAX_OBJECT = 64 << 10  # bytes of a field that is read whole, such as stream_options
 T = TypeVar("T")
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -62,6 +64,8 @@ def field(fields: Fields, name: str, kind: type[T], default: T) -> T:
     raw = fields.get(name)
     if raw is None:
         return default
+    if kind is dict and memoryview(raw).nbytes > MAX_OBJECT:
+        raise BadRequest(f"{name}: larger than {MAX_OBJECT} bytes", param=name)
     decoder = _values.get(kind)
     if decoder is None:
         decoder = _values[kind] = msgspec.json.Decoder(kind | None)

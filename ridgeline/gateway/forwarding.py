@@ -7,6 +7,7 @@ had not asked for stands between. The ledger knows of a request before its first
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -19,14 +20,16 @@ from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.dialects.translate import translate_answer, translate_request
 from ridgeline.gateway.dialects.usage_reader import Hide, ask_for_usage
 from ridgeline.gateway.endpoints import Endpoint
-from ridgeline.gateway.errors import BadRequest, ClientGone, Unauthorized, UpstreamFailed
+from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError, Unauthorized, UpstreamFailed
 from ridgeline.gateway.exchange import ANONYMOUS, Exchange, Headers, Send
 from ridgeline.gateway.job import Job, Sent
+from ridgeline.gateway.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.relaying import StreamRelay
 from ridgeline.gateway.stored_responses import remember_response
 from ridgeline.gateway.upstreams.answer import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+from ridgeline.gateway.usage import Usage
 
 # What of a client's own headers goes on; everything else, keys and forged ones above all, stays here.
 PASSED_ON = (b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"idempotency-key")
@@ -96,9 +99,12 @@ class Forwarding:
         if row.gateway_ms is None:
             row.gateway_ms = (time.monotonic() - exchange.arrived) * 1000
         exchange.attempts = []
+        targets = job.targets or model.targets
+        if is_large(exchange.fields):
+            await self._translate_large(exchange, job, targets)
         try:
             exchange.opened = opened = await self._parts.upstreams.open(
-                job.targets or model.targets,
+                targets,
                 lambda target: self._prepare(exchange, job, target),
                 tenant=exchange.tenant,
                 weight=team.weight if team is not None else 1.0,
@@ -151,9 +157,7 @@ class Forwarding:
         is_translated = family != endpoint.family
         has_salt = takes_salt(self._upstreams[target.upstream], kind)
         if is_translated:
-            if has_salt:  # added behind the translation
-                fields = {name: value for name, value in fields.items() if name != FIELD}
-            other, fields = translate_request(kind, fields, family, self._parts.settings.dialects)
+            other, fields = self._translated(exchange, job, (family, has_salt))
             path = other or path
         fields = {**fields, "model": raw(target.model)}
         if has_salt:
@@ -164,6 +168,32 @@ class Forwarding:
             hide = ask_for_usage("chat" if is_translated else kind, fields)
         job.note(target, Sent(family, is_translated, hide))
         return path, fields
+
+    async def _translate_large(self, exchange: Exchange, job: Job, targets: Sequence[Target]) -> None:
+        """Before a target is asked: what writes the request for it has no time to wait."""
+        endpoint = exchange.place.endpoint
+        for target in targets:
+            family = self._family(endpoint, target)
+            form = family, takes_salt(self._upstreams[target.upstream], endpoint.kind)
+            if family == endpoint.family or form in job.translated:
+                continue
+            own = plain(_unsalted(exchange.fields, form))
+            try:
+                path, fields = await self._parts.offload.run(
+                    exchange.tenant, "translate", endpoint.kind, own, family
+                )
+                job.translated[form] = path, raw_fields(fields)
+            except GatewayError as error:  # told if no other target can be asked
+                job.translated[form] = error
+
+    def _translated(self, exchange: Exchange, job: Job, form: tuple[Family, bool]) -> tuple[str, Fields]:
+        done = job.translated.get(form)
+        if done is None:
+            kind, dialects = exchange.place.endpoint.kind, self._parts.settings.dialects
+            return translate_request(kind, _unsalted(exchange.fields, form), form[0], dialects)
+        if isinstance(done, GatewayError):
+            raise done
+        return done
 
     def _family(self, endpoint: Endpoint, target: Target) -> Family:
         """Our own server speaks both; others are asked in their own."""
@@ -187,13 +217,37 @@ class Forwarding:
         exchange.late_usage = False
         sent = job.sent_to(opened.target, endpoint.family)
         if answer.status < 400:
-            exchange.usage = usage_of(endpoint.kind, sent.family, body)
-            exchange.answer = body if exchange.usage is None else None
-            if sent.is_translated:
-                body = translate_answer(endpoint.kind, body, sent.family, exchange.fields)
+            upstreams_own = body
+            exchange.usage, body = await self._read_answer(exchange, sent, body)
+            exchange.answer = upstreams_own if exchange.usage is None else None
         elif sent.is_translated:
             body = translated_error(endpoint.kind, answer.status, body, exchange.id)
         return Whole(answer.status, answer.headers, body)
+
+    async def _read_answer(self, exchange: Exchange, sent: Sent, body: bytes) -> tuple[Usage | None, bytes]:
+        """What it used, and the answer in the client's dialect."""
+        kind, family = exchange.place.endpoint.kind, sent.family
+        if len(body) <= LARGE:
+            usage = usage_of(kind, family, body)
+            return usage, translate_answer(
+                kind, body, family, exchange.fields
+            ) if sent.is_translated else body
+        run = self._parts.offload.run
+        usage = await run(exchange.tenant, "usage", kind, family, body)
+        if sent.is_translated:
+            own = plain(exchange.fields)
+            body = await run(exchange.tenant, "translate_answer", kind, body, family, own)
+        return usage, body
+
+    async def _restored(self, exchange: Exchange, job: Job, body: bytes) -> bytes:
+        kind, restorer = exchange.place.endpoint.kind, job.restorer
+        if len(body) <= LARGE:
+            return bytes(restorer.answer(kind, body))
+        body, found = await self._parts.offload.run(
+            exchange.tenant, "restore", restorer.policy, kind, body, restorer.vault_pieces()
+        )
+        restorer.findings = found
+        return body
 
     async def deliver(self, exchange: Exchange, job: Job, whole: Whole, send: Send) -> None:
         endpoint, body = exchange.place.endpoint, whole.body
@@ -206,7 +260,7 @@ class Forwarding:
         else:
             exchange.end_as("refused", whole.status, "upstream_refused")
         if job.restorer is not None:  # an error may repeat what it was asked
-            body = job.restorer.answer(endpoint.kind, body)
+            body = await self._restored(exchange, job, body)
         headers = self.headers(exchange, job, whole.headers)
         headers.append((b"content-length", str(len(body)).encode()))
         exchange.started = True
@@ -248,3 +302,8 @@ class Forwarding:
             headers.append((b"x-ridgeline-cache", b"miss"))
         headers += [one for one in upstream if one[0] in PASSED_BACK]
         return headers
+
+
+def _unsalted(fields: Fields, form: tuple[Family, bool]) -> Fields:
+    """Where the upstream takes a salt, it is added behind the translation."""
+    return {name: value for name, value in fields.items() if name != FIELD} if form[1] else fields

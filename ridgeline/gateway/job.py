@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ridgeline.gateway.body import Fields
 from ridgeline.gateway.catalog import PublicModel
 from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.dialects.usage_reader import Hide
+from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.forms import Form
 from ridgeline.gateway.upstreams.outgoing import Target
 
@@ -34,6 +36,8 @@ class Job:
     question: Question | None = None  # to the router,
     decision: Decision | None = None  # and its answer
     cache: CacheUse | None = None
+    # Of a large request, by family and whether a salt is added: path and fields, or why there are none.
+    translated: dict[tuple[Family, bool], tuple[str, Fields] | GatewayError] = field(default_factory=dict)
     _sent: dict[Target, Sent] = field(default_factory=dict)  # several, where one failed or was overtaken
 
     def note(self, target: Target, sent: Sent) -> None:

@@ -5,6 +5,8 @@ Called by the app for every such endpoint: the one place where a request's steps
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from ridgeline.gateway.body import check_names, field, read_fields
@@ -19,8 +21,9 @@ from ridgeline.gateway.forms import Form
 from ridgeline.gateway.forwarding import Forwarding
 from ridgeline.gateway.job import Job
 from ridgeline.gateway.limits.limiter import has_budget
+from ridgeline.gateway.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.parts import Parts
-from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, most_used, subjects_of
+from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, MostUsed, most_used, subjects_of
 from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.stored_responses import continue_response
 from ridgeline.gateway.usage import Usage
@@ -54,7 +57,10 @@ class ModelRequests:
         exchange.row.model = job.model.name
         if exchange.place.endpoint.kind == "responses":
             await continue_response(self._parts, exchange, job)
-        job.cache = CacheUse.of(self._parts, exchange, job.model)
+        if is_large(exchange.fields):  # a hash over megabytes, for which a thread needs no interpreter
+            job.cache = await asyncio.to_thread(CacheUse.of, self._parts, exchange, job.model)
+        else:
+            job.cache = CacheUse.of(self._parts, exchange, job.model)
         if job.cache is not None and await self._forwarding.answer_from_cache(exchange, job, send):
             return
         if job.decision is not None and job.decision.cascade is not None and not exchange.row.stream:
@@ -87,7 +93,11 @@ class ModelRequests:
             exchange.body = await exchange.read_body(
                 receive, config.max_body_bytes, config.upload_timeout_s, self._parts.body_bytes
             )
-            exchange.fields = read_fields(exchange.body)
+            if len(exchange.body) <= LARGE:
+                exchange.fields = read_fields(exchange.body)
+            else:
+                found = await self._parts.offload.run(exchange.tenant, "fields", exchange.body)
+                exchange.fields = raw_fields(found)
             asked = field(exchange.fields, "model", str, "")
             if endpoint.kind in GENERATING:
                 row.stream = field(exchange.fields, "stream", bool, False)
@@ -128,9 +138,7 @@ class ModelRequests:
         subjects = subjects_of(key, exchange.team, model)
         if all(subject.limits == NO_LIMITS for subject in subjects):
             return
-        most = most_used(
-            exchange.place.endpoint.kind, exchange.fields, len(exchange.body), self._config.output_estimate
-        )
+        most = await self._most_used(exchange)
         cost = 0
         if any(has_budget(subject) for subject in subjects):
             dearest = [model] if model is not None else self._route_models(exchange.row.model_asked)
@@ -146,6 +154,19 @@ class ModelRequests:
         exchange.limit_headers = [
             (name.encode(), value.encode()) for name, value in exchange.reservation.headers.items()
         ]
+
+    async def _most_used(self, exchange: Exchange) -> MostUsed:
+        kind, size, estimate = (
+            exchange.place.endpoint.kind,
+            len(exchange.body),
+            self._config.output_estimate,
+        )
+        if not is_large(exchange.fields):
+            return most_used(kind, exchange.fields, size, estimate)
+        most: MostUsed = await self._parts.offload.run(
+            exchange.tenant, "most_used", kind, plain(exchange.fields), size, estimate
+        )
+        return most
 
     def _route_models(self, route: str) -> list[PublicModel]:
         names = next(one.models for one in self._parts.settings.routes if one.name == route)
@@ -163,7 +184,7 @@ class ModelRequests:
         if job.form is not None:
             guard.refuse_unreadable(kind)
             return
-        guarded = await guard.request(kind, exchange.fields)
+        guarded = await guard.request(kind, exchange.fields, exchange.tenant)
         if guarded.findings:
             exchange.row.guard = msgspec.json.encode(
                 {"policy": guard.config.name, "action": guarded.action, "found": guarded.findings}

@@ -70,6 +70,7 @@ async def work(settings: GatewaySettings, listener: socket.socket, number: int) 
     lifeline = asyncio.create_task(_end_of_input(stop))
     assembly = await Assembly.make(settings, number)
     parts = assembly.parts
+    parts.offload.start()
     app = Gateway(parts)
     gateway = settings.gateway
     limits = ConnectionLimits(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.gateway.caching.answer import Headers, Hit, Recorder, StoredAnswer
 from ridgeline.gateway.caching.partition import HEADER, partition, wanted
+from ridgeline.gateway.offload import is_large
 from ridgeline.gateway.usage import Usage
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class CacheUse:
         variants.append(exchange.query.decode("latin-1"))
         place = partition(exchange.tenant, model.name, kind, fields, variants)
         question, semantic = None, None
-        if mode == "semantic" and parts.semantic is not None:
+        if mode == "semantic" and parts.semantic is not None and not is_large(fields):
             semantic = parts.semantic
             question = semantic.question(exchange.tenant, model.name, kind, fields, variants)
         return cls(exchange, parts.exact, place, semantic, question, model.config.semantic_threshold)

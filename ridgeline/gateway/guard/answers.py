@@ -27,6 +27,8 @@ class Restorer:
 
     def __init__(self, config: GuardConfig, kind: str, vault: Vault | None, scanner: Scanner | None) -> None:
         self.findings: dict[str, int] = {}
+        self.policy = config.name
+        self.pieces: list[bytes] = []  # of the vault, where another process has written them already
         self._kind = kind
         self._vault = vault
         self._scanner = scanner
@@ -48,6 +50,9 @@ class Restorer:
             return self._answer(body)
         except Exception as error:
             raise _failure(error) from None
+
+    def vault_pieces(self) -> list[bytes]:
+        return self.pieces or (self._vault.pieces() if self._vault is not None else [])
 
     def stream(self, kind: str) -> AnswerStream:
         """An object with feed(bytes) -> bytes and finish() -> bytes, for one streamed answer."""

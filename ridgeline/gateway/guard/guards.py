@@ -8,9 +8,10 @@ forwarded; what comes back knows what to do with the answer. Whatever goes wrong
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -38,9 +39,11 @@ from ridgeline.options import OptionError
 
 Action = Literal["pass", "redacted", "blocked"]
 
-# Bytes of a body that is checked right away; a longer one in a thread, so that the worker's other requests
-# go on meanwhile.
-_AT_ONCE = 32_768
+# A body that is checked right away: at most this many bytes and this many characters that detectors look at
+# closely. Detectors take up to 50 µs for a character of the worst text; all else goes to another process.
+_AT_ONCE = 2_048
+_FEW_SIGNS = 64
+_SIGNS = b"0123456789@%:()+"
 _NONE = object()
 
 _decode = msgspec.json.Decoder().decode
@@ -55,15 +58,31 @@ class GuardedRequest:
     restorer: Restorer | None  # None: the answer goes through as it is
 
 
+class Offload(Protocol):
+    """Where large bodies are checked: `ridgeline.gateway.offload`."""
+
+    async def run(self, tenant: str, job: str, *arguments: Any) -> Any: ...
+
+
+@dataclass(slots=True)
+class Guarded:
+    """A check's result, as it comes from another process."""
+
+    fields: dict[str, bytes] | None  # None: as they were
+    findings: dict[str, int]
+    action: Action
+    vault: list[bytes]  # pieces; empty: nothing was replaced
+
+
 class Guards:
     """All policies by name. `close` ends the processes of NER."""
 
-    def __init__(self, configs: Iterable[GuardConfig]) -> None:
+    def __init__(self, configs: Iterable[GuardConfig], offload: Offload | None = None) -> None:
         self._guards: dict[str, Guard] = {}
         for config in configs:
             if config.name in self._guards:
                 raise OptionError(f"[[guards]] there are two named {config.name!r}")
-            self._guards[config.name] = Guard(config)
+            self._guards[config.name] = Guard(config, offload)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,8 +111,10 @@ class Guards:
 
 
 class Guard:
-    def __init__(self, config: GuardConfig) -> None:
+    def __init__(self, config: GuardConfig, offload: Offload | None = None) -> None:
+        """offload: None in the process that does the work itself."""
         self.config = config
+        self._offload = offload
         patterns = compiled(config.patterns, known=KINDS)
         requests = (*config.redact, *config.block, *config.log)
         answers = (*config.answers_redact, *config.answers_block, *config.answers_log)
@@ -111,19 +132,22 @@ class Guard:
         self._answer_scanner = scanner(answers) if answers else None
         self._names = NameFinder(config) if config.ner else None
 
-    async def request(self, kind: str, fields: Fields) -> GuardedRequest:
+    async def request(self, kind: str, fields: Fields, tenant: str = "") -> GuardedRequest:
         """What is to be forwarded in place of these fields. Raises Blocked, Unreadable or GuardFailed."""
-        try:
-            return await self._request(kind, fields)
-        except GatewayError:
-            raise
-        except OutOfTime:
-            raise GuardFailed("the guard took longer than it may; nothing was forwarded") from None
-        except RecursionError:
-            raise BadRequest("the body is nested too deeply", code="invalid_json") from None
-        except Exception as error:
-            # Its message may hold text of the request: the name of its class must do.
-            raise GuardFailed(f"the guard failed ({type(error).__name__}); nothing was forwarded") from None
+        with _failing_closed():
+            if self._offload is not None and not _is_light(fields):
+                return await self._request_elsewhere(self._offload, kind, fields, tenant)
+            names = await self._found_names(self.texts(fields)) if self._names is not None else {}
+            changed, check = self._checked(kind, fields, names)
+            return self._guarded(kind, changed, check.found, check.vault)
+
+    def check(self, kind: str, fields: Fields, names: dict[str, list[Finding]]) -> Guarded:
+        """The same without NER, for another process to call."""
+        with _failing_closed():
+            changed, check = self._checked(kind, fields, names)
+            plain = None if changed is fields else {name: bytes(value) for name, value in changed.items()}
+            vault = check.vault.pieces() if check.vault else []
+            return Guarded(plain, check.found, "redacted" if check.vault else "pass", vault)
 
     def refuse_unreadable(self, kind: str) -> None:
         """For bodies that are not JSON: raises where the policy does not let them through."""
@@ -145,16 +169,37 @@ class Guard:
         if self._names is not None:
             await self._names.close()
 
-    async def _request(self, kind: str, fields: Fields) -> GuardedRequest:
-        values = _values(fields)
-        names = await self._found_names(values)
-        if sum(map(len, map(bytes, fields.values()))) > _AT_ONCE:
-            return await asyncio.to_thread(self._checked, kind, fields, values, names)
-        return self._checked(kind, fields, values, names)
-
-    def _checked(
-        self, kind: str, fields: Fields, values: dict[str, Any], names: dict[str, list[Finding]]
+    async def _request_elsewhere(
+        self, offload: Offload, kind: str, fields: Fields, tenant: str
     ) -> GuardedRequest:
+        plain = {name: bytes(value) for name, value in fields.items()}
+        names = {}
+        if self._names is not None:
+            names = await self._found_names(await offload.run(tenant, "texts", self.config.name, plain))
+        guarded: Guarded = await offload.run(tenant, "guard", self.config.name, kind, plain, names)
+        if guarded.fields is not None:
+            fields = {name: msgspec.Raw(value) for name, value in guarded.fields.items()}
+        vault = await Vault.of_pieces(guarded.vault) if guarded.vault else Vault()
+        request = self._guarded(kind, fields, guarded.findings, vault)
+        if request.restorer is not None:
+            request.restorer.pieces = guarded.vault
+        return request
+
+    def restored(self, kind: str, body: bytes, pieces: list[bytes]) -> tuple[bytes, dict[str, int]]:
+        """A large answer, and what was found in it; for another process to call."""
+        vault = Vault.whole(pieces) if pieces else None
+        restorer = Restorer(self.config, kind, vault, self._answer_scanner)
+        return restorer.answer(kind, body), restorer.findings
+
+    def _guarded(self, kind: str, fields: Fields, findings: dict[str, int], vault: Vault) -> GuardedRequest:
+        kept = vault if self.config.restore and vault else None
+        restorer = None
+        if kept is not None or self._answer_scanner is not None:
+            restorer = Restorer(self.config, kind, kept, self._answer_scanner)
+        return GuardedRequest(fields, findings, "redacted" if vault else "pass", restorer)
+
+    def _checked(self, kind: str, fields: Fields, names: dict[str, list[Finding]]) -> tuple[Fields, _Check]:
+        values = _values(fields)
         check = _Check(self, Budget(self.config.timeout_ms / 1000), names)
         check.vault.start_behind(_earlier(values))
         if self.config.restore and any(b"<" in raw or b"&lt;" in raw for raw in map(bytes, fields.values())):
@@ -174,16 +219,10 @@ class Guard:
                 else msgspec.Raw(_encode(value))
                 for name, value in changed.items()
             }
-        vault = check.vault if self.config.restore and check.vault else None
-        restorer = None
-        if vault is not None or self._answer_scanner is not None:
-            restorer = Restorer(self.config, kind, vault, self._answer_scanner)
-        return GuardedRequest(fields, check.found, "redacted" if check.vault else "pass", restorer)
+        return fields, check
 
-    async def _found_names(self, values: dict[str, Any]) -> dict[str, list[Finding]]:
-        """Findings of NER by text, for every text that is looked at."""
-        if self._names is None:
-            return {}
+    def texts(self, fields: Fields) -> list[str]:
+        """Every text that is looked at, for NER."""
         texts: dict[str, None] = {}
 
         def note(text: str, name: str = "") -> str:
@@ -195,9 +234,14 @@ class Guard:
             return channel.feed(text) + channel.finish()
 
         walk = Walk(note, json_text, note)
-        for name, value in values.items():
+        for name, value in _values(fields).items():
             walk.value(value, name)
-        return await self._names.find(list(texts))
+        return list(texts)
+
+    async def _found_names(self, texts: list[str]) -> dict[str, list[Finding]]:
+        """Findings of NER by text."""
+        assert self._names is not None
+        return await self._names.find(texts)
 
 
 class _Check:
@@ -283,6 +327,29 @@ class _Noted:
 
     def finish(self) -> str:
         return self._whole(self._text)
+
+
+@contextlib.contextmanager
+def _failing_closed() -> Iterator[None]:
+    try:
+        yield
+    except GatewayError:
+        raise
+    except OutOfTime:
+        raise GuardFailed("the guard took longer than it may; nothing was forwarded") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply", code="invalid_json") from None
+    except Exception as error:
+        # Its message may hold text of the request: the name of its class must do.
+        raise GuardFailed(f"the guard failed ({type(error).__name__}); nothing was forwarded") from None
+
+
+def _is_light(fields: Fields) -> bool:
+    """Whether a check takes a moment only, whatever the text is."""
+    if sum(memoryview(value).nbytes for value in fields.values()) > _AT_ONCE:
+        return False
+    text = b"".join(map(bytes, fields.values()))
+    return len(text) - len(text.translate(None, _SIGNS)) <= _FEW_SIGNS
 
 
 def _quoted(replace: Callable[[str, str], str]) -> Callable[[str, str], str]:

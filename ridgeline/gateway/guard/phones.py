@@ -24,7 +24,8 @@ _CANDIDATE = re.compile(
 _WORD_BEFORE = re.compile(PHONE_WORDS)
 _WORD_REACH = 64
 _SECOND = re.compile(r"(?:[0-9][^0-9]{0,3}){6}[0-9]( / )")  # behind a whole number, a second one follows
-_TABLE = re.compile(r"[0-9]+(?: {1,2}[0-9]+){16,}")  # numbers in a row, as in a table: none is looked at
+# Numbers in a row, as in a table, or more single digits than a number has: none of them is looked at.
+_TABLE = re.compile(r"[0-9]+(?: {1,2}[0-9]+){16,}|[0-9](?:[ ()./-]{1,3}[0-9](?![0-9])){17,}")
 _DIGITS = re.compile(r"[0-9]+")
 _DATE = re.compile(
     r"(?:(?:1[89]|20)[0-9]{2}[-./](?:0?[1-9]|1[0-2])[-./](?:0?[1-9]|[12][0-9]|3[01])"

@@ -8,11 +8,12 @@ embedding server costs the prediction, never the request.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.gateway.errors import Forbidden, NotFound
+from ridgeline.gateway.offload import is_large
 from ridgeline.gateway.routing.artefact import Artefact, load
 from ridgeline.gateway.routing.cascade import DEFAULT_THRESHOLD, Cascade
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
@@ -45,8 +46,11 @@ class ModelRouter:
         rules: Sequence[RuleConfig] = (),
         embedder: Embedder | None = None,
         clock: Callable[[], float] = time.monotonic,
+        read_large: Callable[[Question], Awaitable[Reading]] | None = None,
     ) -> None:
+        """read_large: reads a large request in another process."""
         self.embedder = embedder
+        self._read_large = read_large
         self._clock = clock
         self._sticky = StickyTable()
         self.routes = _checked(routes, compiled(rules), embedder)
@@ -60,7 +64,10 @@ class ModelRouter:
         allowed = [model for model in route.config.models if question.may_use(model)]
         if not allowed:
             raise Forbidden(f"this key may use no model of the route {question.route!r}", param="model")
-        reading = read(question.kind, question.fields)
+        if self._read_large is not None and is_large(question.fields):
+            reading = await self._read_large(question)
+        else:
+            reading = read(question.kind, question.fields)
         decision = await self._decide(route, question, reading, allowed)
         if route.config.shadow:
             default = _nearest_allowed(route, allowed)

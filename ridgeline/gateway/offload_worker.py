@@ -1,0 +1,109 @@
+"""The process behind Offload: jobs in on stdin, results out on stdout, pickled, each behind its length.
+
+    python -m ridgeline.gateway.offload_worker
+
+It ends when its stdin does. A result holds few objects: what reads it is the event loop of a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from ridgeline.gateway.body import read_fields
+from ridgeline.gateway.config import GatewaySettings, from_json
+from ridgeline.gateway.dialects.counts import usage_of
+from ridgeline.gateway.dialects.families import Family
+from ridgeline.gateway.dialects.translate import translate_answer, translate_request
+from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.guard.guards import Guard, Guarded
+from ridgeline.gateway.offload import PlainFields, plain, raw_fields
+from ridgeline.gateway.reservations import MostUsed, most_used
+from ridgeline.gateway.routing.reading import Reading, read
+from ridgeline.gateway.usage import Usage
+
+NICE = 5  # the worker's event loop goes first
+
+
+class Jobs:
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._guards = {config.name: Guard(config) for config in settings.guards}
+
+    def fields(self, body: bytes) -> PlainFields:
+        return plain(read_fields(body))
+
+    def most_used(self, kind: str, fields: PlainFields, size: int, estimate: int) -> MostUsed:
+        return most_used(kind, raw_fields(fields), size, estimate)
+
+    def texts(self, policy: str, fields: PlainFields) -> list[str]:
+        return self._guards[policy].texts(raw_fields(fields))
+
+    def guard(self, policy: str, kind: str, fields: PlainFields, names: Any) -> Guarded:
+        return self._guards[policy].check(kind, raw_fields(fields), names)
+
+    def restore(
+        self, policy: str, kind: str, body: bytes, vault: list[bytes]
+    ) -> tuple[bytes, dict[str, int]]:
+        return self._guards[policy].restored(kind, body, vault)
+
+    def reading(self, kind: str, fields: PlainFields) -> Reading:
+        return read(kind, raw_fields(fields))
+
+    def translate(self, kind: str, fields: PlainFields, family: Family) -> tuple[str, PlainFields]:
+        path, changed = translate_request(kind, raw_fields(fields), family, self._settings.dialects)
+        return path, plain(changed)
+
+    def usage(self, kind: str, family: Family, body: bytes) -> Usage | None:
+        return usage_of(kind, family, body)
+
+    def translate_answer(self, kind: str, body: bytes, family: Family, fields: PlainFields) -> bytes:
+        return translate_answer(kind, body, family, raw_fields(fields))
+
+
+def main() -> None:
+    questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # whatever a library prints must not come between the answers
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    first = _read(questions)
+    if first is None:
+        return
+    jobs = Jobs(from_json(first))
+    _write(answers, b"")
+    while (question := _read(questions)) is not None:
+        job, arguments = pickle.loads(question)
+        del question
+        _write(answers, pickle.dumps(_done(getattr(jobs, job), arguments)))
+
+
+def _done(job: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    try:
+        return "ok", job(*arguments)
+    except GatewayError as error:
+        told = (type(error), error.message, error.status, error.code, error.param, error.headers)
+        return "error", told
+    except Exception as error:
+        return "failed", type(error).__name__  # its message may hold text of the request
+
+
+def _read(stream: BinaryIO) -> bytes | None:
+    head = stream.read(8)
+    if len(head) < 8:
+        return None
+    return stream.read(*struct.unpack("<Q", head))
+
+
+def _write(stream: BinaryIO, answer: bytes) -> None:
+    stream.write(struct.pack("<Q", len(answer)))
+    stream.write(answer)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()
