@@ -23,6 +23,7 @@ from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
 from ridgeline.gateway.offload import Offload, plain
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.spool import Spools
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.gateway.tenants.watch import PolicyWatch
@@ -128,6 +129,10 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
 
         tracer = Tracer(settings.observe, {one.name: one.kind for one in settings.upstreams})
         stack.callback(tracer.close)
+    gateway = settings.gateway
+    on_disk = HeldBytes(gateway.max_spooled_bytes, gateway.max_spooled_bytes_per_key, "max_spooled_bytes")
+    spools = Spools(settings.state_dir / "uploads" / str(number), on_disk)
+    spools.start()
     owned = OwnedObjects(store)
     stack.push_async_callback(owned.close)
     models = [*(one.name for one in settings.models), *(one.name for one in settings.routes)]
@@ -143,9 +148,8 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
         metrics=GatewayMetrics(settings.observe, models, [one.name for one in settings.upstreams], NAMES),
         access_log=access_log,
         owned=owned,
-        body_bytes=HeldBytes(
-            settings.gateway.max_held_bytes, settings.gateway.max_held_bytes_per_key, "max_held_bytes"
-        ),
+        body_bytes=HeldBytes(gateway.max_held_bytes, gateway.max_held_bytes_per_key, "max_held_bytes"),
+        spools=spools,
         offload=offload,
         router=_router(settings, embedder, offload),
         exact=ExactCache(settings.cache, await _cache_redis(settings, stack), prefix=settings.redis.prefix),

@@ -85,8 +85,9 @@ class Estimates:
         if kind not in GENERATING:
             return OutputBound(0, 0)
         try:
-            answers = most_used(kind, _without_limits(exchange.fields), 0, 1).tokens_out
-            limit = most_used(kind, exchange.fields, 0, 0).tokens_out // max(answers, 1)
+            counts = exchange.prompt_counts
+            answers = most_used(kind, _without_limits(exchange.fields), 0, 1, counts).tokens_out
+            limit = most_used(kind, exchange.fields, 0, 0, counts).tokens_out // max(answers, 1)
         except GatewayError:
             return OutputBound(1, None)
         return OutputBound(answers, limit or None)

@@ -18,6 +18,7 @@ from ridgeline.gateway.body import Fields
 from ridgeline.gateway.endpoints import Place
 from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
 from ridgeline.gateway.held_bytes import Held, HeldBytes
+from ridgeline.gateway.spool import Spool
 from ridgeline.gateway.tenants.keys import Key, Team
 from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.gateway.usage import Usage
@@ -68,11 +69,13 @@ class Exchange:
         "method",
         "opened",
         "place",
+        "prompt_counts",
         "pusd_before",
         "query",
         "read_on_s",
         "reservation",
         "row",
+        "spools",
         "started",
         "task",
         "team",
@@ -96,7 +99,9 @@ class Exchange:
         self.team: Team | None = None
         self.body = b""
         self.held: Held | None = None  # what its body takes of the worker's memory
+        self.spools: list[Spool] = []  # what of it lies on disk
         self.fields: Fields = {}
+        self.prompt_counts: tuple[int, int] | None = None  # of a large request, counted once
         self.usage: Usage | None = None
         self.late_usage = False  # broken off: its upstream knows better than we do what it used
         self.answer: bytes | None = None  # a whole answer that did not say what it used

@@ -125,6 +125,8 @@ class Finishing:
             exchange.opened.abort()  # nothing, if it was closed
         if exchange.held is not None:
             exchange.held.release()
+        for spool in exchange.spools:
+            spool.close()
         row.total_ms = (now - exchange.arrived) * 1000
         if exchange.first_at:
             row.stream_ms = (now - exchange.first_at) * 1000

@@ -139,10 +139,10 @@ class Forwarding:
         if exchange.trace is not None:
             headers.append((b"traceparent", exchange.trace.traceparent(target.upstream)))
         if job.form is not None:
-            content_type, body = job.form.written({"model": target.model.encode()})
+            content_type, form = job.form.written({"model": target.model.encode()})
             headers.append((b"content-type", content_type))
             number = self._attempts.begin(exchange, target)
-            return Outgoing("POST", PATHS[endpoint.kind], headers, body, False, number)
+            return Outgoing("POST", PATHS[endpoint.kind], headers, form, False, number)
         headers.append((b"content-type", b"application/json"))
         path, fields = self._fields_for(exchange, job, target)
         # Each value is the client's own bytes; only a field that stood there twice stands there once.

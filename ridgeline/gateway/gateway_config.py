@@ -45,6 +45,10 @@ class GatewayConfig:
     max_held_bytes_per_key: int = option(
         128 << 20, "of these, of the requests of one key; more are answered 429"
     )
+    max_spooled_bytes: int = option(
+        8 << 30, "bytes of uploads on disk at once for one worker, all together; more are answered 503"
+    )
+    max_spooled_bytes_per_key: int = option(2 << 30, "of these, of one key; more are answered 429")
     max_answer_bytes: int = option(64 << 20, "largest answer that is not streamed; a larger one is a 502")
     upload_timeout_s: float = option(60.0, "longest time for a body to arrive; then it is answered 408")
     request_timeout_s: float = option(600.0, "longest time for a whole answer; then 504")
@@ -52,7 +56,9 @@ class GatewayConfig:
     max_head_bytes: int = option(64 << 10, "largest first line and headers of a request; larger ones get 431")
     head_timeout_s: float = option(10.0, "longest time for a request's headers to arrive; then 408")
     max_connections: int = option(8192, "connections open at once in one worker; one more gets 503")
-    max_connections_per_address: int | None = option(None, "of these, from one address; default: no limit")
+    max_connections_per_address: int | None = option(
+        None, "of these, from one address; default: a quarter. Raise it behind a proxy or load balancer"
+    )
     output_estimate: int = option(
         512, "tokens that are reserved for an answer whose request names no limit of its own"
     )
@@ -69,8 +75,9 @@ class GatewayConfig:
         check_range(self, "[gateway]", 0, 65_535, "port")
         check_range(self, "[gateway]", 1, 256, "workers")
         check_range(self, "[gateway]", 1, GIGABYTE, "max_body_bytes", "max_answer_bytes", "max_head_bytes")
-        held = ("max_upload_bytes", "max_held_bytes", "max_held_bytes_per_key")
-        check_range(self, "[gateway]", 1, 64 * GIGABYTE, *held)
+        held = ("max_held_bytes", "max_held_bytes_per_key")
+        spooled = ("max_upload_bytes", "max_spooled_bytes", "max_spooled_bytes_per_key")
+        check_range(self, "[gateway]", 1, 1024 * GIGABYTE, *held, *spooled)
         waits = ("upload_timeout_s", "request_timeout_s", "stream_stall_s", "head_timeout_s")
         check_range(self, "[gateway]", 0.01, DAY_S, *waits)
         check_range(self, "[gateway]", 0, DAY_S, "drain_s")

@@ -23,9 +23,10 @@ from ridgeline.gateway.job import Job
 from ridgeline.gateway.limits.limiter import has_budget
 from ridgeline.gateway.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.parts import Parts
-from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, MostUsed, most_used, subjects_of
+from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, most_used, subjects_of
 from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.stored_responses import continue_response
+from ridgeline.gateway.uploads import read_form
 from ridgeline.gateway.usage import Usage
 
 A_MILLION = Usage(tokens_in=10**6, tokens_out=10**6)
@@ -49,6 +50,10 @@ class ModelRequests:
         exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
         catalog, asked = self._parts.catalog, exchange.row.model_asked
         job.model = None if asked in catalog.routes else catalog.find(asked)
+        if is_large(exchange.fields):
+            exchange.prompt_counts = await self._parts.offload.run(
+                exchange.tenant, "prompt_counts", exchange.place.endpoint.kind, plain(exchange.fields)
+            )
         await self._reserve(exchange, job.model)
         await self._guard(exchange, job)
         if job.model is None:
@@ -79,10 +84,7 @@ class ModelRequests:
             message = "Content-Encoding: a compressed body is not read here; send it as it is"
             raise BadRequest(message, status=415, code="unsupported_media_type")
         if endpoint.multipart:
-            exchange.body = await exchange.read_body(
-                receive, config.max_upload_bytes, config.upload_timeout_s, self._parts.body_bytes
-            )
-            form = Form.read(content_type, exchange.body)
+            form = await read_form(self._parts, exchange, receive)
             check_names(form.names)
             asked = form.text("model")
         else:
@@ -138,7 +140,10 @@ class ModelRequests:
         subjects = subjects_of(key, exchange.team, model)
         if all(subject.limits == NO_LIMITS for subject in subjects):
             return
-        most = await self._most_used(exchange)
+        size, estimate = len(exchange.body), self._config.output_estimate
+        most = most_used(
+            exchange.place.endpoint.kind, exchange.fields, size, estimate, exchange.prompt_counts
+        )
         cost = 0
         if any(has_budget(subject) for subject in subjects):
             dearest = [model] if model is not None else self._route_models(exchange.row.model_asked)
@@ -154,19 +159,6 @@ class ModelRequests:
         exchange.limit_headers = [
             (name.encode(), value.encode()) for name, value in exchange.reservation.headers.items()
         ]
-
-    async def _most_used(self, exchange: Exchange) -> MostUsed:
-        kind, size, estimate = (
-            exchange.place.endpoint.kind,
-            len(exchange.body),
-            self._config.output_estimate,
-        )
-        if not is_large(exchange.fields):
-            return most_used(kind, exchange.fields, size, estimate)
-        most: MostUsed = await self._parts.offload.run(
-            exchange.tenant, "most_used", kind, plain(exchange.fields), size, estimate
-        )
-        return most
 
     def _route_models(self, route: str) -> list[PublicModel]:
         names = next(one.models for one in self._parts.settings.routes if one.name == route)

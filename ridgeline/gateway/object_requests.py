@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ridgeline.gateway.batch_files import read_batch_file
 from ridgeline.gateway.batch_orders import STOPPED, drop_order, order_batch, with_reason
 from ridgeline.gateway.body import field, read_fields, write_fields
 from ridgeline.gateway.catalog import allows
@@ -26,14 +25,14 @@ from ridgeline.gateway.errors import (
     out_of_time,
 )
 from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
-from ridgeline.gateway.forms import Form
 from ridgeline.gateway.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.own_requests import answer_json
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import reserve_request
+from ridgeline.gateway.uploads import checked_batch_file, read_form
 from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
-from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+from ridgeline.gateway.upstreams.outgoing import Outgoing, StoredBody, Stretch, Target
 
 T = TypeVar("T")
 
@@ -151,14 +150,9 @@ class ObjectRequests:
     # ---- what is made ----
 
     async def _upload(self, exchange: Exchange, receive: Receive, send: Send) -> None:
-        config = self._config
-        content_type = exchange.headers.get(b"content-type", b"")
-        body = await exchange.read_body(
-            receive, config.max_upload_bytes, config.upload_timeout_s, self._parts.body_bytes
-        )
-        form = Form.read(content_type, body)
+        form = await read_form(self._parts, exchange, receive)
         meta: dict[str, Any] = {}
-        changes: dict[str, bytes] = {}
+        changes: dict[str, bytes | Stretch] = {}
         guard = self._guard(exchange)
         unknown = form.names - UPLOAD_FIELDS
         if unknown:
@@ -171,8 +165,9 @@ class ObjectRequests:
             content = form.content("file")
             if content is None:
                 raise BadRequest("file: is missing", code="missing_field", param="file")
-            batch = await read_batch_file(content, exchange, self._parts, self._upstream(), guard)
-            changes, meta = {"file": batch.content}, batch.meta
+            changes["file"], meta = await checked_batch_file(
+                self._parts, exchange, content, self._upstream(), guard
+            )
         elif guard is not None:
             guard.refuse_unreadable("files")
         content_type, body = form.written(changes, with_filenames=guard is None)
@@ -187,6 +182,7 @@ class ObjectRequests:
         exchange.body = await exchange.read_body(
             receive, config.max_body_bytes, config.upload_timeout_s, self._parts.body_bytes
         )
+        exchange.wait_until(exchange.arrived + config.request_timeout_s, out_of_time)
         exchange.fields = read_fields(exchange.body)
         file_id = field(exchange.fields, "input_file_id", str, "")
         owned = await self._parts.owned.owner(file_id) if 0 < len(file_id) <= MAX_ID else None
@@ -240,7 +236,13 @@ class ObjectRequests:
         return self._parts.guards.policy(exchange.key.guard)
 
     async def _ask(
-        self, exchange: Exchange, upstream: str, method: str, path: str, body: bytes, headers: Headers
+        self,
+        exchange: Exchange,
+        upstream: str,
+        method: str,
+        path: str,
+        body: bytes | StoredBody,
+        headers: Headers,
     ) -> Answer:
         key, team = exchange.key, exchange.team
         assert key is not None

@@ -51,6 +51,7 @@ class Offload:
         self._most = processes
         self._idle: list[Process] = []
         self._alive: set[Process] = set()
+        self._ended: list[Process] = []  # killed, and not gone when last looked at
         self._busy: Counter[str] = Counter()  # processes by tenant
         self._waiting: OrderedDict[str, deque[asyncio.Future[Process]]] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -86,6 +87,7 @@ class Offload:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for process in list(self._alive):
             self._end(process)
+        for process in self._ended:
             await process.wait()
 
     # ---- turns ----
@@ -167,6 +169,9 @@ class Offload:
 
     def _end(self, process: Process) -> None:
         self._alive.discard(process)
+        self._ended = [one for one in self._ended if one.returncode is None] + [process]
+        assert process.stdin is not None
+        process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             if process.returncode is None:
                 process.kill()

@@ -7,6 +7,7 @@ It ends when its stdin does. A result holds few objects: what reads it is the ev
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pickle
@@ -15,7 +16,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from ridgeline.gateway.accounting.prices import Prices
+from ridgeline.gateway.batch_files import BatchParts, Uploader, lines_of, read_batch_file
 from ridgeline.gateway.body import read_fields
+from ridgeline.gateway.catalog import Catalog
 from ridgeline.gateway.config import GatewaySettings, from_json
 from ridgeline.gateway.dialects.counts import usage_of
 from ridgeline.gateway.dialects.families import Family
@@ -23,7 +27,7 @@ from ridgeline.gateway.dialects.translate import translate_answer, translate_req
 from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.guard.guards import Guard, Guarded
 from ridgeline.gateway.offload import PlainFields, plain, raw_fields
-from ridgeline.gateway.reservations import MostUsed, most_used
+from ridgeline.gateway.reservations import PromptCounts, prompt_counts
 from ridgeline.gateway.routing.reading import Reading, read
 from ridgeline.gateway.usage import Usage
 
@@ -33,13 +37,15 @@ NICE = 5  # the worker's event loop goes first
 class Jobs:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._batch_parts: BatchParts | None = None
         self._guards = {config.name: Guard(config) for config in settings.guards}
 
     def fields(self, body: bytes) -> PlainFields:
         return plain(read_fields(body))
 
-    def most_used(self, kind: str, fields: PlainFields, size: int, estimate: int) -> MostUsed:
-        return most_used(kind, raw_fields(fields), size, estimate)
+    def prompt_counts(self, kind: str, fields: PlainFields) -> PromptCounts:
+        return prompt_counts(kind, raw_fields(fields))
 
     def texts(self, policy: str, fields: PlainFields) -> list[str]:
         return self._guards[policy].texts(raw_fields(fields))
@@ -51,6 +57,19 @@ class Jobs:
         self, policy: str, kind: str, body: bytes, vault: list[bytes]
     ) -> tuple[bytes, dict[str, int]]:
         return self._guards[policy].restored(kind, body, vault)
+
+    def batch_file(
+        self, path: str, begin: int, end: int, out_path: str, uploader: Uploader, upstream: str
+    ) -> dict[str, Any]:
+        settings = self._settings
+        if self._batch_parts is None:
+            prices = Prices(settings.models, settings.upstreams, settings.prices)
+            self._batch_parts = BatchParts(settings, Catalog(settings), prices)
+        lines = lines_of(path, begin, end, settings.gateway.max_body_bytes)
+        guard = self._guards[uploader.guard] if uploader.guard else None
+        with open(out_path, "wb") as out:
+            work = read_batch_file(lines, out, uploader, self._batch_parts, upstream, guard)
+            return self._loop.run_until_complete(work)
 
     def reading(self, kind: str, fields: PlainFields) -> Reading:
         return read(kind, raw_fields(fields))

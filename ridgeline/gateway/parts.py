@@ -17,6 +17,7 @@ from ridgeline.gateway.limits.limiter import Limiter
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics
 from ridgeline.gateway.offload import Offload
+from ridgeline.gateway.spool import Spools
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.watch import PolicyWatch
 from ridgeline.gateway.upstreams.upstreams import Upstreams
@@ -44,6 +45,7 @@ class Parts:
     access_log: AccessLog
     owned: OwnedObjects
     body_bytes: HeldBytes
+    spools: Spools
     offload: Offload
     router: ModelRouter | None = None
     exact: ExactCache | None = None

@@ -28,6 +28,9 @@ NO_LIMITS = Limits()
 NULL = msgspec.Raw(b"null")
 
 
+PromptCounts = tuple[int, int]
+
+
 class MostUsed(NamedTuple):
     """Tokens that a request may read and write."""
 
@@ -35,13 +38,15 @@ class MostUsed(NamedTuple):
     tokens_out: int
 
 
-def most_used(kind: str, fields: Fields, body_bytes: int, output_estimate: int) -> MostUsed:
-    """`output_estimate`: tokens of one answer whose request names no limit. BadRequest names a bad field."""
-    tokens_in = body_bytes // BYTES_PER_TOKEN
-    prompts = 1
-    if kind in ("completions", "embeddings"):
-        prompts, written_out = _prompts(fields.get("prompt" if kind == "completions" else "input"))
-        tokens_in = max(tokens_in, written_out)
+def most_used(
+    kind: str, fields: Fields, body_bytes: int, output_estimate: int, counts: PromptCounts | None = None
+) -> MostUsed:
+    """`output_estimate`: tokens of one answer whose request names no limit. BadRequest names a bad field.
+
+    counts: of a large request, for which another process has counted them.
+    """
+    prompts, written_out = counts or prompt_counts(kind, fields)
+    tokens_in = max(body_bytes // BYTES_PER_TOKEN, written_out)
     if kind not in GENERATING:
         return MostUsed(tokens_in, 0)
     answers, limits = 1, []
@@ -51,6 +56,13 @@ def most_used(kind: str, fields: Fields, body_bytes: int, output_estimate: int) 
         elif kind in SEVERAL_ANSWERS and name in ANSWERS:
             answers = max(answers, _answers(fields, name))
     return MostUsed(tokens_in, max(limits, default=output_estimate) * answers * prompts)
+
+
+def prompt_counts(kind: str, fields: Fields) -> PromptCounts:
+    """How many prompts a request holds, and how many tokens of them are written out as numbers."""
+    if kind not in ("completions", "embeddings"):
+        return 1, 0
+    return _prompts(fields.get("prompt" if kind == "completions" else "input"))
 
 
 def subjects_of(key: Key, team: Team | None, model: PublicModel | None = None) -> list[Subject]:

@@ -23,6 +23,7 @@ from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.app import Gateway
 from ridgeline.gateway.assembly import Assembly
 from ridgeline.gateway.config import GatewaySettings, from_json
+from ridgeline.gateway.connection_limits import connection_limits
 from ridgeline.gateway.internal import InternalApp, internal_path
 from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.options import OptionError
@@ -73,14 +74,8 @@ async def work(settings: GatewaySettings, listener: socket.socket, number: int) 
     parts.offload.start()
     app = Gateway(parts)
     gateway = settings.gateway
-    limits = ConnectionLimits(
-        gateway.max_head_bytes,
-        gateway.head_timeout_s,
-        gateway.max_connections,
-        gateway.max_connections_per_address,
-    )
     shown = certificate(gateway.ssl_certfile, gateway.ssl_keyfile, "[gateway] ")
-    http = HttpServer(app, limits, certificate=shown)
+    http = HttpServer(app, connection_limits(gateway), certificate=shown)
     inside = HttpServer(InternalApp(assembly), ConnectionLimits(64 << 10, 10.0, 64, None))
     internal = _internal_socket(settings.state_dir, number)
     serving = [

@@ -32,6 +32,7 @@ from ridgeline.server.supervisor import Supervisor
 from ridgeline.telemetry import logs
 from ridgeline.telemetry.traces import require_exporter
 from ridgeline.web.hosts import is_loopback
+from ridgeline.web.open_files import allow_open_files
 from ridgeline.web.tls import certificate
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def check(server: ServerConfig) -> None:
 
 def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
     """Serve until told to stop, with logs set up and settings checked. Returns the exit code."""
-    _allow_open_files(server.max_connections + OTHER_FILES)
+    allow_open_files(server.max_connections + OTHER_FILES)
     listener = _bind(server)
     state = open_state(server.state_dir, server.port)
     try:
@@ -303,18 +304,6 @@ def _on_signals(stop: asyncio.Event, supervisors: Sequence[Supervisor]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)
-
-
-def _allow_open_files(count: int) -> None:
-    """As many as there may be connections: many systems allow 1024 unless asked, and accept no more."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count and soft != resource.RLIM_INFINITY:
-        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _bind(server: ServerConfig) -> socket.socket:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.gateway import uploads
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, Staged, asking, staged
+from tests.gateway.test_trust import always, scripted
 
 MEGABYTE = 1 << 20
 
@@ -107,3 +109,66 @@ async def test_bodies_of_all_keys_together_are_bounded_too(tmp_path: Path) -> No
             status, headers, code = await answer(reader)
         assert (status, code, headers["retry-after"]) == (503, "too_many_bytes", "1")
         assert (await stage.http.post(CHAT, json=asking())).status_code == 200
+
+
+def form(purpose: str, content: bytes) -> tuple[str, bytes]:
+    head = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n%b\r\n--x\r\n' % purpose.encode()
+    file = b'content-disposition: form-data; name="file"; filename="f"\r\n\r\n%b\r\n--x--\r\n' % content
+    return "multipart/form-data; boundary=x", head + file
+
+
+async def test_an_upload_lies_on_disk_until_it_is_with_the_upstream(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 12_000
+    kind, body = form("user_data", content)
+    async with scripted(tmp_path, always(200, {"id": "file-1"})) as (stage, upstream):
+        spools, memory = stage.parts.spools, stage.parts.body_bytes
+        seen: list[int] = []
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield body[:2_000_000]
+            while spools.held.total < 2_000_000:
+                await asyncio.sleep(0.005)
+            seen.append(memory.total)
+            yield body[2_000_000:]
+
+        made = await stage.http.post("/v1/files", content=pieces(), headers={"content-type": kind})
+        assert made.status_code == 200, made.text
+        assert seen == [0]
+        assert content in upstream.asked[0].body
+        assert spools.held.total == 0
+        assert [path for path in (tmp_path / "state" / "uploads").rglob("*") if path.is_file()] == []
+
+
+async def test_uploads_take_no_more_disk_than_a_key_may_have(tmp_path: Path) -> None:
+    async with staged(tmp_path, {"gateway": {"max_spooled_bytes_per_key": 100_000}}) as stage:
+        kind, body = form("user_data", b"x" * 200_000)
+        refused = await stage.http.post("/v1/files", content=body, headers={"content-type": kind})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_bytes")
+        assert "max_spooled_bytes_per_key" in refused.json()["error"]["message"]
+
+
+async def test_a_large_batch_file_is_checked_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def line(number: int, model: str = "mock") -> bytes:
+        said = {"model": model, "messages": [{"role": "user", "content": f"{number}@example.com " * 3}]}
+        asked = {"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": said}
+        return json.dumps(asked).encode()
+
+    async def never(*arguments: object) -> None:
+        raise AssertionError("read on the event loop")
+
+    monkeypatch.setattr(uploads, "read_batch_file", never)
+    lines = [line(number) for number in range(1000)]
+    async with scripted(tmp_path, always(200, {"id": "file-1"}), guards=[{}]) as (stage, upstream):
+        kind, body = form("batch", b"\n".join(lines))
+        made = await stage.http.post("/v1/files", content=body, headers={"content-type": kind})
+        assert made.status_code == 200, made.text
+        sent = upstream.asked[0].body
+        kept = [json.loads(text) for text in sent.splitlines() if text.startswith(b"{")]
+        assert [one["custom_id"] for one in kept] == [f"c{number}" for number in range(1000)]
+        assert kept[7]["body"]["messages"][0]["content"] == "<EMAIL_1> <EMAIL_1> <EMAIL_1> "
+        kind, body = form("batch", b"\n".join([*lines, line(1000, "other")]))
+        refused = await stage.http.post("/v1/files", content=body, headers={"content-type": kind})
+        assert refused.status_code == 400
+        assert "line 1001: model 'other'" in refused.json()["error"]["message"]

@@ -15,7 +15,7 @@ import httptools
 
 from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
 from ridgeline.gateway.upstreams.origin import Origin
-from ridgeline.gateway.upstreams.outgoing import Headers
+from ridgeline.gateway.upstreams.outgoing import Headers, StoredBody
 from ridgeline.gateway.upstreams.request_head import HOP_BY_HOP
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_pieces",
         "_requests",
+        "_room",
+        "_sending",
         "_silent",
         "_transport",
         "answer",
@@ -56,12 +58,14 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._requests = 0
+        self._sending: asyncio.Task[None] | None = None  # of a body that lies on disk
+        self._room: asyncio.Event | None = None  # to write more of it
         self._silent = 0  # bytes since the last of a body
         self._headers: Headers = []
         self._pieces: list[bytes] = []
         self._has_framing = self._is_complete = self._is_interim = self._is_kept = False
 
-    def send(self, answer: Answer, head: bytes, body: bytes) -> None:
+    def send(self, answer: Answer, head: bytes, body: bytes | StoredBody) -> None:
         transport = self._transport
         self._requests += 1
         self._silent = 0
@@ -76,10 +80,29 @@ class Connection(asyncio.Protocol):
         self._is_complete = self._has_framing = False
         self._headers = []
         self.has_written = True
-        if len(body) <= SMALL_BODY:
+        self._sending = None
+        if isinstance(body, StoredBody):
+            transport.write(head)
+            self._room = asyncio.Event()
+            self._room.set()
+            self._sending = asyncio.get_running_loop().create_task(self._send_blocks(body, transport, answer))
+        elif len(body) <= SMALL_BODY:
             transport.write(head + body)
         else:
             transport.writelines((head, body))
+
+    async def _send_blocks(self, body: StoredBody, transport: asyncio.Transport, answer: Answer) -> None:
+        """As fast as the upstream takes them: of the body no more than a few blocks are in memory."""
+        assert self._room is not None
+        try:
+            async for block in body.blocks():
+                await self._room.wait()
+                if self.answer is not answer or transport.is_closing():
+                    return  # answered early, or given up
+                transport.write(block)
+        except OSError:
+            if self.answer is answer:
+                self.fail("upload_lost")
 
     def is_usable(self, now: float) -> bool:
         """Whether a kept connection may take a request. Asks the kernel: the loop may not know of a close."""
@@ -115,6 +138,14 @@ class Connection(asyncio.Protocol):
         self.drop()
 
     # ── the loop's calls ──
+
+    def pause_writing(self) -> None:
+        if self._room is not None:
+            self._room.clear()
+
+    def resume_writing(self) -> None:
+        if self._room is not None:
+            self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own has no such base
@@ -153,6 +184,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._client.forget(self)
+        self.resume_writing()  # what waits for room sees that there is no connection
         if self.answer is not None:
             self._lost(error)
         # Both hold this object in turn: many connections would wait for the collector of cycles.
@@ -221,7 +253,10 @@ class Connection(asyncio.Protocol):
         self.answer = None
         self._client.live.discard(self)
         # Unsent bytes: answered before it was all sent, and the rest would be taken for the next request.
-        usable = self._is_kept and not transport.is_closing() and not transport.get_write_buffer_size()
+        is_sent = self._sending is None or self._sending.done()
+        usable = (
+            is_sent and self._is_kept and not transport.is_closing() and not transport.get_write_buffer_size()
+        )
         if usable and self._client.keep(self):
             self.kept_until = answer.last_at + self._keep_alive_s
             if answer.is_paused:

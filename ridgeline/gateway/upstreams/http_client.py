@@ -18,7 +18,7 @@ from time import monotonic
 from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
 from ridgeline.gateway.upstreams.connection import Connection
 from ridgeline.gateway.upstreams.origin import Origin
-from ridgeline.gateway.upstreams.outgoing import Headers
+from ridgeline.gateway.upstreams.outgoing import Headers, StoredBody
 from ridgeline.gateway.upstreams.request_head import request_head
 
 __all__ = ["Answer", "ClientLimits", "Deadlines", "HttpClient", "UpstreamBroken"]
@@ -65,7 +65,7 @@ class HttpClient:
         method: str,
         path: str,
         headers: Headers,
-        body: bytes = b"",
+        body: bytes | StoredBody = b"",
         *,
         deadlines: Deadlines,
         until: float = NEVER,
