@@ -27,6 +27,7 @@ from ridgeline.gateway.batch_use import (
     used_in_all,
     used_so_far,
 )
+from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.errors import GatewayError, UpstreamFailed
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.tenants.owned import Owned
@@ -72,7 +73,7 @@ class BatchBooking:
     async def look_after_all(self) -> None:
         for order in await self._parts.owned.pending(ORDER):
             longest_s = self._parts.settings.gateway.request_timeout_s + ORDER_S
-            if time.time() - order.created_ms / 1000 > longest_s:
+            if unix_s() - order.created_ms / 1000 > longest_s:
                 await self._guarded(self._find_batch, order)
         turns = asyncio.Semaphore(AT_ONCE)
 
@@ -186,7 +187,7 @@ class BatchBooking:
             usage_source=usage.source,
             cost_pusd=used.cost_pusd,
             price_source=self._prices(owned).source,
-            total_ms=max(time.time() * 1000 - at_ms, 0.0),
+            total_ms=max(unix_s() * 1000 - at_ms, 0.0),
         )
 
     # ---- an order whose batch is not known ----

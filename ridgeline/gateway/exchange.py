@@ -15,6 +15,7 @@ from typing import Any
 
 from ridgeline.gateway.accounting.row import LedgerRow, Outcome
 from ridgeline.gateway.body import Fields
+from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.endpoints import Place
 from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
 from ridgeline.gateway.held_bytes import Held, HeldBytes
@@ -93,7 +94,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.query: bytes = scope["query_string"]
         self.row = LedgerRow(
-            f"req_{secrets.token_hex(12)}", int(time.time() * 1000), endpoint=place.endpoint.name
+            f"req_{secrets.token_hex(12)}", int(unix_s() * 1000), endpoint=place.endpoint.name
         )
         self.key: Key | None = None
         self.team: Team | None = None

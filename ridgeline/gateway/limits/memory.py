@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
+from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.limits.limiter import (
     BUCKET_MS,
     BUCKETS,
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryLimiter:
-    """`clock` is monotonic and moves the windows; `wall` is unix time and says which day it is."""
+    """`clock` is monotonic and moves the windows; `wall` is unix time without jumps, for the days."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class MemoryLimiter:
         *,
         seed_timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = unix_s,
     ) -> None:
         self._spent, self._seed_timeout_s = spent, seed_timeout_s
         self._clock, self._wall = clock, wall

@@ -31,15 +31,23 @@ local function clock(given)
 end
 
 -- The window of a subject, moved on to `bucket`: its requests, tokens, oldest and newest bucket, the current
--- one, and what is in that. A clock that was set back goes on in the newest bucket.
+-- one, and what is in that. A clock that was set back goes on in the newest bucket; if that is more than a
+-- minute ahead, all of the window counts as of now.
 local function window(key, bucket)
   local w = call('HMGET', key, 'r', 't', 'o', 'n', 'r' .. bucket, 't' .. bucket)
   if not w[3] then return 0, 0, bucket, bucket, bucket, 0, 0 end
   local requests, tokens = tonumber(w[1]), tonumber(w[2])
   local oldest, newest, gone = tonumber(w[3]), tonumber(w[4]), bucket - BUCKETS - 1
-  if newest <= gone or newest > bucket + BUCKETS then
+  if newest <= gone then
     call('DEL', key)
     return 0, 0, bucket, bucket, bucket, 0, 0
+  end
+  if newest > bucket + BUCKETS then
+    call('DEL', key)
+    call('HSET', key, 'r', requests, 't', tokens, 'o', bucket, 'n', bucket, 'r' .. bucket, requests,
+         't' .. bucket, tokens)
+    call('PEXPIRE', key, WINDOW_TTL)
+    return requests, tokens, bucket, bucket, bucket, requests, tokens
   end
   if newest > bucket then return window(key, newest) end
   if oldest <= gone then
@@ -267,9 +275,15 @@ for s = 2, #KEYS do
   if string.find(has, 'h', 1, true) then release(key, id, ':h', ':b') end
   if cost ~= '0' and string.find(has, 'm', 1, true) then
     local current_day, _, current_month = spending(key, now)
-    -- What had ended when the ledger was asked is in what the ledger said.
-    if current_day and tonumber(call('HGET', key .. ':m', 's')) <= ended then
+    -- What had ended when the ledger was asked is in what the ledger said; after a clock was set back, all
+    -- counts.
+    local asked = current_day and tonumber(call('HGET', key .. ':m', 's'))
+    if current_day and (asked <= ended or now < asked) then
       local day, month = calendar(at)
+      -- A clock that was set back over midnight spends of the later day, which is the one that is counted.
+      local today, this_month = calendar(now)
+      if today < current_day then day = current_day end
+      if this_month < current_month then month = current_month end
       if day == current_day then call('HINCRBY', key .. ':m', 'ds', cost) end
       if month == current_month then call('HINCRBY', key .. ':m', 'ms', cost) end
     end

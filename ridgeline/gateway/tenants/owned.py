@@ -7,12 +7,12 @@ that a second upstream gives out again stays with the first tenant.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, OrderedDict
 from typing import Any
 
 import msgspec
 
+from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.tenants.database import Row, Work, statement
 from ridgeline.gateway.tenants.errors import StoreUnavailable
@@ -62,7 +62,7 @@ class OwnedObjects:
             return await asyncio.shield(done) and other.tenant == tenant
         if len(self._waiting) >= MAX_WAITING:
             raise StoreUnavailable("too much waits for it")
-        owned = Owned(object_id, tenant, upstream, kind, int(time.time() * 1000), meta or {})
+        owned = Owned(object_id, tenant, upstream, kind, int(unix_s() * 1000), meta or {})
         if len(msgspec.json.encode(owned.meta)) > MAX_META:
             raise BadRequest(f"what is remembered of an object is larger than {MAX_META} bytes")
         done = asyncio.get_running_loop().create_future()

@@ -271,19 +271,22 @@ def test_everything_kept_in_redis_expires(redis_url: str) -> None:
     run(scenario())
 
 
-def test_a_clock_set_back_neither_opens_the_window_nor_closes_it_for_long(redis_url: str) -> None:
+@pytest.mark.parametrize("back_ms", [30_000, 90_000, 3_600_000, 86_400_000])
+def test_a_clock_set_back_neither_opens_the_window_nor_closes_it_for_long(
+    redis_url: str, back_ms: int
+) -> None:
     async def scenario() -> None:
         now = [MIDNIGHT_MS]
-        subject = Subject("key", "k", Limits(requests_per_minute=2))
+        subject = Subject("key", "k", Limits(requests_per_minute=2, tokens_per_minute=10))
         async with limiter(config(redis_url), clock=lambda: now[0] / 1000, redis_ms=lambda: now[0]) as made:
-            await made.reserve((subject,), 0, 0)
-            now[0] -= 30_000
-            await made.reserve((subject,), 0, 0)
+            await made.reserve((subject,), 4, 0)
+            now[0] -= back_ms
+            await made.reserve((subject,), 4, 0)
             with pytest.raises(Limited):
                 await made.reserve((subject,), 0, 0)
-            now[0] -= 3_600_000
+            now[0] += 60_500 + (back_ms if back_ms < 60_000 else 0)
             made._full.clear()
-            await made.reserve((subject,), 0, 0)
+            await made.reserve((subject,), 10, 0)
 
     run(scenario())
 

@@ -177,3 +177,18 @@ def test_what_a_request_cost_counts_however_slow_the_machine_is(
                 await made.reserve((subject,), 0, 1)
 
     run(scenario())
+
+
+def test_a_clock_set_back_over_midnight_does_not_free_the_budget(redis_url: str) -> None:
+    async def scenario() -> None:
+        now = [MIDNIGHT_MS + 1000]
+        subject = Subject("key", "k", Limits(daily_usd=1.0, monthly_usd=1.0))
+        async with limiter(config(redis_url), redis_ms=lambda: now[0]) as made:
+            made.settle(await made.reserve((subject,), 0, 1), 0, PICODOLLARS // 2)
+            now[0] -= 5000
+            made.settle(await made.reserve((subject,), 0, 1), 0, PICODOLLARS // 2)
+            await settled(made)
+            with pytest.raises(Limited):
+                await made.reserve((subject,), 0, 1)
+
+    run(scenario())
