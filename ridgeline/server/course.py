@@ -21,6 +21,7 @@ from ridgeline.engine.request import SamplingParams, is_background
 from ridgeline.server.choices import Choices, Piece, Prompt
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
 from ridgeline.server.exchange import Exchange
+from ridgeline.server.feed import Feed
 from ridgeline.server.front import Front, Served, fingerprint
 from ridgeline.server.parsing.events import OutputParser
 from ridgeline.server.protocol import GenerationRequest
@@ -91,7 +92,9 @@ class Course:
         self.inbox = Inbox(whole=not job.stream)
         self._front = front
         self._metrics = job.served.metrics
-        self._requests: list[OpenRequest] = []
+        self._feed = Feed(
+            len(job.prompts), job.params, job.client.hello.max_running, self.inbox, self._submit
+        )
         self._unchecked_schema = job.params.grammar
         self._usages = front.part(UsageBook)
         self._priority = max(job.priority, exchange.least_priority)
@@ -102,27 +105,27 @@ class Course:
 
     def __enter__(self) -> Course:
         self._used = self._usages.begin(self.exchange.request_id, lambda: self.choices.usage(False))
-        for number, prompt in enumerate(self.job.prompts):
-            request = self.job.client.submit(
-                prompt.ids,
-                self.job.params,
-                self.inbox,
-                number,
-                request_id=self.exchange.request_id,
-                arrival=self.exchange.arrival,
-                priority=self._priority,
-                cache_namespace=self.job.cache_namespace,
-            )
-            self._requests.append(request)
+        self._feed.begin()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        for request in self._requests:
-            request.close()
+        self._feed.close()
         with contextlib.suppress(RequestFailed):  # what came and was not taken belongs to the account too
             for arrival in self.inbox.close():
                 self.choices.add(*arrival, [])
         self._book(error)
+
+    def _submit(self, number: int, params: SamplingParams, inbox: Inbox) -> OpenRequest:
+        return self.job.client.submit(
+            self.job.prompts[number].ids,
+            params,
+            inbox,
+            number,
+            request_id=self.exchange.request_id,
+            arrival=self.exchange.arrival,
+            priority=self._priority,
+            cache_namespace=self.job.cache_namespace,
+        )
 
     async def next_pieces(self, patience_s: float | None = None) -> list[Piece] | None:
         """The next pieces, at least one; [] when `patience_s` went by without any; None after the last."""

@@ -98,10 +98,6 @@ def check_prompts(client: AsyncClient, prompts: list[Prompt], params: SamplingPa
     for i, prompt in enumerate(prompts):
         where = field if len(prompts) == 1 else f"{field}[{i}]"
         check_context(len(prompt.ids), params, client.hello.max_context, where)
-    if params.n > client.hello.max_running:
-        raise BadRequest(
-            "n", f"at most {client.hello.max_running} sequences run together here, got {params.n}"
-        )
 
 
 def _text_prompt(client: AsyncClient, text: str, field: str, body: CompletionRequest) -> Prompt:
