@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.server.responses_api.namespaces import flat_name
+from ridgeline.web.response_tools import flat_name
 from tests.server.responses import RESPONSES, keeping, prompt_of, sdk, told
 from tests.server.scripted_client import say
 from tests.server.stage import Stage

@@ -12,7 +12,8 @@ import msgspec
 
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.protocol import fields_of
-from ridgeline.server.responses_api.protocol import NOT_OFFERED_TYPES, ResponseTool
+from ridgeline.server.responses_api.protocol import ResponseTool
+from ridgeline.web.response_tools import NOT_OFFERED
 from tests.server.test_http_api_page import _nested
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
@@ -54,9 +55,9 @@ def test_the_table_of_ignored_fields_is_current() -> None:
 
 def test_the_page_names_every_tool_that_is_not_offered() -> None:
     text = PAGE.read_text("utf-8")
-    assert [kind for kind in NOT_OFFERED_TYPES if f"`{kind}`" not in text] == []
+    assert [kind for kind in NOT_OFFERED if f"`{kind}`" not in text] == []
     kinds = {tool.__struct_config__.tag for tool in ResponseTool.__args__}
-    assert kinds == {"function", "namespace", *NOT_OFFERED_TYPES}
+    assert kinds == {"function", "namespace", *NOT_OFFERED}
 
 
 if __name__ == "__main__":

@@ -75,6 +75,8 @@ class ToolCall(Asked, kw_only=True, frozen=True):
 class _Message(Asked, kw_only=True, frozen=True):
     name: str | None = None
     cache_control: Any = None
+    # no matter: of an earlier answer
+    id: Any = None
 
 
 class SystemMessage(_Message, tag_field="role", tag="system", kw_only=True, frozen=True):
@@ -110,6 +112,7 @@ class AssistantMessage(_Message, tag_field="role", tag="assistant", kw_only=True
     # no matter: it is not Anthropic's own without a signature, and nothing else can be shown to the model
     reasoning_content: Any = None
     reasoning: Any = None
+    reasoning_details: Any = None
     annotations: Any = None
 
 
@@ -162,6 +165,7 @@ class JsonSchema(Asked, kw_only=True, frozen=True):
 class ResponseFormat(Asked, kw_only=True, frozen=True):
     type: str
     json_schema: JsonSchema | None = None
+    schema: msgspec.Raw = NULL  # of json_object or json_schema, as llama.cpp takes it
 
 
 class StreamOptions(Asked, kw_only=True, frozen=True):
@@ -199,8 +203,6 @@ class ChatAsked(Asked, kw_only=True, frozen=True):
     top_logprobs: int | None = None
     modalities: list[str] | None = None
     audio: Any = None
-    store: bool | None = None
-    verbosity: str | None = None
     web_search_options: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
@@ -208,7 +210,9 @@ class ChatAsked(Asked, kw_only=True, frozen=True):
     # no matter:
     stream_options: StreamOptions | None = None
     seed: Any = None  # OpenAI promises nothing of it either
+    store: Any = None  # chat completions are not stored here
     metadata: Any = None  # of stored answers
+    verbosity: Any = None
     service_tier: Any = None
     prediction: Any = None  # of speed alone
     prompt_cache_key: Any = None

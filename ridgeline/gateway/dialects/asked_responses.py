@@ -41,6 +41,7 @@ class Item(Asked, kw_only=True, frozen=True):
     arguments: str | None = None
     output: str | list[Part] | None = None
     encrypted_content: str | None = None
+    namespace: str | None = None
     # no matter: a summary is for people; the rest is of an earlier answer
     summary: Any = None
     id: Any = None
@@ -52,6 +53,7 @@ class Item(Asked, kw_only=True, frozen=True):
 class Tool(Asked, kw_only=True, frozen=True):
     type: str
     name: str | None = None
+    tools: list[Tool] | None = None  # of a namespace
     description: str | None = None
     parameters: msgspec.Raw = NULL
     strict: bool | None = None
@@ -83,7 +85,8 @@ class Format(Asked, kw_only=True, frozen=True):
 
 class TextOptions(Asked, kw_only=True, frozen=True):
     format: Format | None = None
-    verbosity: str | None = None
+    # no matter:
+    verbosity: Any = None
 
 
 class Reasoning(Asked, kw_only=True, frozen=True):
@@ -125,6 +128,7 @@ class ResponsesAsked(Asked, kw_only=True, frozen=True):
     context_management: Any = None
     moderation: Any = None
     # no matter:
+    client_metadata: Any = None
     metadata: Any = None
     stream_options: Any = None
     service_tier: Any = None

@@ -87,8 +87,6 @@ def _check_harmless(asked: ChatAsked) -> None:
         "top_logprobs": (asked.top_logprobs, (0,)),
         "modalities": (asked.modalities, (["text"],)),
         "audio": (asked.audio, ()),
-        "store": (asked.store, (False,)),
-        "verbosity": (asked.verbosity, ("medium",)),
         "web_search_options": (asked.web_search_options, ()),
         "moderation": (asked.moderation, ()),
     }
@@ -300,12 +298,13 @@ def _add_format(asked: ChatAsked, body: dict[str, Any]) -> None:
     wanted = asked.response_format
     if wanted is None or wanted.type == "text":
         return
-    if wanted.type != "json_schema" or wanted.json_schema is None:
+    schema = wanted.schema if wanted.json_schema is None else wanted.json_schema.schema
+    if wanted.type not in ("json_schema", "json_object") or (wanted.json_schema is None and is_null(schema)):
         raise refuse("response_format.type", "this model follows a json_schema, or none")
-    if is_null(wanted.json_schema.schema):
+    if is_null(schema):
         raise BadRequest(
             "response_format.json_schema.schema: this field is required",
             param="response_format.json_schema.schema",
         )
-    shape = {"type": "json_schema", "schema": wanted.json_schema.schema}
+    shape = {"type": "json_schema", "schema": schema}
     body["output_config"] = {**(body.get("output_config") or {}), "format": shape}

@@ -27,6 +27,7 @@ from ridgeline.gateway.dialects.steps import (
 )
 from ridgeline.gateway.dialects.usage_bodies import response_usage
 from ridgeline.gateway.usage import Usage
+from ridgeline.web.response_tools import flat_name
 
 Event = dict[str, Any]
 
@@ -45,6 +46,9 @@ _ECHOED: dict[str, Any] = {
     "tool_choice": "auto",
     "tools": [],
     "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "truncation": "disabled",
     "user": None,
 }
 _INCOMPLETE = {"length": "max_output_tokens", "context": "max_output_tokens", "refusal": "content_filter"}
@@ -59,6 +63,7 @@ class ResponseWriter:
             name: default if bytes(fields.get(name, b"null")) == b"null" else fields[name]
             for name, default in _ECHOED.items()
         }
+        self._homes = _homes(fields)
         self._body: dict[str, Any] = {}
         self._id = ""
         self._output: list[dict[str, Any]] = []  # those that are done
@@ -93,7 +98,8 @@ class ResponseWriter:
             case CallArguments(text):
                 return self._grow("function_call", text)
             case CallStart(id, name):
-                return [*self._finish("completed"), *self._begin_item("function_call", call_id=id, name=name)]
+                called = {"call_id": id, **self._homes.get(name, {"name": name})}
+                return [*self._finish("completed"), *self._begin_item("function_call", **called)]
             case Signature(signature):
                 return self._sealed(signature)
             case Redacted(data):
@@ -130,7 +136,6 @@ class ResponseWriter:
             "service_tier": "default",
             "store": False,
             "top_logprobs": 0,
-            "truncation": "disabled",
             "usage": None,
             **self._echoed,
         }
@@ -245,3 +250,24 @@ def _part(item: dict[str, Any], text: str) -> dict[str, Any]:
     if item["type"] == "message":
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "reasoning_text", "text": text}
+
+
+class _Named(msgspec.Struct):
+    type: str = ""
+    name: str = ""
+    tools: list[_Named] = []
+
+
+_tools = msgspec.json.Decoder(list[_Named])
+
+
+def _homes(fields: Fields) -> dict[str, dict[str, str]]:
+    """By its flat name: the namespace and name of each function that the client has in a namespace."""
+    if b"namespace" not in bytes(fields.get("tools", b"")):
+        return {}
+    return {
+        flat_name(tool.name, inner.name): {"namespace": tool.name, "name": inner.name}
+        for tool in _tools.decode(fields["tools"])
+        if tool.type == "namespace"
+        for inner in tool.tools
+    }

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ridgeline.gateway.body import Fields, raw
 from ridgeline.gateway.dialects.asked_responses import (
     Item,
@@ -16,6 +18,7 @@ from ridgeline.gateway.dialects.asked_responses import (
 )
 from ridgeline.gateway.dialects.reading import is_null, read, refuse
 from ridgeline.gateway.errors import BadRequest
+from ridgeline.web.response_tools import NOT_OFFERED, flat_name
 
 REDACTED = "redacted:"  # before the data of thinking that only its upstream can read
 _SAME = (
@@ -44,7 +47,7 @@ _RENAMED = (
 
 def chat_from_responses(fields: Fields, with_thinking: bool) -> Fields:
     """`with_thinking`: the request goes on to Anthropic, which wants its own thinking back."""
-    asked = read(fields, ResponsesAsked)
+    asked = read(without_hosted(fields), ResponsesAsked)
     _check_stateless(asked)
     body: dict[str, Any] = {
         "messages": _messages(asked, with_thinking),
@@ -83,11 +86,10 @@ def _check_stateless(asked: ResponsesAsked) -> None:
         if value is not None and value not in harmless:
             raise refuse(name, "nothing is stored for this model; send the whole conversation in input")
     others: dict[str, tuple[object, tuple[object, ...]]] = {
-        "truncation": (asked.truncation, ("disabled",)),
+        "truncation": (asked.truncation, ("disabled", "auto")),  # what does not fit, the upstream refuses
         "top_logprobs": (asked.top_logprobs, (0,)),
         "context_management": (asked.context_management, ([],)),
         "moderation": (asked.moderation, ()),
-        "text.verbosity": (asked.text.verbosity if asked.text else None, ("medium",)),
     }
     for name, (value, harmless) in others.items():
         if value is not None and value not in harmless:
@@ -111,7 +113,7 @@ def _messages(asked: ResponsesAsked, with_thinking: bool) -> list[dict[str, Any]
             case "message":
                 _add_message(messages, item, path)
             case "function_call":
-                call = {"name": _needed(item.name, path, "name")}
+                call = {"name": flat_name(item.namespace, _needed(item.name, path, "name"))}
                 call["arguments"] = _needed(item.arguments, path, "arguments")
                 id = _needed(item.call_id, path, "call_id")
                 turn = _assistant_turn(messages)
@@ -199,32 +201,74 @@ def _part(part: Part, path: str) -> dict[str, Any]:
 # ---- the rest ----
 
 
+class _Kind(msgspec.Struct):
+    type: str = ""
+
+
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
+_kinds = msgspec.json.Decoder(list[_Kind])
+
+
+def without_hosted(fields: Fields) -> Fields:
+    """The same fields; a tool that is not offered keeps its type alone, as its other fields say nothing."""
+    if "tools" not in fields:
+        return fields
+    try:
+        tools, kinds = _raws.decode(fields["tools"]), _kinds.decode(fields["tools"])
+    except (msgspec.DecodeError, RecursionError):
+        return fields  # which is refused by its name
+    kept = [
+        {"type": kind.type} if kind.type in NOT_OFFERED else tool
+        for tool, kind in zip(tools, kinds, strict=True)
+    ]
+    return {**fields, "tools": raw(kept)}
+
+
 def _tools(asked: ResponsesAsked) -> dict[str, Any]:
-    tools = asked.tools or []
-    for number, tool in enumerate(tools):
-        if tool.type != "function" or tool.name is None:
-            raise refuse(f"tools[{number}].type", "only functions can be given to this model")
+    functions = _functions(asked.tools or [], "tools")
     choice: Any = asked.tool_choice
     if isinstance(choice, ToolChoice):
-        choice, tools = _chosen(choice, tools)
-    if not tools:
+        choice, functions = _chosen(choice, functions)
+    if not functions:
         return {"tool_choice": None if choice in ("auto", "none") else choice}
-    return {"tools": [_tool(tool) for tool in tools], "tool_choice": choice}
+    tools = [_tool(name, tool) for name, tool in functions]
+    return {"tools": tools, "tool_choice": choice}
 
 
-def _chosen(choice: ToolChoice, tools: list[Tool]) -> tuple[Any, list[Tool]]:
-    """The model is told of no others than those it may call."""
+Functions = list[tuple[str, Tool]]  # by their flat names
+
+
+def _functions(tools: list[Tool], path: str, namespace: str | None = None) -> Functions:
+    found: Functions = []
+    for number, tool in enumerate(tools):
+        where = f"{path}[{number}]"
+        if tool.type in NOT_OFFERED and namespace is None:
+            continue
+        if tool.type == "namespace" and tool.name is not None and namespace is None:
+            found += _functions(tool.tools or [], f"{where}.tools", tool.name)
+        elif tool.type != "function" or tool.name is None:
+            raise refuse(f"{where}.type", "only functions can be given to this model")
+        else:
+            found.append((flat_name(namespace, tool.name), tool))
+    return found
+
+
+def _chosen(choice: ToolChoice, functions: Functions) -> tuple[Any, Functions]:
+    """The model is told of no others than those it may call. A name may leave its namespace out."""
     match choice.type:
         case "function" if choice.name is not None:
-            return {"type": "function", "function": {"name": choice.name}}, tools
+            named = [flat for flat, tool in functions if choice.name in (flat, tool.name)]
+            name = named[0] if named else choice.name
+            return {"type": "function", "function": {"name": name}}, functions
         case "allowed_tools" if choice.tools:
             allowed = {tool.name for tool in choice.tools if tool.type == "function"}
-            return choice.mode or "auto", [tool for tool in tools if tool.name in allowed]
+            kept = [(flat, tool) for flat, tool in functions if flat in allowed or tool.name in allowed]
+            return choice.mode or "auto", kept
     raise refuse("tool_choice.type", "must be a function or allowed_tools for this model")
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+def _tool(name: str, tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name, "description": tool.description, "strict": tool.strict}
     if not is_null(tool.parameters):
         function["parameters"] = tool.parameters
     given = {name: value for name, value in function.items() if value is not None}

@@ -27,14 +27,14 @@ from ridgeline.server.responses_api.bodies import (
     ReasoningItem,
 )
 from ridgeline.server.responses_api.items import Placed, refused_type, unsealed
-from ridgeline.server.responses_api.namespaces import Offered, called, flat_name, offered
+from ridgeline.server.responses_api.namespaces import Offered, called, offered
 from ridgeline.server.responses_api.protocol import (
     LOGPROBS,
-    NOT_OFFERED_TYPES,
     InputTokensRequest,
     ResponseRequest,
     ResponseToolChoice,
 )
+from ridgeline.web.response_tools import NOT_OFFERED, flat_name
 
 T = TypeVar("T")
 
@@ -259,10 +259,10 @@ def _allowed(choice: ResponseToolChoice, functions: Sequence[Offered]) -> set[st
     allowed = set()
     for i, tool in enumerate(choice.tools):
         path = f"tool_choice.tools[{i}]"
-        if tool.type in NOT_OFFERED_TYPES:
+        if tool.type in NOT_OFFERED:
             continue
         if tool.type != "function":
-            raise refused_type(f"{path}.type", tool.type, "tools", ("function", *NOT_OFFERED_TYPES))
+            raise refused_type(f"{path}.type", tool.type, "tools", ("function", *NOT_OFFERED))
         allowed.add(called(tool.name or "", functions, f"{path}.name"))
     return allowed
 

@@ -1,19 +1,15 @@
-"""Functions in namespaces, as Codex sends those of MCP servers. A model knows no namespaces: it is offered
-each function under one flat name, and its calls go back to the client with `namespace` and `name` apart.
+"""The functions that a response's model is offered, with those in namespaces, as Codex sends the functions of
+MCP servers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.responses_api.protocol import FunctionTool, NamespaceTool, ResponseTool
-
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_OTHER = re.compile(r"[^a-zA-Z0-9_-]")
+from ridgeline.web.response_tools import flat_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +28,6 @@ class Offered:
         if self.namespace is None or self.namespace.tools[0] is not self.tool:
             return own
         return "\n".join(text for text in (self.namespace.description, own) if text) or None
-
-
-def flat_name(namespace: str | None, name: str) -> str:
-    """The same for the same two names; one that a function may have."""
-    if not namespace:
-        return name
-    flat = f"{namespace}__{name}"
-    if _NAME.fullmatch(flat):
-        return flat
-    return f"{_OTHER.sub('_', flat)[:55]}_{hashlib.sha256(flat.encode()).hexdigest()[:8]}"
 
 
 def offered(tools: Sequence[ResponseTool] | None) -> list[Offered]:

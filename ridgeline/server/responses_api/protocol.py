@@ -150,7 +150,6 @@ class ImageGenerationTool(HostedTool, kw_only=True, frozen=True, tag="image_gene
     pass
 
 
-NOT_OFFERED_TYPES = ("web_search", "web_search_preview", "tool_search", "image_generation")
 ResponseTool = (
     FunctionTool | NamespaceTool | WebSearchTool | WebSearchPreviewTool | ToolSearchTool | ImageGenerationTool
 )

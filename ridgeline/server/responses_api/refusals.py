@@ -11,11 +11,11 @@ from typing import Any
 
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.responses_api.items import FIELDS, refused_type
-from ridgeline.server.responses_api.protocol import NOT_OFFERED_TYPES
+from ridgeline.web.response_tools import NOT_OFFERED
 
 _WHERE = re.compile(r"(input|tools)\[(\d+)\](?:\.tools\[(\d+)\])?(\.type)?")
 ITEMS = tuple(FIELDS)
-TOOLS = ("function", "namespace", *NOT_OFFERED_TYPES)
+TOOLS = ("function", "namespace", *NOT_OFFERED)
 INNER_TOOLS = ("function",)  # of a namespace
 
 

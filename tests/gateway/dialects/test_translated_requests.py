@@ -122,6 +122,11 @@ def test_ids_that_anthropic_does_not_take_are_replaced_the_same_everywhere() -> 
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}}},
             {"output_config": {"format": {"type": "json_schema", "schema": {"a": 1}}}},
         ),
+        (
+            {"response_format": {"type": "json_object", "schema": {"a": 1}}},
+            {"output_config": {"format": {"type": "json_schema", "schema": {"a": 1}}}},
+        ),
+        ({"store": True, "verbosity": "low", "prediction": {}}, {}),
     ],
 )
 def test_options_of_a_chat_have_their_names_in_messages(
@@ -196,10 +201,10 @@ def test_files_and_addresses_of_images_are_carried() -> None:
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"temperature": 1.5}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"store": True}, "store"),
         ({"audio": {}}, "audio"),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "text", "json_schema": {}, "novel": 1}}, "response_format.novel"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {}}},
             "response_format.json_schema.schema",

@@ -16,7 +16,7 @@ from ridgeline.gateway.errors import BadRequest
 from tests.gateway.dialects.bridge import Bridge, openai_over, server_of
 from tests.gateway.dialects.test_translated_answers import SCHEMA, SCRIPTS, stage_of
 from tests.server.messages import HERMES
-from tests.server.scripted_client import fail
+from tests.server.scripted_client import fail, say
 from tests.server.stage import Stage
 
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
@@ -116,9 +116,13 @@ async def test_a_refusal_of_the_gateways_is_a_400_that_names_the_field() -> None
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}, {"type": "mcp"}]}, "tools[1].type"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f"}]}]},
+            "tools[0].tools[0].type",
+        ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
@@ -133,6 +137,32 @@ def test_what_needs_state_or_another_api_is_refused_by_its_name(body: dict[str, 
     with pytest.raises(BadRequest) as refused:
         translate_request("responses", fields, "anthropic")
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("family", ["anthropic", "chat"])
+async def test_codexs_request_is_carried_and_its_namespaces_told_apart(family: Any) -> None:
+    said = '<tool_call>\n{"name": "agents__close", "arguments": {}}\n</tool_call>'
+    tools = [
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]},
+        {"type": "web_search", "external_web_access": False},
+    ]
+    body = {
+        **ASK,
+        "tools": tools,
+        "truncation": "auto",
+        "text": {"verbosity": "low"},
+        "extra_body": {"client_metadata": {"turn_id": "1"}},
+    }
+    stage = Stage(say(said), template=HERMES)
+    async with openai_over(Bridge(server_of(stage), family)) as client:
+        whole = await client.responses.create(**body)
+        events = [event async for event in await client.responses.create(**body, stream=True)]
+        for response in (whole, events[-1].response):
+            assert [(item.namespace, item.name) for item in response.output] == [("agents", "close")]
+            assert (response.presence_penalty, response.frequency_penalty) == (0.0, 0.0)
+        result = {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "x"}
+        back = [{"role": "user", "content": "hi"}, whole.output[0].model_dump(exclude_none=True), result]
+        assert (await client.responses.create(**{**body, "input": back})).output
 
 
 def test_allowed_tools_are_the_only_ones_the_model_is_told_of() -> None:
