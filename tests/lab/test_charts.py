@@ -148,3 +148,11 @@ def test_a_page_fetches_nothing_and_runs_nothing() -> None:
     assert "default-src 'none'" in html
     assert not re.search(r"(src|href)\s*=|url\(|@import", html)
     assert STYLE in html
+
+
+def test_names_of_rules_that_stand_close_do_not_cover_each_other() -> None:
+    rules = [Rule("x", 400.0, "SLO P90 400 ms"), Rule("x", 410.0, "SLO P99 410 ms")]
+    drawn = chart("t", Axis("ms", low=0, high=1000), Axis("y"), [Line("a", [(0, 0), (1000, 1)]), *rules])
+    heights = re.findall(r'class="rule-label" x="[\d.]+" y="([\d.]+)"', drawn)
+    assert len(heights) == 2
+    assert abs(float(heights[0]) - float(heights[1])) >= 12

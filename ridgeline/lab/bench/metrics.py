@@ -72,6 +72,9 @@ class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
     low: float | None = None  # the interval of 95 % of a value, where there is one
     high: float | None = None
     mean: float | None = None
+    std: float | None = None  # of the samples; None below two
+    min: float | None = None
+    max: float | None = None
     percentiles: dict[str, Estimate | None] = {}
     adjusted: dict[str, Estimate | None] = {}  # failures at +infinity
     note: str = ""
@@ -146,8 +149,8 @@ def flat(summary: Summary) -> dict[str, float]:
     for name, metric in summary.metrics.items():
         if metric.value is not None:
             named[name] = metric.value
-        if metric.mean is not None:
-            named[f"{name}.mean"] = metric.mean
+        moments = {key: getattr(metric, key) for key in ("mean", "std", "min", "max")}
+        named |= {f"{name}.{key}": value for key, value in moments.items() if value is not None}
         for prefix, group in (("", metric.percentiles), ("adj_", metric.adjusted)):
             named |= {f"{prefix}{name}.{key}": found.value for key, found in group.items() if found}
     return named
@@ -212,14 +215,26 @@ def _latencies(ok: list[RequestRecord], failed: int) -> dict[str, Metric]:
 def _distribution(name: str, samples: npt.NDArray[np.float64], failed: int | None) -> Metric:
     """failed: how many to put at +infinity; None: the metric says nothing of them."""
     adjusted = {} if failed is None else percentiles(np.append(samples, np.full(failed, math.inf)))
-    return Metric(
+    found = Metric(
         name,
         "ms",
         FORMULAS[name],
         n=len(samples),
-        mean=float(samples.mean()) if len(samples) else None,
         percentiles=percentiles(samples),
         adjusted=adjusted,
+    )
+    return _with_moments(found, samples)
+
+
+def _with_moments(metric: Metric, samples: npt.NDArray[np.float64]) -> Metric:
+    if not len(samples):
+        return metric
+    return msgspec.structs.replace(
+        metric,
+        mean=float(samples.mean()),
+        std=float(samples.std(ddof=1)) if len(samples) > 1 else None,
+        min=float(samples.min()),
+        max=float(samples.max()),
     )
 
 
@@ -231,13 +246,15 @@ def _pooled(ok: list[RequestRecord]) -> dict[str, Metric]:
     tokens = [max(count, 1) for record in ok for count in record.chunk_tokens[1:]]
     share = np.asarray(tokens, dtype=np.int64)
     return {
-        name: Metric(
-            name,
-            "ms",
-            FORMULAS[name],
-            n=len(samples),
-            mean=float(samples.mean()) if len(samples) else None,
-            percentiles=pooled_percentiles(samples, family),
+        name: _with_moments(
+            Metric(
+                name,
+                "ms",
+                FORMULAS[name],
+                n=len(samples),
+                percentiles=pooled_percentiles(samples, family),
+            ),
+            samples,
         )
         for name, samples, family in (
             ("itl_ms", np.repeat(raw / share, share), np.repeat(owners, share)),

@@ -13,6 +13,8 @@ from ridgeline.lab.bench.metrics import Metric
 from ridgeline.lab.bench.report_charts import measured, report_charts, timeline_chart, under_way_chart
 from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.statistics import Estimate
+from ridgeline.lab.bench.text_summary import MOMENTS
+from ridgeline.lab.bench.verdict import limit_verdicts
 from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.page import (
     Cell,
@@ -40,13 +42,26 @@ SHARES = (
     "concurrency_peak",
     "client_cpu",
 )
+LABELS = {
+    "ttft_ms": "time to first token",
+    "ttft_sched_ms": "time to first token",
+    "tpot_ms": "time per output token",
+    "e2e_ms": "whole answer",
+    "e2e_sched_ms": "whole answer",
+    "itl_ms": "between tokens",
+    "output_tokens_per_s": "output tokens per second",
+    "requests_per_s": "requests per second",
+    "goodput_per_s": "requests per second within the SLO",
+    "attainment": "of requests within the SLO",
+    "failures": "of requests failed",
+}
 AS_PERCENT = ("attainment", "failures", "cache_hit")
 
 
 def report_page(result: BenchResult) -> str:
     settings = result.settings
     name = str(settings.get("name") or settings.get("traffic") or "run")
-    parts = [*_validity(result), _tiles(result)]
+    parts = [*_validity(result), _tiles(result), _slo(result)]
     parts += [heading("Latency", _counted_from(result)), _distributions(result, _headline(result))]
     parts += [heading("Rates and shares"), _values(result), *_inference(result)]
     parts += [heading("Distributions"), charts(report_charts(result))]
@@ -66,10 +81,10 @@ def report_page(result: BenchResult) -> str:
 
 
 def metric_cells(metric: Metric) -> list[str | Cell]:
-    """P50 to P99 with intervals, mean and n: one row of a table, without its name."""
+    """P50 to P99 with intervals, mean, std, min, max and n: one row of a table, without its name."""
     cells: list[str | Cell] = [estimate_cell(metric.percentiles.get(key)) for key in PERCENTILES]
-    mean = "–" if metric.mean is None else grouped(metric.mean)
-    return [*cells, mean, f"{metric.n:,}"]
+    moments = (getattr(metric, key) for key in MOMENTS)
+    return [*cells, *("–" if value is None else grouped(value) for value in moments), f"{metric.n:,}"]
 
 
 def estimate_cell(found: Estimate | None) -> Cell:
@@ -127,12 +142,29 @@ def _tiles(result: BenchResult) -> Html:
         for key in ("p50", "p90"):
             estimate = metric.percentiles.get(key)
             if estimate is not None:
-                figures.append((f"{grouped(estimate.value)} ms", f"{key.upper()} {name}", metric.formula))
+                words = f"{LABELS[name]}, {key.upper()}"
+                figures.append((f"{grouped(estimate.value)} ms", words, metric.formula))
     for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s", "attainment", "failures"):
         if name in result.summary.metrics:
             metric = result.summary.metrics[name]
-            figures.append((value_text(metric)[0], name, metric.formula))
+            figures.append((value_text(metric)[0], LABELS[name], metric.formula))
     return tiles(figures)
+
+
+def _slo(result: BenchResult) -> Html:
+    """Whether the run kept its service level, limit by limit."""
+    found = limit_verdicts(result.summary)
+    if not found:
+        return Html("")
+    kept = all(verdict.kept for verdict in found)
+    words = "SLO met" if kept else "SLO missed"
+    rows: list[list[str | Cell]] = []
+    for verdict in found:
+        value = "–" if verdict.value_ms is None else f"{grouped(verdict.value_ms)} ms"
+        said, look = ("kept", "good") if verdict.kept else ("missed", "bad")
+        answer = Cell(said, look=look, small=verdict.note)
+        rows.append([verdict.words, value, f"{grouped(verdict.limit.ms)} ms", answer])
+    return Html(heading(words) + table(["", "measured", "limit", ""], rows))
 
 
 def _headline(result: BenchResult) -> list[str]:
@@ -161,8 +193,9 @@ def _distributions(result: BenchResult, names: Sequence[str]) -> Html:
         if metric.adjusted and result.summary.failed:
             cells = [estimate_cell(metric.adjusted.get(key)) for key in PERCENTILES]
             adjusted = Cell(f"adj_{name}", title=f"{metric.formula}; failures at +∞")
-            rows.append([adjusted, *cells, "", f"{metric.n + result.summary.failed:,}"])
-    return table(["", "P50", "P90", "P95", "P99", "mean", "n"], rows)
+            empty = [""] * len(MOMENTS)
+            rows.append([adjusted, *cells, *empty, f"{metric.n + result.summary.failed:,}"])
+    return table(["", "P50", "P90", "P95", "P99", *MOMENTS, "n"], rows)
 
 
 def _values(result: BenchResult) -> Html:

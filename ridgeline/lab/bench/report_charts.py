@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,7 @@ SHARE = Axis("share of all requests", low=0.0, high=1.0, percent=True)
 STEPS = 120  # of the run's length, for its course
 CLIENT, QUEUED, PREFILL, DECODE = "waiting in the client", "queued", "prefill", "decode"
 TO_FIRST = "to the first token (queue and prefill)"  # where the server does not tell them apart
+SAME_CURVE = 0.012  # of an axis: about five pixels, two lines beside each other
 SHOWN_CLIENT_S = 0.001  # a client's delay that is worth a span of its own
 
 
@@ -71,38 +72,33 @@ def timeline_chart(result: BenchResult) -> str:
 
 
 def _ttft(result: BenchResult, ok: Sequence[RequestRecord], offered: int) -> str:
-    marks: list[Mark] = []
+    curves = {}
     if result.summary.mode == "open":
-        marks.append(_curve("from the planned moment", ok, offered, lambda r: _ms(r.t_first, r.t_sched)))
-    marks.append(_curve("from sending", ok, offered, lambda r: _ms(r.t_first, r.t_send)))
-    inside = [r.server.ttft_ms for r in ok if r.server and r.server.ttft_ms is not None]
-    if inside:
-        marks.append(cdf("by the server's own clock", inside, of=offered))
-    marks += _limits(result, "ttft")
+        curves["from the planned moment"] = _all(ok, lambda r: _ms(r.t_first, r.t_sched))
+    curves["from sending"] = _all(ok, lambda r: _ms(r.t_first, r.t_send))
+    curves["by the server's own clock"] = _all(ok, lambda r: r.server.ttft_ms if r.server else None)
+    marks = [*_curves(curves, offered), *_limits(result, "ttft")]
     return _small("Time to first token", Axis("ms", log=True, unit="ms"), SHARE, marks)
 
 
 def _e2e(result: BenchResult, ok: Sequence[RequestRecord], offered: int) -> str:
-    marks: list[Mark] = []
+    curves = {}
     if result.summary.mode == "open":
-        marks.append(_curve("from the planned moment", ok, offered, lambda r: _ms(r.t_last, r.t_sched)))
-    marks.append(_curve("from sending", ok, offered, lambda r: _ms(r.t_last, r.t_send)))
-    inside = [r.server.inference_ms for r in ok if r.server and r.server.inference_ms is not None]
-    if inside:
-        marks.append(cdf("inference alone (the server's clock)", inside, of=offered))
-    marks += _limits(result, "e2e")
+        curves["from the planned moment"] = _all(ok, lambda r: _ms(r.t_last, r.t_sched))
+    curves["from sending"] = _all(ok, lambda r: _ms(r.t_last, r.t_send))
+    told = _all(ok, lambda r: r.server.inference_ms if r.server else None)
+    curves["inference alone (the server's clock)"] = told
+    marks = [*_curves(curves, offered), *_limits(result, "e2e")]
     return _small("End to end", Axis("ms", log=True, unit="ms"), SHARE, marks)
 
 
 def _tpot(result: BenchResult, ok: Sequence[RequestRecord]) -> str:
     """Of those that have one: an answer of one chunk has no time per token, which is no failure."""
-    marks: list[Mark] = [
-        cdf("TPOT (mean of an answer)", [took * 1000 for r in ok if (took := tpot_s(r)) is not None])
-    ]
-    inside = [r.server.tpot_ms for r in ok if r.server and r.server.tpot_ms is not None]
-    if inside:
-        marks.append(cdf("by the server's own clock", inside))
-    marks += _limits(result, "tpot")
+    curves = {
+        "as the client saw it": [took * 1000 for r in ok if (took := tpot_s(r)) is not None],
+        "by the server's own clock": _all(ok, lambda r: r.server.tpot_ms if r.server else None),
+    }
+    marks = [*_curves(curves), *_limits(result, "tpot")]
     share = Axis("share of answers", low=0.0, high=1.0, percent=True)
     return _small("Time per output token", Axis("ms", unit="ms"), share, marks)
 
@@ -194,10 +190,32 @@ def _row(record: RequestRecord) -> Row:
     return Row(name, spans, note, failed)
 
 
-def _curve(
-    name: str, ok: Sequence[RequestRecord], offered: int, value: Callable[[RequestRecord], float | None]
-) -> Line:
-    return cdf(name, [found for record in ok if (found := value(record)) is not None], of=offered)
+def _all(ok: Sequence[RequestRecord], value: Callable[[RequestRecord], float | None]) -> list[float]:
+    return [found for record in ok if (found := value(record)) is not None]
+
+
+def _curves(samples: Mapping[str, Sequence[float]], offered: int | None = None) -> list[Mark]:
+    """A curve of each, in turn; one that would lie upon another shares it, and its name."""
+    kept: list[tuple[list[str], Sequence[float]]] = []
+    for name, values in samples.items():
+        if not values:
+            continue
+        same = next((names for names, others in kept if _coincide(values, others)), None)
+        if same is None:
+            kept.append(([name], values))
+        else:
+            same.append(name)
+    return [cdf(" = ".join(names), values, of=offered) for names, values in kept]
+
+
+def _coincide(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether half of one curve lies within a line's width of the other, on the logarithmic axis."""
+    if len(one) != len(other) or min(*one, *other) <= 0:
+        return False
+    shares = np.linspace(0.02, 0.98, 49)
+    a, b = np.log(np.quantile(one, shares)), np.log(np.quantile(other, shares))
+    span = max(a.max(), b.max()) - min(a.min(), b.min())
+    return bool(np.median(np.abs(a - b)) <= SAME_CURVE * span)
 
 
 def _limits(result: BenchResult, metric: str) -> list[Mark]:

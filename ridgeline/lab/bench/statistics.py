@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 COVERAGE = 0.95
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-# Below this many samples a percentile is not given at all. At 1,000 a 95 % interval of "p99" already reaches
-# from p98.3 to p99.7; the others are given from the first sample on, with an interval that shows their worth.
-FEWEST = {"p99": 1000}
+# Below this many samples a percentile is not given at all: of fewer than 100, "p99" is the largest or beyond
+# it. From there on its interval shows its worth: at 100 it has no upper end, at 1,000 it reaches from p98.3
+# to p99.7. The others are given from the first sample on.
+FEWEST = {"p99": 100}
 
 Samples = npt.NDArray[np.float64]
 

@@ -19,6 +19,7 @@ import msgspec
 from ridgeline.lab.bench.metrics import flat
 from ridgeline.lab.bench.result import RUN_FILE, BenchResult
 from ridgeline.lab.bench.search import Search
+from ridgeline.lab.bench.verdict import limit_verdict
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.slo import Limit, Slo
 
@@ -191,29 +192,19 @@ def _why_not(
     if failed > FAILED_SHARE:
         return f"{failed:.0%} of requests failed"
     if config.slo is not None:
-        return next(filter(None, (_broken(limit, result, metrics) for limit in config.slo.limits)), "")
+        return next(filter(None, (_broken(limit, result) for limit in config.slo.limits)), "")
     if config.over == "rate" and (behind := _behind(result)):
         return behind
     return _no_gain(result, load, metrics, before, config.least_gain)
 
 
-def _broken(limit: Limit, result: BenchResult, metrics: dict[str, float]) -> str:
-    """By the percentile with failures at infinity; where samples are too few for it, by the share of good
-    answers. In open loops waiting counts: from the planned moment on.
-    """
-    name = limit.metric
-    if result.summary.mode == "open" and name in ("ttft", "e2e"):
-        name += "_sched"
-    metric = result.summary.metrics.get(f"{name}_ms")
-    groups = () if metric is None else (metric.adjusted, metric.percentiles)
-    found = next((group[key] for group in groups if (key := f"p{limit.percentile}") in group), None)
-    if found is not None:
-        value = f"{name} p{limit.percentile} is {found.value:,.0f} ms"
-        return "" if found.value <= limit.ms else f"{value}, above {limit.ms:g} ms"
-    attainment = metrics.get("attainment")
-    if attainment is None or attainment >= limit.percentile / 100:
+def _broken(limit: Limit, result: BenchResult) -> str:
+    found = limit_verdict(limit, result.summary)
+    if found.kept:
         return ""
-    return f"{attainment:.0%} of answers kept the limits, fewer than {limit.percentile} %"
+    if found.value_ms is not None:
+        return f"{found.name} p{limit.percentile} is {found.value_ms:,.0f} ms, above {limit.ms:g} ms"
+    return f"{found.note}, fewer than {limit.percentile} %"
 
 
 def _behind(result: BenchResult) -> str:

@@ -12,6 +12,7 @@ from ridgeline.lab.bench.statistics import FEWEST, Estimate
 from ridgeline.lab.bench.validity import Validity
 
 COLUMNS = ("p50", "p90", "p95", "p99")
+MOMENTS = ("mean", "std", "min", "max")
 _WIDE, _NAME = 23, 22
 _PERCENT = ("attainment", "cache_hit", "failures")
 
@@ -99,22 +100,23 @@ def _distributions(summary: Summary) -> Iterator[str]:
     yield (
         f"{'ms':<{_NAME}} "
         + "".join(f"{key.upper() + ' (95 %)':>{_WIDE}}" for key in COLUMNS)
-        + f"{'mean':>10}"
+        + "".join(f"{key:>10}" for key in MOMENTS)
     )
     metrics = [metric for metric in summary.metrics.values() if metric.percentiles]
     metrics.sort(key=lambda metric: metric.name not in summary.headline)
     for metric in metrics:
         mark = " *" if metric.name in summary.headline else ""
         cells = "".join(f"{_cell(metric.percentiles[key]):>{_WIDE}}" for key in COLUMNS)
-        mean = "–" if metric.mean is None else f"{metric.mean:.1f}"
-        yield f"{metric.name + mark:<{_NAME}} {cells}{mean:>10}"
+        moments = [getattr(metric, key) for key in MOMENTS]
+        said = "".join(f"{'–' if value is None else _number(value):>10}" for value in moments)
+        yield f"{metric.name + mark:<{_NAME}} {cells}{said}"
         if summary.failed and metric.adjusted and mark:
             cells = "".join(f"{_cell(metric.adjusted[key]):>{_WIDE}}" for key in COLUMNS)
-            yield f"{'  adj_' + metric.name:<{_NAME}} {cells}{'':>10}"
+            yield f"{'  adj_' + metric.name:<{_NAME}} {cells}"
     since = "the planned moment" if summary.mode == "open" else "sending"
     yield f"* headline: counted from {since}. adj_: failed requests at infinity."
     if any(metric.percentiles["p99"] is None for metric in metrics if metric.n):
-        yield f"  –: not given below {FEWEST['p99']} independent samples, where P99 is a matter of luck"
+        yield f"  –: not given below {FEWEST['p99']} independent samples: P99 is the largest or beyond"
 
 
 def _cell(found: Estimate | None) -> str:

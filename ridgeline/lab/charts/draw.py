@@ -40,9 +40,11 @@ def chart(
     if not any(x_scale.shows(value) for value in _values([mark for mark, _ in coloured], "x")):
         parts.append(_text(width / 2, (top + height - BOTTOM) / 2, "nothing to show", "middle"))
     rules = [mark for mark in marks if isinstance(mark, Rule)]
-    parts += [_rule(mark, x_scale, y_scale) for mark in rules if _inside(mark, x_scale, y_scale)]
+    lines, names = _rules([mark for mark in rules if _inside(mark, x_scale, y_scale)], x_scale, y_scale)
+    parts += lines
     for mark, index in coloured:
         parts += _drawn(mark, colour(index), x, y, x_scale, y_scale)
+    parts += names
     parts += _labels(coloured, x_scale, y_scale)
     return svg(title, width, height, parts, standalone)
 
@@ -225,7 +227,25 @@ def _inside(mark: Rule, x_scale: Scale, y_scale: Scale) -> bool:
     return scale.shows(mark.at) and scale.low <= mark.at <= scale.high
 
 
-def _rule(mark: Rule, x_scale: Scale, y_scale: Scale) -> str:
+def _rules(rules: Sequence[Rule], x_scale: Scale, y_scale: Scale) -> tuple[list[str], list[str]]:
+    """The lines, and their names, each a line higher wherever it would cover the name of another."""
+    taken: list[tuple[float, float, float, float]] = []
+    lines, names = [], []
+    for mark in rules:
+        line, x, y, anchor = _rule(mark, x_scale, y_scale)
+        long = len(mark.label) * GLYPH
+        start = x - long if anchor == "end" else x
+        while any(_overlap((start, y - 10, start + long, y + 2), other) for other in taken):
+            y -= 13
+        taken.append((start, y - 10, start + long, y + 2))
+        name = escape(mark.label)
+        lines.append(line)
+        names.append(f'<text class="rule-label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{name}</text>')
+    return lines, names
+
+
+def _rule(mark: Rule, x_scale: Scale, y_scale: Scale) -> tuple[str, float, float, str]:
+    """The line, and where its name begins or ends."""
     left, right, bottom, top = x_scale.start, x_scale.end, y_scale.start, y_scale.end
     if mark.axis == "x":
         at = x_scale(mark.at)
@@ -236,11 +256,7 @@ def _rule(mark: Rule, x_scale: Scale, y_scale: Scale) -> str:
         at = y_scale(mark.at)
         line = f'<line class="rule" x1="{left:.1f}" y1="{at:.1f}" x2="{right:.1f}" y2="{at:.1f}"/>'
         spot, anchor = (right - 4, at - 4), "end"
-    x, y = spot
-    return (
-        f'{line}<text class="rule-label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
-        f"{escape(mark.label)}</text>"
-    )
+    return line, *spot, anchor
 
 
 def _labels(

@@ -20,7 +20,8 @@ STYLE = """\
   stroke-linejoin: round; } .chart .dashed { stroke-dasharray: 5 4; }
 .chart .band { opacity: .16; stroke: none; } .chart .whisker { stroke-width: 1.2; opacity: .75; }
 .chart .rule { stroke: var(--alarm); stroke-width: 1.2; stroke-dasharray: 3 3; }
-.chart .rule-label { fill: var(--alarm); } .chart .aim { fill: transparent; stroke: none; }
+.chart .rule-label { fill: var(--alarm); paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
+.chart .aim { fill: transparent; stroke: none; }
 .chart .aim:hover { fill: var(--ink); fill-opacity: .25; }
 .chart .bar { opacity: .8; } .chart .bar:hover, .chart .dot:hover, .chart .span:hover { opacity: .55; }
 """

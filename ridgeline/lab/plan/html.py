@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.lab.charts import Axis, Line, Point, Points, Rule, chart, number, roof
+from ridgeline.lab.charts import Axis, Line, Point, Points, Rule, chart, grouped, number, roof
 from ridgeline.lab.page import Cell, Html, charts, heading, notes, page, paragraph, table, tiles
 from ridgeline.lab.plan.answer import Plan
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
@@ -33,7 +33,7 @@ def plan_page(
 ) -> str:
     question = plan.question
     subtitle = (
-        f"{question.demand.traffic.name}, {plan.rate:.3g} arrivals/s; service level {question.slo}; "
+        f"{question.demand.traffic.name}, {number(plan.rate)} arrivals/s; service level {question.slo}; "
         f"{question.chip.title}"
     )
     parts = [
@@ -58,13 +58,18 @@ def _tiles(plan: Plan) -> Html:
             "GPUs = replicas · tp · pp",
         ),
         (plan.engine, f"weights in {plan.way.precision}", plan.engine_refusal),
-        (f"{plan.capacity:.3g}/s", "arrivals one replica serves", "largest rate within the service level"),
+        (
+            f"{number(plan.capacity)}/s",
+            "arrivals one replica serves",
+            "largest rate within the service level",
+        ),
     ]
     for key in ("ttft_ms.p90", "tpot_ms.p90"):
         if key in plan.metrics:
             interval = plan.metrics[key]
             words = f"{NAMES[key.partition('.')[0]]}, P90"
-            found.append((f"{interval.mid:.3g} ms", words, f"{interval.low:.3g} to {interval.high:.3g} ms"))
+            low, mid, high = map(grouped, (interval.low, interval.mid, interval.high))
+            found.append((f"{mid} ms", words, f"{low} to {high} ms"))
     if plan.usd_per_hour is not None and plan.usd_per_mtok is not None:
         found.append((f"${plan.usd_per_hour * HOURS_PER_MONTH:,.0f}", "a month", "GPUs · price · 730 hours"))
         each = plan.usd_per_mtok
@@ -104,7 +109,7 @@ def _rooflines(plan: Plan) -> Iterator[Html]:
     flops = deployment.chip.flops_per_s(deployment.kept.linear)
     yield charts([_roof_chart(plan, flops)], wide=True)
     for phase, found in (("Prefill", plan.prefill), ("Decode", plan.decode)):
-        yield heading(f"{phase}: {found.bound} binds, at least {1e3 * found.limit_s:.3g} ms")
+        yield heading(f"{phase}: {found.bound} binds, at least {grouped(1e3 * found.limit_s)} ms")
         head, *rows = roofline_rows(found)
         yield table(head, rows)
         yield paragraph(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from ridgeline.lab.charts import grouped
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import CPU
 from ridgeline.lab.plan.answer import Question
@@ -22,8 +23,8 @@ def refuse_latency(question: Question, way: Way, at: dict[str, float]) -> Infeas
         return _refuse_longest(question, way)
     return Infeasible(
         f"{worst} cannot be met on {question.chip.name} with tp={way.deployment.tp}, however few requests "
-        f"come: those of this traffic reach {reached:.3g} ms with nobody waiting. Nearest: "
-        f"{worst.metric}_p{worst.percentile}={math.ceil(reached):g}ms, shorter prompts, or faster hardware"
+        f"come: those of this traffic reach {grouped(reached)} ms with nobody waiting. Nearest: "
+        f"{worst.metric}_p{worst.percentile}={math.ceil(reached):.0f}ms, shorter prompts, or faster hardware"
     )
 
 

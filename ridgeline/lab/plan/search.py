@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ridgeline.lab.charts import grouped
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import CPU, Chip
 from ridgeline.lab.plan.analytic import predict_tpot, predict_ttft
@@ -155,7 +156,7 @@ def refuse_all(refused: Sequence[Refused], slo: Slo, gpus_max: int) -> Infeasibl
         limit = min(bound, key=lambda limit: limit.ms)
         reached = math.ceil(MARGIN * best.best_s * 1e4) / 10
         return Infeasible(
-            f"{limit} cannot be met: {best.why}. Nearest: {limit.metric}_p{limit.percentile}={reached:g}ms"
+            f"{limit} cannot be met: {best.why}. Nearest: {limit.metric}_p{limit.percentile}={reached:.10g}ms"
         )
     best = min(refused, key=lambda r: (r.needed or math.inf, r.deployment.all_bytes))
     ways_out = ["a smaller --precision or model", "a chip with more memory", "shorter requests"]
@@ -180,17 +181,17 @@ def memory_reason(deployment: Deployment, memory: MemoryNeeds) -> str:
 def tpot_reason(deployment: Deployment, alone: Interval) -> str:
     floor = deployment.linear_bytes / deployment.chip.bytes_per_s
     return (
-        f"TPOT ≥ {1e3 * alone.mid:.3g} ms on {deployment.chip.name} with {_how(deployment)}, even for one "
-        f"request alone: bytes over bandwidth ({deployment.linear_bytes / 1e9:.3g} GB a chip, "
-        f"{1e3 * floor:.3g} ms at the datasheet's rate)"
+        f"TPOT ≥ {grouped(1e3 * alone.mid)} ms on {deployment.chip.name} with {_how(deployment)}, even for "
+        f"one request alone: bytes over bandwidth ({deployment.linear_bytes / 1e9:.3g} GB a chip, "
+        f"{grouped(1e3 * floor)} ms at the datasheet's rate)"
     )
 
 
 def ttft_reason(deployment: Deployment, alone: Interval, isl: int) -> str:
     flops = deployment.shape.flops(isl, 0)
     return (
-        f"TTFT ≥ {1e3 * alone.mid:.3g} ms on {deployment.chip.name} with {_how(deployment)}, even for one "
-        f"request alone: {isl:,} prompt tokens are {flops / 1e12:.3g} TFLOP"
+        f"TTFT ≥ {grouped(1e3 * alone.mid)} ms on {deployment.chip.name} with {_how(deployment)}, even for "
+        f"one request alone: {isl:,} prompt tokens are {flops / 1e12:.3g} TFLOP"
     )
 
 

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from ridgeline.lab.charts import number
+from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.plan.answer import Plan
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
 from ridgeline.lab.plan.decide import Step, count
@@ -44,7 +44,7 @@ def _answer(plan: Plan) -> Iterator[str]:
     )
     yield f"{shape.name}: {count(shape.parameters)} parameters{active}, on {question.chip.title}"
     yield from _wrapped(
-        f"traffic: {question.demand.traffic.name}, {plan.rate:.3g} arrivals/s, mean "
+        f"traffic: {question.demand.traffic.name}, {number(plan.rate)} arrivals/s, mean "
         f"{demand.mean_input:,.0f} tokens in and {demand.mean_output:,.0f} out; service level: {question.slo}"
     )
     yield ""
@@ -60,8 +60,8 @@ def _answer(plan: Plan) -> Iterator[str]:
         )
     yield from _wrapped(f"ANSWER  {chips} as {many}, {plan.engine}, weights in {plan.way.precision}{cost}")
     yield from _wrapped(
-        f"One replica serves up to {plan.capacity:.3g} arrivals/s within the service level; here it gets "
-        f"{demand.rate or 0:.3g}, {_few(plan.estimate.concurrency)} requests at once, a step under way "
+        f"One replica serves up to {number(plan.capacity)} arrivals/s within the service level; here it gets "
+        f"{number(demand.rate or 0)}, {_few(plan.estimate.concurrency)} requests at once, a step under way "
         f"{plan.estimate.busy_share:.0%} of the time."
     )
 
@@ -110,8 +110,8 @@ def _roofline(plan: Plan) -> Iterator[str]:
             else f"batch {max(1, round(plan.estimate.concurrency))}"
         )
         yield from _headed(
-            f"Roofline of {phase} ({at}): {found.bound} binds, at least {1e3 * found.limit_s:.3g} ms; "
-            f"{found.total.intensity:.3g} FLOP/byte, the chip's ridge is {found.total.ridge:.3g}"
+            f"Roofline of {phase} ({at}): {found.bound} binds, at least {grouped(1e3 * found.limit_s)} ms; "
+            f"{number(found.total.intensity)} FLOP/byte, the chip's ridge is {number(found.total.ridge)}"
         )
         yield from columns(roofline_rows(found), left=(0, 5))
         for move in found.what_moves_it[:MOVES_SHOWN]:
@@ -128,8 +128,8 @@ def roofline_rows(found: Roofline) -> list[list[str]]:
             point.name,
             number(point.flops),
             number(point.bytes),
-            f"{point.intensity:.3g}",
-            f"{1e3 * limit_s:.3g} ms",
+            number(point.intensity),
+            f"{grouped(1e3 * limit_s)} ms",
             bound,
         ]
         for point, limit_s, bound in rows

@@ -67,6 +67,9 @@ def test_one_answer_has_exactly_the_latencies_of_the_formulas() -> None:
             "ntpot_ms": 2000 / 6,
         }
     )
+    assert (metrics["icl_ms"].min, metrics["icl_ms"].max, metrics["icl_ms"].std) == pytest.approx(
+        (500, 500, 0)
+    )
     assert metrics["itl_ms"].n == 4  # one token, then three that share their gap
     assert metrics["icl_ms"].n == 2
 

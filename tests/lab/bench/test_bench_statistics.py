@@ -59,8 +59,12 @@ def test_an_interval_holds_the_true_percentile_in_at_least_95_of_100_runs() -> N
     assert all(0.95 - 0.015 <= count / runs <= 0.985 for count in held.values()), held
 
 
-def test_p99_is_suppressed_below_a_thousand_samples_and_says_how_far_it_reaches_above() -> None:
-    assert percentiles(np.arange(999.0))["p99"] is None
+def test_p99_is_given_from_a_hundred_samples_on_and_says_how_far_it_reaches() -> None:
+    assert percentiles(np.arange(99.0))["p99"] is None
+    few = percentiles(np.arange(100.0))["p99"]
+    assert few is not None
+    assert (few.value, few.high) == (pytest.approx(98.01), None)  # so few bound it above by nothing
+    assert few.low == 96.0
     found = percentiles(np.arange(1000.0))["p99"]
     assert found is not None
     assert found.low is not None

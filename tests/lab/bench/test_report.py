@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from ridgeline.lab.bench.ceilings import Share
 from ridgeline.lab.bench.metrics import flat
 from ridgeline.lab.bench.record import RequestRecord
 from ridgeline.lab.bench.report import report_page
+from ridgeline.lab.bench.report_charts import _curves
 from ridgeline.lab.bench.report_file import write_report
 from ridgeline.lab.bench.sweep import SweepConfig, SweepResult, judged
 from ridgeline.lab.charts import number
@@ -40,6 +42,26 @@ def test_a_report_has_every_headline_with_formula_and_interval() -> None:
     for part in ("queued", "prefill", "decode"):
         assert f">{part}</text>" in html
     assert number(flat(run.summary)["output_tokens_per_s"]) in html
+
+
+def test_tiles_have_human_labels_and_the_slo_a_verdict() -> None:
+    html = report_page(result(records(200), slo=parse_slo("ttft=400,tpot=1")))
+    tiles = html[html.index('class="tiles"') : html.index("<h2>")]
+    assert "time to first token, P90" in tiles
+    assert "_ms" not in re.sub('title="[^"]*"', "", tiles)
+    assert html.index("<h2>SLO missed") < html.index("<h2>Latency")
+    assert ">TTFT P90</td>" in html
+    assert "SLO met" in report_page(result(records(200), slo=parse_slo("ttft=400")))
+
+
+def test_curves_that_lie_upon_each_other_are_one_with_both_names() -> None:
+    told = [1.0, 2.0, 3.0, 50.0]
+    same = _curves({"from sending": told, "by the server's own clock": [1.005 * one for one in told]})
+    assert [mark.name for mark in same] == ["from sending = by the server's own clock"]
+    apart = _curves(
+        {"from sending": told, "by the server's own clock": [0.5 * one for one in told], "none": []}
+    )
+    assert [mark.name for mark in apart] == ["from sending", "by the server's own clock"]
 
 
 def test_an_invalid_run_says_so_before_any_figure() -> None:
