@@ -156,20 +156,20 @@ class EngineSocket:
         return None
 
     def _accept(self) -> None:
+        number = self._next_number
         try:
             connected, _ = self._listener.accept()
+            connected.setblocking(False)
+            self._selector.register(connected, selectors.EVENT_READ, number)
         except OSError as error:  # EMFILE, ENFILE, ENOMEM, or a front that left while it was queued
             log.error("cannot accept a connection: %s; trying again in %.1f s", error, ACCEPT_PAUSE_S)
             # The front stays in the backlog and the listener readable: watching it would spin.
             self._selector.unregister(self._listener)
             self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
             return
-        connected.setblocking(False)
-        number = self._next_number
         self._next_number += 1
         with self._lock:
             self._connections[number] = _Connection(connected)
-        self._selector.register(connected, selectors.EVENT_READ, number)
         self.inbox.put((number, Opened()))
 
     def _serve(self, number: int, events: int) -> None:

@@ -18,6 +18,8 @@ ASKED: dict[str, Any] = {
     COMPLETIONS: {"prompt": "hello"},
     "/v1/responses": {"input": "hello", "store": False},
     "/v1/messages": {"model": "m", "max_tokens": 50, "messages": HELLO["messages"]},
+    "/api/chat": {"stream": False, **HELLO},
+    "/api/generate": {"stream": False, "model": "m", "prompt": "hello"},
 }
 
 
@@ -45,7 +47,8 @@ async def test_every_endpoint_begins_with_the_models_defaults(stage: Stage, path
 
 @pytest.mark.parametrize("path", ASKED)
 async def test_a_field_of_the_request_wins(stage: Stage, path: str) -> None:
-    params = await params_of(stage, path, temperature=1.0, top_p=1.0, top_k=-1)
+    fields: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    params = await params_of(stage, path, **({"options": fields} if path.startswith("/api/") else fields))
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
 
 
