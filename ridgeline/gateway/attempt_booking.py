@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ridgeline.gateway.accounting.estimate import unseen_tokens
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
-from ridgeline.gateway.estimating import Estimates
+from ridgeline.gateway.estimating import Estimates, limit_tokens
 from ridgeline.gateway.exchange import Begun, Exchange
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.upstreams.attempts import UNSENT
@@ -36,6 +36,7 @@ class AttemptBooking:
         is_taken = any(one.id == row.request_id and one.number not in noted for one in begun)
         number = len(begun) + 1
         bound = self._estimates.output_bound(exchange)
+        used = self._estimates.input(exchange, row.model, target)
         opening = Opening(
             f"{row.request_id}.{number}" if is_taken else row.request_id,
             row.at_ms,
@@ -47,9 +48,11 @@ class AttemptBooking:
             target.upstream,
             target.model,
             row.stream,
-            self._estimates.input_tokens(exchange),
+            used.tokens_in,
             bound.answers,
             bound.limit,
+            used.audio_ms,
+            used.characters,
         )
         self._parts.ledger.open(opening)
         exchange.asked_at = time.monotonic()
@@ -87,8 +90,9 @@ class AttemptBooking:
             id = one.id if one.id != main else free if free not in ("", main) else f"{main}.{one.number}"
             seconds = time.monotonic() - one.at if attempt is None else attempt.took_s
             bound = self._estimates.output_bound(exchange)
-            tokens_out = unseen_tokens(seconds, bound.limit, bound.answers)
-            usage = Usage(self._estimates.input_tokens(exchange), tokens_out=tokens_out, source="estimated")
+            usage = self._estimates.input(exchange, exchange.row.model, one.target)
+            usage.tokens_out += unseen_tokens(seconds, bound.limit, bound.answers)
+            usage.source = "estimated"
             self._close(exchange, id, one.target, usage, attempt.cause if attempt else "hedged", seconds)
 
     def _close_others(self, exchange: Exchange) -> None:
@@ -107,12 +111,13 @@ class AttemptBooking:
         row.outcome, row.error_code, row.attempts = "upstream_failed", cause, 1
         row.total_ms = seconds * 1000
         row.tokens_in, row.tokens_out, row.usage_source = usage.tokens_in, usage.tokens_out, usage.source
+        row.audio_ms, row.characters = usage.audio_ms, usage.characters
         if usage.source != "none":
             row.cost_pusd, row.price_source = parts.prices.cost(
                 row.model, row.upstream, row.upstream_model, usage
             )
         exchange.closed.add(id)
-        exchange.tokens_before += row.tokens_in + row.tokens_out
+        exchange.tokens_before += limit_tokens(row)
         exchange.pusd_before += row.cost_pusd
         parts.ledger.close(row)
         parts.metrics.spent(row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.errors import ClientGone, UpstreamFailed
+from ridgeline.gateway.estimating import limit_tokens
 from ridgeline.gateway.exchange import Exchange, Send
 from ridgeline.gateway.finishing import Booking
 from ridgeline.gateway.forwarding import Forwarding, Whole
@@ -61,7 +62,7 @@ class Cascading:
         assert parts.router is not None
         parts.router.escalated(job.question, decision, confidence)
         before = self._booking.close(exchange)
-        exchange.tokens_before += before.tokens_in + before.tokens_out
+        exchange.tokens_before += limit_tokens(before)
         exchange.pusd_before += before.cost_pusd
         job.model = parts.catalog.find(decision.escalate_to)
         row = LedgerRow(f"{before.request_id}.strong", before.at_ms)

@@ -53,6 +53,12 @@ class ModelConfig:
         None, "per million input tokens written to one; default: price_in"
     )
     price_out: float | None = option(None, "US dollars per million output tokens")
+    price_minute: float | None = option(
+        None, "US dollars per minute of audio that is transcribed or translated; default: genai-prices"
+    )
+    price_characters: float | None = option(
+        None, "US dollars per million characters of text that is spoken; default: genai-prices"
+    )
     shared_prefixes: bool = option(
         False,
         "share cached prefixes between tenants; each can then find out whether another has sent a prompt",
@@ -70,7 +76,7 @@ class ModelConfig:
         where = f"[[models]] {self.name or '(no name)'}:"
         check_range(self, where, 0, MOST_LIMIT, "requests_per_minute", "tokens_per_minute", "concurrent")
         prices = ("price_in", "price_cached", "price_cache_write", "price_out")
-        check_range(self, where, 0, MOST_PRICE, *prices)
+        check_range(self, where, 0, MOST_PRICE, *prices, "price_minute", "price_characters")
         check_range(self, where, 1, 600_000, "hedge_after_ms")
         check_range(self, where, 0.01, 1, "semantic_threshold")
 

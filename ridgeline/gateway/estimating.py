@@ -6,6 +6,7 @@ Texts are counted with the tokenizer that [[models]] names, else by the formula 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +22,15 @@ from ridgeline.gateway.accounting.estimate import (
     texts_of,
     unseen_tokens,
 )
+from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.audio_length import audio_length_s
 from ridgeline.gateway.body import Fields
+from ridgeline.gateway.dialects.counts import AUDIO
 from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import GENERATING, most_used
+from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.gateway.usage import Usage
 
 if TYPE_CHECKING:
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 
 FREE = frozenset({"count_tokens"})  # kinds that no provider bills
 TOKENS_PER_MESSAGE = 4  # of a chat template
+AUDIO_PER_S = 10  # tokens of a second of sound that is read,
+SPEECH_PER_S = 21  # and of one that is spoken, as OpenAI counts
+SPOKEN_PER_S = 12  # characters of text: rather slow, so that the sound is rather long
 _LABELS = frozenset((
     "role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "media_type", "format", "detail",
 ))  # fmt: skip
@@ -49,7 +57,7 @@ class OutputBound(NamedTuple):
 
 class Estimates:
     def __init__(self, parts: Parts) -> None:
-        self._catalog = parts.catalog
+        self._catalog, self._prices = parts.catalog, parts.prices
         self._tokenizers: dict[Path, Tokenizer] = {}
 
     def is_due(self, exchange: Exchange) -> bool:
@@ -62,18 +70,46 @@ class Estimates:
 
     def is_slow(self, exchange: Exchange) -> bool:
         """The count needs a tokenizer, which runs in a thread."""
+        if exchange.place.endpoint.kind in AUDIO:
+            return False
         return self._tokenizer_file(exchange) is not None and self.is_due(exchange)
 
     async def fill(self, exchange: Exchange) -> None:
         file = self._tokenizer_file(exchange)
-        if file is None:
+        if file is None or exchange.place.endpoint.kind in AUDIO:
             self.fill_now(exchange)
         else:
             await asyncio.to_thread(self._fill_by, exchange, file)
 
     def fill_now(self, exchange: Exchange) -> None:
         """By the formula."""
+        if exchange.place.endpoint.kind in AUDIO:
+            self._fill_audio(exchange)
+            return
         self._fill(exchange, self.input_tokens(exchange), answer_tokens(exchange.answer or b""))
+
+    def input(self, exchange: Exchange, model: str, target: Target) -> Usage:
+        """The input of a request, in the units that this target has a price for."""
+        kind = exchange.place.endpoint.kind
+        if kind not in AUDIO:
+            return Usage(self.input_tokens(exchange))
+        prices = self._prices.of(model, target.upstream, target.model)
+        used = self.audio(exchange)
+        if kind == "speech" and not prices.character and (prices.fresh or prices.out):
+            used.tokens_in = self.input_tokens(exchange)
+            used.tokens_out = used.audio_out = math.ceil(used.characters / SPOKEN_PER_S * SPEECH_PER_S)
+        elif kind != "speech" and not prices.minute and (prices.fresh or prices.audio_in):
+            used.tokens_in = used.audio_in = math.ceil(used.audio_ms / 1000 * AUDIO_PER_S)
+        return used
+
+    def audio(self, exchange: Exchange) -> Usage:
+        """Sound that was sent, and text that is to be spoken."""
+        text = exchange.fields.get("input")
+        spoken = exchange.place.endpoint.kind == "speech" and text is not None
+        return Usage(
+            audio_ms=exchange.audio_ms,
+            characters=len(_unescaped(bytes(text)[1:-1])) if spoken and text else 0,
+        )
 
     def input_tokens(self, exchange: Exchange) -> int:
         if exchange.input_estimate is None:
@@ -106,6 +142,21 @@ class Estimates:
             usage.tokens_out = unseen_tokens(seconds, bound.limit, bound.answers)
         exchange.usage = usage
 
+    def _fill_audio(self, exchange: Exchange) -> None:
+        """Seconds and characters are what is billed; tokens in their place are an estimate."""
+        row = exchange.row
+        used = self.input(exchange, row.model, Target(row.upstream, row.upstream_model))
+        answer = exchange.answer
+        if answer and used.tokens_in and exchange.place.endpoint.kind == "speech":
+            seconds, is_known = audio_length_s(lambda at, most: answer[at : at + most], len(answer))
+            if is_known:
+                used.tokens_out = used.audio_out = math.ceil(seconds * SPEECH_PER_S)
+        elif answer and used.tokens_in:
+            used.tokens_out = answer_tokens(answer)
+        is_told = answer is not None and (exchange.audio_told or not exchange.audio_ms)
+        used.source = "counted" if is_told and not used.tokens_in else "estimated"
+        exchange.usage = used
+
     # ---- by a tokenizer ----
 
     def _tokenizer_file(self, exchange: Exchange) -> Path | None:
@@ -128,6 +179,12 @@ class Estimates:
         )
         texts = exchange.texts if exchange.answer is None else texts_of(exchange.answer)
         self._fill(exchange, tokens_in, count("".join(_unescaped(text) for text in texts)))
+
+
+def limit_tokens(used: Usage | LedgerRow) -> int:
+    """What a request counts against limits of tokens: seconds of sound and characters at their usual rate."""
+    tokens = used.tokens_in + used.tokens_out
+    return tokens or math.ceil(used.audio_ms / 1000 * AUDIO_PER_S) + math.ceil(used.characters / 4)
 
 
 def load_tokenizer(file: Path) -> Tokenizer:

@@ -51,6 +51,8 @@ class Exchange:
         "arrived",
         "asked_at",
         "attempts",
+        "audio_ms",
+        "audio_told",
         "begun",
         "body",
         "closed",
@@ -108,6 +110,8 @@ class Exchange:
         self.answer: bytes | None = None  # a whole answer that did not say what it used
         self.texts: list[bytes] = []  # of a stream, where a tokenizer may have to count them
         self.input_estimate: int | None = None  # tokens, counted once
+        self.audio_ms = 0  # of the sound that was sent,
+        self.audio_told = False  # as its container says; else guessed from its size
         self.begun: list[Begun] = []  # attempts of the row that is open
         self.closed: set[str] = set()  # ids of rows of attempts
         self.asked_at = 0.0  # the last attempt

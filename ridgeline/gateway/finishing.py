@@ -15,7 +15,7 @@ import msgspec
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.attempt_booking import AttemptBooking
 from ridgeline.gateway.body import write_fields
-from ridgeline.gateway.estimating import Estimates
+from ridgeline.gateway.estimating import Estimates, limit_tokens
 from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.refusals import Refusals
@@ -34,30 +34,30 @@ class Booking:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._ours = {one.name for one in parts.settings.upstreams if one.kind == "ridgeline"}
-        self._estimates = Estimates(parts)
-        self.attempts = AttemptBooking(parts, self._estimates)
+        self.estimates = Estimates(parts)
+        self.attempts = AttemptBooking(parts, self.estimates)
         self.refusals = Refusals(self._write_refused)
 
     def is_late(self, exchange: Exchange) -> bool:
         """Its usage is still to be asked for, or to be counted by a tokenizer."""
-        return self._is_known_upstream(exchange) or self._estimates.is_slow(exchange)
+        return self._is_known_upstream(exchange) or self.estimates.is_slow(exchange)
 
     async def settle(self, exchange: Exchange) -> None:
         """The usage as far as it can be known: asked of a server of ours, else estimated."""
         self.attempts.end(exchange)
         exchange.usage = await self._late_usage(exchange)
-        if self._estimates.is_due(exchange):
+        if self.estimates.is_due(exchange):
             try:
-                await self._estimates.fill(exchange)
+                await self.estimates.fill(exchange)
             except Exception as error:  # of a tokenizer: the formula needs none
                 extra = {"request_id": exchange.id, "kind": type(error).__name__}
                 log.error("a tokenizer could not count what a request used", extra=extra)
-                self._estimates.fill_now(exchange)
+                self.estimates.fill_now(exchange)
 
     def settle_now(self, exchange: Exchange) -> None:
         """The same without waiting for anything."""
-        if self._estimates.is_due(exchange):
-            self._estimates.fill_now(exchange)
+        if self.estimates.is_due(exchange):
+            self.estimates.fill_now(exchange)
 
     def _is_known_upstream(self, exchange: Exchange) -> bool:
         """Broken off at a server of ours, which knows what it has used."""
@@ -83,6 +83,7 @@ class Booking:
         row.tokens_in, row.tokens_cached = usage.tokens_in, usage.tokens_cached
         row.tokens_cache_write, row.tokens_out = usage.tokens_cache_write, usage.tokens_out
         row.tokens_reasoning, row.usage_source = usage.tokens_reasoning, usage.source
+        row.audio_ms, row.characters = usage.audio_ms, usage.characters
         if row.upstream and usage.source != "none":
             row.cost_pusd, row.price_source = parts.prices.cost(
                 row.model, row.upstream, row.upstream_model, usage
@@ -164,7 +165,7 @@ class Finishing:
                 extra={"request_id": exchange.id, "kind": type(error).__name__},
             )
         if exchange.reservation is not None:
-            tokens = row.tokens_in + row.tokens_out + exchange.tokens_before
+            tokens = limit_tokens(row) + exchange.tokens_before
             self._parts.limiter.settle(exchange.reservation, tokens, row.cost_pusd + exchange.pusd_before)
 
 

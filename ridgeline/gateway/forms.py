@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ridgeline.gateway.audio_length import ReadAt
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.spool import Spool
 from ridgeline.gateway.upstreams.outgoing import StoredBody, Stretch
@@ -55,6 +56,17 @@ class Form:
         """What is larger than a field lies on disk."""
         part = self._by_name.get(name)
         return None if part is None else part.content
+
+    def reader(self, name: str) -> tuple[ReadAt, int] | None:
+        """A file's bytes at any place, to be read in a thread, and its size."""
+        content = self.content(name)
+        if content is None:
+            return None
+        size = len(content)
+        if isinstance(content, Stretch):
+            file, begin = content.file, content.begin
+            return lambda at, most: file.read(begin + at, max(min(most, size - at), 0)), size
+        return lambda at, most: content[at : at + most], size
 
     def written(
         self, changes: Mapping[str, bytes | Stretch], with_filenames: bool = True

@@ -6,15 +6,19 @@ Called by the app for every such endpoint: the one place where a request's steps
 from __future__ import annotations
 
 import asyncio
+import math
 
 import msgspec
 
+from ridgeline.gateway.audio_length import audio_length_s
 from ridgeline.gateway.body import check_names, field, read_fields
 from ridgeline.gateway.caching.answers import CacheUse
 from ridgeline.gateway.cascading import Cascading
 from ridgeline.gateway.catalog import MAX_NAME, PublicModel, allows
 from ridgeline.gateway.config import targets_of
+from ridgeline.gateway.dialects.counts import AUDIO
 from ridgeline.gateway.errors import BadRequest, Forbidden, out_of_time
+from ridgeline.gateway.estimating import limit_tokens
 from ridgeline.gateway.exchange import Exchange, Receive, Send
 from ridgeline.gateway.finishing import Booking
 from ridgeline.gateway.forms import Form
@@ -23,19 +27,20 @@ from ridgeline.gateway.job import Job
 from ridgeline.gateway.limits.limiter import has_budget
 from ridgeline.gateway.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.parts import Parts
-from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, most_used, subjects_of
+from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, MostUsed, most_used, subjects_of
 from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.stored_responses import continue_response
 from ridgeline.gateway.uploads import read_form
 from ridgeline.gateway.usage import Usage
 
-A_MILLION = Usage(tokens_in=10**6, tokens_out=10**6)
+A_MILLION = Usage(tokens_in=10**6, tokens_out=10**6, audio_ms=10**6, characters=10**6)
 
 
 class ModelRequests:
     def __init__(self, parts: Parts, booking: Booking) -> None:
         self._parts = parts
         self._config = parts.settings.gateway
+        self._estimates = booking.estimates
         self._forwarding = Forwarding(parts, booking.attempts)
         self._cascading = Cascading(parts, self._forwarding, booking)
         self._all_cost = all(
@@ -87,6 +92,9 @@ class ModelRequests:
             form = await read_form(self._parts, exchange, receive)
             check_names(form.names)
             asked = form.text("model")
+            if sound := form.reader("file"):
+                seconds, exchange.audio_told = await asyncio.to_thread(audio_length_s, *sound)
+                exchange.audio_ms = math.ceil(seconds * 1000)
         else:
             if content_type.partition(b";")[0].strip().lower() != b"application/json":
                 # A web page may send text/plain anywhere without asking; JSON it may not.
@@ -140,16 +148,22 @@ class ModelRequests:
         subjects = subjects_of(key, exchange.team, model)
         if all(subject.limits == NO_LIMITS for subject in subjects):
             return
+        kind = exchange.place.endpoint.kind
         size, estimate = len(exchange.body), self._config.output_estimate
-        most = most_used(
-            exchange.place.endpoint.kind, exchange.fields, size, estimate, exchange.prompt_counts
-        )
+        most = most_used(kind, exchange.fields, size, estimate, exchange.prompt_counts)
+        if kind in AUDIO:
+            most = MostUsed(limit_tokens(self._estimates.audio(exchange)), 0)
         cost = 0
         if any(has_budget(subject) for subject in subjects):
             dearest = [model] if model is not None else self._route_models(exchange.row.model_asked)
             guess = Usage(tokens_in=most.tokens_in, tokens_out=most.tokens_out)
             cost = max(
-                parts.prices.cost(one.name, target.upstream, target.model, guess)[0]
+                parts.prices.cost(
+                    one.name,
+                    target.upstream,
+                    target.model,
+                    self._estimates.input(exchange, one.name, target) if kind in AUDIO else guess,
+                )[0]
                 for one in dearest
                 for target in one.targets
             )

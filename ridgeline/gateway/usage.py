@@ -13,7 +13,9 @@ UsageSource = Literal["none", "reported", "counted", "estimated"]
 
 
 class Usage(msgspec.Struct):
-    """Tokens. `cached` and `cache_write` are parts of `tokens_in`, `reasoning` is a part of `tokens_out`."""
+    """Tokens, unless a name says otherwise. `cached`, `cache_write` and `audio_in` are parts of `tokens_in`,
+    `reasoning` and `audio_out` of `tokens_out`.
+    """
 
     tokens_in: int = 0
     tokens_cached: int = 0  # read from the upstream's prefix cache
@@ -21,3 +23,7 @@ class Usage(msgspec.Struct):
     tokens_out: int = 0
     tokens_reasoning: int = 0
     source: UsageSource = "none"
+    audio_in: int = 0
+    audio_out: int = 0
+    audio_ms: int = 0  # of sound that was read, in milliseconds
+    characters: int = 0  # of text that was spoken

@@ -114,6 +114,8 @@ class LostRequests:
             tokens_cache_write=usage.tokens_cache_write,
             tokens_out=usage.tokens_out,
             tokens_reasoning=usage.tokens_reasoning,
+            audio_ms=usage.audio_ms,
+            characters=usage.characters,
             usage_source=usage.source,
             cost_pusd=cost,
             price_source=source,
@@ -125,4 +127,10 @@ def _estimate(opening: Opening, died_ms: int) -> Usage:
     """The input as it was counted, and what could be written while the gateway lived."""
     seconds = (died_ms - opening.at_ms) / 1000
     tokens_out = unseen_tokens(seconds, opening.output_limit, opening.answers)
-    return Usage(opening.tokens_in_estimate, tokens_out=tokens_out, source="estimated")
+    return Usage(
+        opening.tokens_in_estimate,
+        tokens_out=tokens_out,
+        source="estimated",
+        audio_ms=opening.audio_ms,
+        characters=opening.characters,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Protocol
@@ -37,6 +37,10 @@ class PricedModel(Protocol):
     def price_cache_write(self) -> float | None: ...
     @property
     def price_out(self) -> float | None: ...
+    @property
+    def price_minute(self) -> float | None: ...
+    @property
+    def price_characters(self) -> float | None: ...
 
 
 class PricedUpstream(Protocol):
@@ -60,7 +64,11 @@ class PricedUpstream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """Picodollars per token. `above`: others, that hold for all tokens of a request with a longer prompt."""
+    """Picodollars per token, per minute of audio and per character of speech.
+
+    above: others, that hold for all tokens of a request with a longer prompt. audio_in, audio_out: of tokens
+    of sound, where they differ from those of text.
+    """
 
     fresh: int = 0
     cached: int = 0
@@ -68,18 +76,28 @@ class TokenPrices:
     out: int = 0
     source: str = "none"  # config, genai-prices, gpu-hours
     above: tuple[tuple[int, TokenPrices], ...] = ()  # (tokens of the prompt, prices), rising
+    audio_in: int | None = None
+    audio_out: int | None = None
+    minute: int = 0
+    character: int = 0
 
     def cost(self, usage: Usage) -> int:
         prices = self
         for start, higher in self.above:
             if usage.tokens_in > start:
                 prices = higher
-        fresh = usage.tokens_in - usage.tokens_cached - usage.tokens_cache_write
+        audio_in = usage.audio_in if self.audio_in is not None else 0
+        audio_out = usage.audio_out if self.audio_out is not None else 0
+        fresh = usage.tokens_in - usage.tokens_cached - usage.tokens_cache_write - audio_in
         return (
             max(fresh, 0) * prices.fresh
             + usage.tokens_cached * prices.cached
             + usage.tokens_cache_write * prices.cache_write
-            + usage.tokens_out * prices.out
+            + (usage.tokens_out - audio_out) * prices.out
+            + audio_in * (self.audio_in or 0)
+            + audio_out * (self.audio_out or 0)
+            + usage.audio_ms * self.minute // 60_000
+            + usage.characters * self.character
         )
 
 
@@ -145,7 +163,10 @@ class Prices:
 
 
 def _set_prices(model: PricedModel) -> TokenPrices | None:
-    given = (model.price_in, model.price_cached, model.price_cache_write, model.price_out)
+    given = (
+        *(model.price_in, model.price_cached, model.price_cache_write, model.price_out),
+        *(model.price_minute, model.price_characters),
+    )
     if all(price is None for price in given):
         return None
     fresh = _per_token(model.price_in or 0.0)
@@ -155,6 +176,8 @@ def _set_prices(model: PricedModel) -> TokenPrices | None:
         cache_write=fresh if model.price_cache_write is None else _per_token(model.price_cache_write),
         out=_per_token(model.price_out or 0.0),
         source="config",
+        minute=_whole(Decimal(str(model.price_minute or 0.0)) * PUSD_PER_USD),
+        character=_per_token(model.price_characters or 0.0),
     )
 
 
@@ -231,7 +254,21 @@ def _table_prices(provider: Any | None, model: str) -> TokenPrices | None:
     starts = {tier.start for price in prices.values() for tier in getattr(price, "tiers", ())}
     base = _at(prices, None)
     above = tuple((start, _at(prices, start)) for start in sorted(starts))
-    return TokenPrices(base.fresh, base.cached, base.cache_write, base.out, base.source, above)
+    hour = prices.get("input_audio_hours") or prices.get("audio_hours") or 0
+    return replace(
+        base,
+        above=above,
+        audio_in=_flat(prices, "input_audio_mtok"),
+        audio_out=_flat(prices, "output_audio_mtok"),
+        minute=_whole(Decimal(hour) * PUSD_PER_USD / 60),
+        character=_flat(prices, "input_mchars") or 0,
+    )
+
+
+def _flat(prices: dict[str, Any], key: str) -> int | None:
+    """A price without tiers; of one with them, the first."""
+    value = prices.get(key)
+    return None if value is None else _per_token(getattr(value, "base", value))
 
 
 def _at(prices: dict[str, Any], start: int | None) -> TokenPrices:

@@ -47,6 +47,8 @@ _SUMS = (
     "SUM(tokens_cache_write)",
     "SUM(tokens_out)",
     "SUM(tokens_reasoning)",
+    "SUM(audio_ms)",
+    "SUM(characters)",
     f"SUM(cost_pusd / {_HALF})",
     f"SUM(cost_pusd % {_HALF})",
 )
@@ -66,6 +68,8 @@ class UsageLine(msgspec.Struct, frozen=True):
     tokens_cache_write: int
     tokens_out: int
     tokens_reasoning: int
+    audio_ms: int
+    characters: int
     cost_pusd: int
     cost_usd: str
 

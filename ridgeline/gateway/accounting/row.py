@@ -33,6 +33,8 @@ class Opening(msgspec.Struct, frozen=True):
     tokens_in_estimate: int = 0
     answers: int = 0  # written beside each other; 0: the endpoint has no output tokens
     output_limit: int | None = None  # tokens of one answer, where the request names a limit
+    audio_ms: int = 0
+    characters: int = 0
 
 
 class LedgerRow(msgspec.Struct):
@@ -59,6 +61,8 @@ class LedgerRow(msgspec.Struct):
     tokens_cache_write: int = 0
     tokens_out: int = 0
     tokens_reasoning: int = 0
+    audio_ms: int = 0  # of sound that was transcribed or translated
+    characters: int = 0  # of text that was spoken
     usage_source: str = "none"
     cost_pusd: int = 0
     price_source: str = ""  # config, genai-prices, gpu-hours, none

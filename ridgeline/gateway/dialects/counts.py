@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
+from ridgeline.gateway.dialects.events import payload_of, split
 from ridgeline.gateway.dialects.families import shape_of
 from ridgeline.gateway.usage import Usage
 
 
 class Details(msgspec.Struct):
+    audio_tokens: int | None = None
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
@@ -33,6 +35,10 @@ class Counts(msgspec.Struct):
     output_tokens_details: Details | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
+    input_token_details: Details | None = None  # of transcriptions
+    output_token_details: Details | None = None
+    seconds: float | None = None  # of transcriptions that are billed by their length
+    prompt_audio_seconds: float | None = None  # Mistral's
 
     @property
     def tells(self) -> bool:
@@ -42,8 +48,15 @@ class Counts(msgspec.Struct):
     def usage(self) -> Usage:
         if self.cache_read_input_tokens is not None or self.cache_creation_input_tokens is not None:
             return self._anthropic()
-        inner_in = self.prompt_tokens_details or self.input_tokens_details or _NO_DETAILS
-        inner_out = self.completion_tokens_details or self.output_tokens_details or _NO_DETAILS
+        inner_in = (
+            self.prompt_tokens_details or self.input_tokens_details or self.input_token_details or _NO_DETAILS
+        )
+        inner_out = (
+            self.completion_tokens_details
+            or self.output_tokens_details
+            or self.output_token_details
+            or _NO_DETAILS
+        )
         tokens_out = self.completion_tokens or self.output_tokens or 0
         tokens_in = self.prompt_tokens or self.input_tokens or 0
         total = self.total_tokens or 0
@@ -59,6 +72,9 @@ class Counts(msgspec.Struct):
             tokens_out,
             reasoning,
             "reported",
+            inner_in.audio_tokens or 0,
+            inner_out.audio_tokens or 0,
+            round((self.seconds or self.prompt_audio_seconds or 0.0) * 1000),
         )
 
     def _anthropic(self) -> Usage:
@@ -100,11 +116,13 @@ class Answer(msgspec.Struct):
 
     usage: Counts | None = None
     meta: CohereMeta | None = None
+    duration: float | str | None = None  # seconds, of a transcription in OpenAI's verbose_json
 
 
+AUDIO = frozenset({"speech", "transcriptions", "translations"})
 _NO_DETAILS = Details()
 _COUNTED = frozenset(
-    {"chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "audio", "images"}
+    {"chat", "completions", "responses", "messages", "embeddings", "rerank", "score"} | AUDIO
 )
 _answers = msgspec.json.Decoder(Answer)
 
@@ -113,6 +131,11 @@ def usage_of(kind: str, family: str, body: bytes) -> Usage | None:
     """What a whole answer says that it used; None where it says nothing. `family`: of these bytes."""
     if shape_of(kind, family) not in _COUNTED:
         return None
+    if kind in AUDIO and body.startswith((b"data:", b"event:")):  # streamed, and passed on whole
+        told = (usage_of(kind, family, payload_of(event)) for event in reversed(split(body)))
+        return next((one for one in told if one is not None), None)
+    if kind in AUDIO and not body.startswith(b"{"):
+        return None  # sound, or a text
     try:
         answer = _answers.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -122,4 +145,13 @@ def usage_of(kind: str, family: str, body: bytes) -> Usage | None:
     if answer.meta is not None and answer.meta.tokens is not None:
         tokens = answer.meta.tokens
         return Usage(tokens.input_tokens or 0, tokens_out=tokens.output_tokens or 0, source="reported")
+    if kind in AUDIO and answer.duration is not None:
+        return Usage(audio_ms=_milliseconds(answer.duration), source="reported")
     return None
+
+
+def _milliseconds(seconds: float | str) -> int:
+    try:
+        return max(round(float(seconds) * 1000), 0)
+    except (ValueError, OverflowError):
+        return 0

@@ -190,7 +190,7 @@ class GatewayMetrics:
             ending = self._ending(row, status)
         ending.count += 1
         traffic = ending.traffic
-        if row.tokens_in or row.tokens_out:
+        if row.tokens_in or row.tokens_out or row.audio_ms or row.characters:
             traffic.spend(row)
         if row.gateway_ms is not None:
             traffic.overhead.add(row.gateway_ms / 1e3)
