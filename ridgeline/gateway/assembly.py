@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.endpoints import NAMES
 from ridgeline.gateway.guard.guards import Guards
 from ridgeline.gateway.held_bytes import HeldBytes
+from ridgeline.gateway.limits.handover import HandoverLimiter
 from ridgeline.gateway.limits.limiter import Limiter, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
 from ridgeline.gateway.limits.redis import RedisLimiter
@@ -45,6 +47,7 @@ class Assembly:
     def __init__(self, parts: Parts, stack: AsyncExitStack) -> None:
         self.parts = parts
         self._stack = stack
+        self._booking: asyncio.Task[None] | None = None
 
     @classmethod
     async def make(cls, settings: GatewaySettings, number: int) -> Assembly:
@@ -52,7 +55,25 @@ class Assembly:
             parts = await _parts(settings, number, stack)
             return cls(parts, stack.pop_all())
 
+    async def start_booking(self) -> None:
+        """Look after the batches of all workers, from before the first request on. One worker does so.
+
+        A worker that has taken over limits knows already what batches may cost.
+        """
+        limiter, batches = self.parts.limiter, self.parts.batches
+        if not (isinstance(limiter, HandoverLimiter) and limiter.has_adopted):
+            await batches.restore()
+        self._booking = asyncio.create_task(batches.run())
+
+    async def stop_booking(self) -> None:
+        task, self._booking = self._booking, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
     async def close(self) -> None:
+        await self.stop_booking()
         await self._stack.aclose()
 
     def metrics_page(self) -> str:
@@ -82,6 +103,7 @@ class Assembly:
         """For the administrators' eyes."""
         parts = self.parts
         return {
+            "pid": os.getpid(),
             "under_way": len(parts.deadlines.live),
             "draining": parts.draining,
             "upstreams": parts.upstreams.snapshot(),
@@ -159,16 +181,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     parts.deadlines.start()
     stack.callback(parts.deadlines.stop)
     parts.batches = BatchBooking(parts)
-    if number == 0:  # one of the workers looks after batches for all
-        await parts.batches.restore()
-        stack.push_async_callback(_ended, asyncio.create_task(parts.batches.run()))
     return parts
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 async def _limiter(settings: GatewaySettings, ledger: Ledger) -> Limiter:
@@ -176,7 +189,7 @@ async def _limiter(settings: GatewaySettings, ledger: Ledger) -> Limiter:
         return await ledger.spent(subject.kind, subject.id, since_ms)
 
     if not settings.redis.url:
-        return MemoryLimiter(spent)
+        return HandoverLimiter(MemoryLimiter(spent))
     limiter = RedisLimiter(settings.redis, spent)
     await limiter.start()
     return limiter

@@ -7,6 +7,7 @@ dialect. A message never holds a key, an upstream's address or text of the reque
 from __future__ import annotations
 
 import math
+from typing import Any
 
 INVALID = "invalid_request_error"
 LONG_WAIT_S = 120.0  # SDKs would sleep until a budget's day is over: told so, they raise at once
@@ -36,6 +37,16 @@ class GatewayError(Exception):
             self.status = status
         if code is not None:
             self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes: kinds of errors are made from different arguments."""
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[GatewayError], args: tuple[Any, ...], fields: dict[str, Any]) -> GatewayError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class BadRequest(GatewayError):
@@ -81,6 +92,14 @@ class UpstreamFailed(GatewayError):
 
 class UpstreamTimeout(UpstreamFailed):
     status, code = 504, "upstream_timeout"
+
+
+def shutting_down() -> Unavailable:
+    return Unavailable(
+        "the gateway is shutting down, and the answer was not whole within drain_s; send the request again",
+        code="shutting_down",
+        headers={"retry-after": "1"},
+    )
 
 
 def out_of_time() -> UpstreamTimeout:

@@ -171,8 +171,13 @@ class Exchange:
         self.connection.when_gone = None
 
     def expire(self) -> None:
-        if self.expired is None and self.deadline_error is not None:
-            self.expired = self.deadline_error()
+        if self.deadline_error is not None:
+            self.end_with(self.deadline_error())
+
+    def end_with(self, error: GatewayError) -> None:
+        """End it now: its client is told, in the stream if that has begun."""
+        if self.expired is None:
+            self.expired = error
             self.task.cancel()
 
     async def read_body(self, receive: Receive, max_bytes: int, timeout_s: float, memory: HeldBytes) -> bytes:
@@ -221,6 +226,10 @@ class Deadlines:
     def stop(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
+
+    def end_all(self, error: GatewayError) -> None:
+        for exchange in list(self.live):
+            exchange.end_with(error)
 
     def _sweep(self) -> None:
         now = time.monotonic()

@@ -12,9 +12,14 @@ if TYPE_CHECKING:  # the supervisor comes here too, and has no use for what answ
     from ridgeline.gateway.exchange import Receive, Scope, Send
 
 
-def internal_path(state_dir: Path, number: int) -> Path:
-    """The worker's socket; the folder is its owner's alone."""
-    return state_dir / f"worker-{number}.sock"
+def internal_path(state_dir: Path, worker: str) -> Path:
+    """The worker's socket; the folder is its owner's alone. `worker`: its number and process id."""
+    return state_dir / f"worker-{worker}.sock"
+
+
+def limits_path(state_dir: Path, worker: str) -> Path:
+    """Where a worker takes over the limits of the one whose place it takes."""
+    return state_dir / f"limits-{worker}.sock"
 
 
 class InternalApp:

@@ -12,39 +12,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ridgeline.gateway.config import GatewaySettings, to_json
+from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.errors import BadRequest, GatewayError, Unavailable
-from ridgeline.gateway.internal import internal_path
 from ridgeline.gateway.observe.metrics import merged
+from ridgeline.gateway.worker_process import WorkerProcess, WorkerRefused
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 from ridgeline.version import __version__
 
 log = logging.getLogger("ridgeline.gateway")
 
-START_S = 60.0
 RESTART_S = 1.0  # between a worker's death and the next start, so that a broken set-up does not spin
-ASK_S = 2.0
-STOP_GRACE_S = 15.0  # beyond the drain
 BACKLOG = 2048
-
-
-@dataclass(slots=True)
-class Worker:
-    number: int
-    process: asyncio.subprocess.Process
-    is_ready: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.number}:{self.process.pid}"
 
 
 def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int:
@@ -87,10 +72,11 @@ class Supervisor:
     ) -> None:
         self._settings, self._reread = settings, reread
         self._listener = listener
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerProcess] = {}  # that serve, by number
+        self._leaving: set[WorkerProcess] = set()  # that answer what they still have
+        self._changing = asyncio.Lock()  # one start, restart or reload at a time
         self._stopping = self._reloading = False
-        self._told: asyncio.Task[None] | None = None  # a reload that a signal asked for
-        self._failed_starts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pages = merged()
         self._began = time.monotonic()
 
@@ -99,124 +85,123 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._begin(self._reload_on_signal()))
         from ridgeline.gateway.admin.listener import AdminListener
 
         admin = AdminListener(self._settings, self.status, self.metrics, self.reload)
-        keepers: list[asyncio.Task[None]] = []
         try:
             await admin.start()
-            first = [loop.create_future() for _ in range(self._settings.gateway.workers)]
-            keepers = [loop.create_task(self._keep(n, begun)) for n, begun in enumerate(first)]
             stopped = loop.create_task(stop.wait())
-            started = asyncio.ensure_future(asyncio.gather(*first))
-            waits: list[asyncio.Future[Any]] = [started, stopped, *keepers]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for keeper in keepers:
-                if keeper.done():
-                    keeper.result()  # a worker that never came up: says why
-            if started.done():
+            starting = loop.create_task(self._start_all())
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
                 self._say_ready(admin)
-            await asyncio.wait([stopped, *keepers], return_when=asyncio.FIRST_COMPLETED)
-        except GatewayStartError as error:
+            else:
+                starting.cancel()
+            await stopped
+        except WorkerRefused as error:
             logs.fail(f"ridgeline gateway: {error}")
             return 1
         finally:
             self._stopping = True
             await self._end_workers()
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
             await admin.stop()
         return 0
 
     # ---- workers ----
 
-    async def _keep(self, number: int, begun: asyncio.Future[None]) -> None:
-        """One worker, started again whenever it dies."""
-        while not self._stopping:
-            worker = await self._start(number)
-            if worker is None:
-                self._failed_starts += 1
-                if not begun.done():
-                    raise GatewayStartError(f"worker {number} did not come up; its log lines say why")
-            else:
-                if not begun.done():
-                    begun.set_result(None)
-                code = await worker.process.wait()
-                self._pages.end(worker.name)
-                self._workers.pop(number, None)
-                if self._stopping:
-                    return
-                if self._reloading:
-                    continue
-                log.error("a worker died and is started again", extra={"worker": number, "exit_code": code})
-            await asyncio.sleep(RESTART_S)
+    async def _start_all(self) -> None:
+        async with self._changing:
+            starts = [self._start(n, self._settings) for n in range(self._settings.gateway.workers)]
+            made = await asyncio.gather(*starts, return_exceptions=True)
+            workers = [one for one in made if isinstance(one, WorkerProcess)]
+            for refusal in made:
+                if isinstance(refusal, BaseException):
+                    await _kill(workers)
+                    raise refusal
+            for worker in workers:
+                await self._install(worker)
 
-    async def _start(self, number: int) -> Worker | None:
-        descriptor = self._listener.fileno()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "ridgeline.gateway.worker",
-            "--listener",
-            str(descriptor),
-            "--number",
-            str(number),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=[descriptor],
-        )
-        worker = self._workers[number] = Worker(number, process)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(to_json(self._settings) + b"\n")
-        try:
-            line = await asyncio.wait_for(process.stdout.readline(), START_S)
-        except TimeoutError:
-            line = b""
-        if line.strip() == b"ready":
-            worker.is_ready = True
-            return worker
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        self._workers.pop(number, None)
-        return None
+    async def _start(self, number: int, settings: GatewaySettings) -> WorkerProcess:
+        return await WorkerProcess.start(number, settings, self._listener)
+
+    async def _install(self, worker: WorkerProcess) -> None:
+        """It serves from now on. The one before it stops accepting and hands over its limits just before."""
+        old = self._workers.get(worker.number)
+        self._workers[worker.number] = worker
+        worker.on_leaving = lambda: self._begin(self._roll(worker))
+        self._begin(self._watch(worker))
+        if old is not None:
+            self._leaving.add(old)
+            await old.hand_over(worker)
+            self._begin(old.end())
+        await worker.serve()
+
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """Start another where a worker dies that was not to leave."""
+        code = await worker.wait()
+        self._pages.end(worker.name)
+        self._leaving.discard(worker)
+        if self._workers.get(worker.number) is not worker:
+            return
+        del self._workers[worker.number]
+        while not self._stopping and worker.number not in self._workers:
+            log.error("a worker died; another is started", extra={"worker": worker.number, "exit_code": code})
+            await asyncio.sleep(RESTART_S)
+            try:
+                async with self._changing:
+                    if not self._stopping and worker.number not in self._workers:
+                        await self._install(await self._start(worker.number, self._settings))
+            except WorkerRefused as error:
+                log.error("%s", error)
+
+    async def _roll(self, worker: WorkerProcess) -> None:
+        """Replace a worker that got SIGTERM. It serves until the other is ready."""
+        async with self._changing:
+            if self._stopping or self._workers.get(worker.number) is not worker:
+                return
+            try:
+                await self._install(await self._start(worker.number, self._settings))
+            except WorkerRefused as error:
+                log.error("a worker that was told to leave is not replaced: %s", error)
 
     async def _end_workers(self) -> None:
-        workers = list(self._workers.values())
+        """All drain at once. The port is closed first: a client that comes now is refused at once."""
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        workers = [*self._workers.values(), *self._leaving]
         for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.send_signal(signal.SIGTERM)
-        limit = self._settings.gateway.drain_s + STOP_GRACE_S
-        for worker in workers:
-            try:
-                await asyncio.wait_for(worker.process.wait(), limit)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    worker.process.kill()
+            worker.drain()
+        await asyncio.gather(*(worker.end() for worker in workers))
+
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # ---- what the administrators see ----
 
     async def status(self) -> dict[str, Any]:
         workers = {}
-        for number in list(self._workers):
-            answer = await self._ask("GET", "/status", number)
-            workers[str(number)] = msgspec.json.decode(answer) if answer else None
+        for worker in [*self._workers.values(), *self._leaving]:
+            answer = await worker.ask("/status")
+            shown = worker.name if worker in self._leaving else str(worker.number)
+            workers[shown] = msgspec.json.decode(answer) if answer else None
         return {"version": __version__, "up_s": round(time.monotonic() - self._began, 1), "workers": workers}
 
     async def metrics(self) -> str:
-        for number, worker in list(self._workers.items()):
-            page = await self._ask("GET", "/metrics", number)
+        for worker in [*self._workers.values(), *self._leaving]:
+            page = await worker.ask("/metrics")
             if page:
                 self._pages.update(worker.name, page.decode())
         return self._pages.text()
 
     async def reload(self) -> dict[str, Any]:
-        """Read the file again; if it is good, one worker after the other drains and starts anew with it.
+        """Read the file again. New workers start with it; once all are ready, they take the old ones' places.
 
-        The listening socket stays open meanwhile: a connection may wait, but is not refused.
+        Nothing changes where the file, or any new worker, is refused.
         """
         if self._reloading:
             raise Unavailable("the gateway is being reloaded already", code="reloading")
@@ -229,59 +214,38 @@ class Supervisor:
         if changed or settings.admin != self._settings.admin or settings.store != self._settings.store:
             what = ", ".join([f"[gateway] {name}" for name in changed] or ["[admin] or [store]"])
             raise BadRequest(f"{what}: changed; that needs a restart of the gateway")
-        before = self._settings
-        self._settings, self._reloading = settings, True
+        self._reloading = True
         try:
-            for number in list(self._workers):
-                if not await self._replace(number):
-                    self._settings = before  # with which it is tried again in a moment
-                    raise BadRequest(
-                        "a worker did not come up with the new settings (its log lines say why); "
-                        "the gateway goes on with the old ones",
-                        code="invalid_configuration",
-                    )
+            async with self._changing:
+                await self._replace_all(settings)
         finally:
             self._reloading = False
         return {"workers": len(self._workers), "models": [one.name for one in settings.models]}
 
-    def _reload_on_signal(self) -> None:
-        async def told() -> None:
-            try:
-                log.info("reloaded", extra=await self.reload())
-            except GatewayError as error:
-                log.error("not reloaded: %s", error)
-
-        self._told = asyncio.get_running_loop().create_task(told())
-
-    async def _replace(self, number: int) -> bool:
-        """Whether another one is there in its place."""
-        old, failed = self._workers.get(number), self._failed_starts
-        if old is None:
-            return True
-        old.process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + self._settings.gateway.drain_s + STOP_GRACE_S + START_S
-        while time.monotonic() < until:
-            new = self._workers.get(number)
-            if new is not None and new is not old and new.is_ready:
-                return True
-            if self._failed_starts != failed:
-                return False
-            await asyncio.sleep(0.05)
-        return False
-
-    async def _ask(self, method: str, path: str, number: int) -> bytes:
+    async def _replace_all(self, settings: GatewaySettings) -> None:
+        new: list[WorkerProcess] = []
         try:
-            async with asyncio.timeout(ASK_S):
-                where = str(internal_path(self._settings.state_dir, number))
-                reader, writer = await asyncio.open_unix_connection(where)
-                try:
-                    writer.write(f"{method} {path} HTTP/1.0\r\nhost: worker\r\n\r\n".encode())
-                    _, _, body = (await reader.read()).partition(b"\r\n\r\n")
-                    return body
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError):
-            return b""
+            for number in range(settings.gateway.workers):
+                # In turn: each start takes a core for a second, which requests need.
+                new += [await self._start(number, settings)]
+            if self._stopping:
+                raise Unavailable("the gateway is stopping", code="shutting_down")
+        except WorkerRefused as error:
+            await _kill(new)
+            message = f"{error}; the gateway goes on with the settings that it has"
+            raise BadRequest(message, code="invalid_configuration") from None
+        except BaseException:
+            await _kill(new)
+            raise
+        self._settings = settings
+        for worker in new:
+            await self._install(worker)
+
+    async def _reload_on_signal(self) -> None:
+        try:
+            log.info("reloaded", extra=await self.reload())
+        except GatewayError as error:
+            log.error("not reloaded: %s", error)
 
     def _say_ready(self, admin: Any) -> None:
         host, port = self._listener.getsockname()[:2]
@@ -309,8 +273,10 @@ class Supervisor:
         return "\n".join(lines)
 
 
-class GatewayStartError(Exception):
-    """The gateway cannot start; the message says why."""
+async def _kill(workers: Sequence[WorkerProcess]) -> None:
+    for worker in workers:
+        worker.kill()
+        await worker.wait()
 
 
 def _bind(host: str, port: int, section: str) -> socket.socket:

@@ -1,9 +1,12 @@
 """What a worker would refuse at its start, found before there is one: for `--check`, starts and reloads.
 
-Makes parts of the settings and throws them away. Connects to nothing and starts no process.
+Makes a worker's parts of the settings and throws them away. Of what a worker connects to or starts, only the
+NER processes of guards are started: stores and upstreams may be away while a file is checked.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.upstreams.credentials import read_credentials
@@ -25,18 +28,35 @@ def try_certificates(settings: GatewaySettings) -> None:
 
 
 def try_parts(settings: GatewaySettings) -> None:
-    """All that is read at a start: also guards' patterns, routes and their artefacts, which take longer."""
-    from ridgeline.gateway.guard.guards import Guards
+    """All that is read at a start: also guards with their NER models, prices, routes and their artefacts."""
+    from ridgeline.gateway.accounting.prices import Prices
+    from ridgeline.gateway.catalog import Catalog
 
     try_upstreams(settings)
-    Guards(settings.guards)
-    if not settings.routes:
-        return
-    from ridgeline.gateway.routing.embedder import Embedder
-    from ridgeline.gateway.routing.router import ModelRouter
+    Catalog(settings)
+    Prices(settings.models, settings.upstreams, settings.prices)
+    asyncio.run(_try_guards(settings))
+    embedder = None
+    if settings.embeddings.upstream:
+        from ridgeline.gateway.caching.semantic import SemanticCache
+        from ridgeline.gateway.routing.embedder import Embedder
 
-    embedder = Embedder(settings.embeddings, _asks_nobody) if settings.embeddings.upstream else None
-    ModelRouter(settings.routes, settings.rules, embedder)
+        embedder = Embedder(settings.embeddings, _asks_nobody)
+        SemanticCache(settings.cache, embedder)
+    if settings.routes:
+        from ridgeline.gateway.routing.router import ModelRouter
+
+        ModelRouter(settings.routes, settings.rules, embedder)
+
+
+async def _try_guards(settings: GatewaySettings) -> None:
+    from ridgeline.gateway.guard.guards import Guards
+
+    guards = Guards(settings.guards)
+    try:
+        await guards.start()
+    finally:
+        await guards.close()
 
 
 async def _asks_nobody(body: bytes) -> bytes:

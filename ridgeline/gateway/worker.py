@@ -1,8 +1,12 @@
 """A worker: one process that answers. Started by the supervisor, which hands it the listening socket.
 
-`python -m ridgeline.gateway.worker --listener FD --number N` reads its settings from standard input, says
-`ready` on standard output, and serves until SIGTERM or until standard input ends: a worker whose supervisor
-has died drains and leaves.
+`python -m ridgeline.gateway.worker --listener FD --number N` and the supervisor talk in lines:
+
+    supervisor, on standard input     the settings; `serve`; `drain [PATH]`, with the successor's socket
+    worker, on standard output        `ready` or `refused REASON`; `serving`; `handed`, when the successor
+                                      has the limits; `leaving`, on SIGTERM: another is to take its place
+
+A worker whose standard input ends has lost its supervisor: it drains and leaves.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.gateway.accounting.errors import LedgerError
@@ -24,7 +29,9 @@ from ridgeline.gateway.app import Gateway
 from ridgeline.gateway.assembly import Assembly
 from ridgeline.gateway.config import GatewaySettings, from_json
 from ridgeline.gateway.connection_limits import connection_limits
-from ridgeline.gateway.internal import InternalApp, internal_path
+from ridgeline.gateway.errors import shutting_down
+from ridgeline.gateway.internal import InternalApp, internal_path, limits_path
+from ridgeline.gateway.limits.handover import HandoverLimiter
 from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
@@ -34,8 +41,12 @@ from ridgeline.web.tls import certificate
 
 log = logging.getLogger("ridgeline.gateway")
 
-POLL_S = 0.05
+POLL_S = 0.02
+IDLE_S = 1.0  # an idle connection stays open for this time when the gateway stops,
+REPLACED_IDLE_S = 5.0  # and for this time when another worker has taken the place
+LAST_WORDS_S = 5.0  # for streams that are cut to take their error event
 LAST_ROWS_S = 10.0  # for the ledger to take over what has ended
+REPLACED_S = 180.0  # after SIGTERM, for the supervisor to start another worker
 
 
 def main() -> None:
@@ -46,72 +57,144 @@ def main() -> None:
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)
     arguments = parser.parse_args()
-    settings = from_json(sys.stdin.buffer.readline())
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as line:  # what comes behind it is not read ahead
+        settings = from_json(line.readline())
     gateway = settings.gateway
     logs.setup(gateway.log_level, gateway.log_format)
     listener = socket.socket(fileno=arguments.listener)
     listener.setblocking(False)
+    worker = Worker(settings, listener, arguments.number)
     try:
         if sys.platform != "win32":
             import uvloop
 
-            uvloop.run(work(settings, listener, arguments.number))
+            uvloop.run(worker.run())
         else:
-            asyncio.run(work(settings, listener, arguments.number))
+            asyncio.run(worker.run())
     except KeyboardInterrupt:
         pass
     except (OptionError, StoreError, LedgerError) as error:  # each says what to do
+        _tell(f"refused {' '.join(str(error).split())}")
         log.error("the worker cannot start: %s", error)
         sys.exit(1)
 
 
-async def work(settings: GatewaySettings, listener: socket.socket, number: int) -> None:
-    stop = asyncio.Event()
-    _stop_on_signals(stop)
-    lifeline = asyncio.create_task(_end_of_input(stop))
-    assembly = await Assembly.make(settings, number)
-    parts = assembly.parts
-    parts.offload.start()
-    app = Gateway(parts)
-    gateway = settings.gateway
-    shown = certificate(gateway.ssl_certfile, gateway.ssl_keyfile, "[gateway] ")
-    http = HttpServer(app, connection_limits(gateway), certificate=shown)
-    inside = HttpServer(InternalApp(assembly), ConnectionLimits(64 << 10, 10.0, 64, None))
-    internal = _internal_socket(settings.state_dir, number)
-    serving = [
-        asyncio.create_task(http.serve(sockets=[listener])),
-        asyncio.create_task(inside.serve(sockets=[internal])),
-    ]
-    while not (http.started and inside.started):
-        await asyncio.sleep(POLL_S / 10)
-    # What was imported and made at start is never garbage; to look through it again would cost requests.
-    gc.collect()
-    gc.freeze()
-    print("ready", flush=True)
-    try:
-        await stop.wait()
+class Worker:
+    def __init__(self, settings: GatewaySettings, listener: socket.socket, number: int) -> None:
+        self._settings, self._listener, self._number = settings, listener, number
+        self._name = f"{number}-{os.getpid()}"
+        self._may_serve, self._stop = asyncio.Event(), asyncio.Event()
+        self._successor: Path | None = None
+
+    async def run(self) -> None:
+        _on_sigterm(self._leave)
+        listening = asyncio.create_task(self._listen_to_supervisor())
+        settings = self._settings
+        assembly = await Assembly.make(settings, self._number)
+        parts = assembly.parts
+        parts.offload.start()
+        self._app, self._assembly = Gateway(parts), assembly
+        gateway = settings.gateway
+        shown = certificate(gateway.ssl_certfile, gateway.ssl_keyfile, "[gateway] ")
+        self._http = HttpServer(self._app, connection_limits(gateway), certificate=shown)
+        inside = HttpServer(InternalApp(assembly), ConnectionLimits(64 << 10, 10.0, 64, None))
+        serving = [await _started(inside, _internal_socket(settings.state_dir, self._name))]
+        if isinstance(parts.limiter, HandoverLimiter):
+            await parts.limiter.listen(limits_path(settings.state_dir, self._name))
+        # Objects made at start live on: scanning them in every collection would delay requests.
+        gc.collect()
+        gc.freeze()
+        _tell("ready")
+        try:
+            await self._may_serve.wait()
+            if not self._stop.is_set():
+                if self._number == 0:
+                    await assembly.start_booking()
+                serving.append(await _started(self._http, self._listener))
+                _tell("serving")
+                await self._stop.wait()
+                await self._drain()
+        finally:
+            self._http.should_exit = inside.should_exit = True
+            await asyncio.gather(*serving, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._app.drained(), LAST_ROWS_S)
+            await assembly.close()
+            listening.cancel()
+
+    async def _drain(self) -> None:
+        """Accept nothing, hand over the limits, answer what is under way; then cut the rest."""
+        parts = self._assembly.parts
         parts.draining = True
-        for server in http.servers:
-            server.close()
-        until = time.monotonic() + gateway.drain_s
-        while parts.deadlines.live and time.monotonic() < until:
+        self._http.drain(IDLE_S if self._successor is None else REPLACED_IDLE_S)
+        await self._assembly.stop_booking()
+        limiter = parts.limiter if isinstance(parts.limiter, HandoverLimiter) else None
+        if limiter is not None and self._successor is not None:
+            try:
+                await limiter.hand_over(self._successor)
+            except (OSError, EOFError, TimeoutError) as error:
+                log.error(
+                    "limits were not handed over; their windows start empty", extra={"cause": str(error)}
+                )
+        _tell("handed")
+        until = time.monotonic() + self._settings.gateway.drain_s
+        while time.monotonic() < until:
+            if not (self._http.connections or parts.deadlines.live or (limiter and limiter.predecessors)):
+                return
             await asyncio.sleep(POLL_S)
         if parts.deadlines.live:
             log.warning(
-                "requests were cut at the end of the drain", extra={"count": len(parts.deadlines.live)}
+                "requests are cut at the end of the drain", extra={"count": len(parts.deadlines.live)}
             )
-    finally:
-        http.should_exit = inside.should_exit = True
-        await asyncio.gather(*serving, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(app.drained(), LAST_ROWS_S)
-        await assembly.close()
-        lifeline.cancel()
+            parts.deadlines.end_all(shutting_down())
+            until = time.monotonic() + LAST_WORDS_S
+            while parts.deadlines.live and time.monotonic() < until:
+                await asyncio.sleep(POLL_S)
+
+    # ---- the supervisor's words ----
+
+    async def _listen_to_supervisor(self) -> None:
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", closefd=False)
+        )
+        while line := (await reader.readline()).decode().strip():
+            word, _, rest = line.partition(" ")
+            if word == "serve":
+                self._may_serve.set()
+            elif word == "drain":
+                self._successor = Path(rest) if rest else None
+                break
+        self._stop.set()
+        self._may_serve.set()
+
+    def _leave(self) -> None:
+        """SIGTERM: ask for a successor, and serve until it is there."""
+        _tell("leaving")
+
+        def alone() -> None:
+            self._stop.set()
+            self._may_serve.set()
+
+        asyncio.get_running_loop().call_later(REPLACED_S, alone)
 
 
-def _internal_socket(state_dir: Path, number: int) -> socket.socket:
+async def _started(server: HttpServer, listener: socket.socket) -> asyncio.Task[None]:
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not task.done():
+        await asyncio.sleep(0.001)
+    return task
+
+
+def _tell(line: str) -> None:
+    """The supervisor, if it is still there."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
+
+
+def _internal_socket(state_dir: Path, worker: str) -> socket.socket:
     """Where the supervisor asks this worker for its figures. The folder is its owner's alone."""
-    path = internal_path(state_dir, number)
+    path = internal_path(state_dir, worker)
     path.unlink(missing_ok=True)
     internal = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     internal.bind(str(path))
@@ -119,22 +202,10 @@ def _internal_socket(state_dir: Path, number: int) -> socket.socket:
     return internal
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+def _on_sigterm(leave: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
     # Ctrl-C reaches the whole group; the supervisor alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-async def _end_of_input(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", closefd=False)
-    )
-    while await reader.read(4096):
-        pass
-    stop.set()
 
 
 if __name__ == "__main__":

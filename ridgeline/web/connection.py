@@ -33,6 +33,7 @@ class ConnectionLimits:
     connections: int
     per_address: int | None
     by_address: Counter[str] = field(default_factory=Counter)
+    is_draining: bool = False  # every answer that begins is its connection's last
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,23 @@ class BoundedConnection(HttpToolsProtocol):
             # An app that wants to know of a lost client at once need not keep a task that waits for it.
             self.scope[CONNECTION] = self  # type: ignore[literal-required]
             super().on_headers_complete()
+            if self._limits.is_draining:
+                self.cycle.keep_alive = False
+
+    def drain(self, idle_s: float) -> None:
+        """Say `connection: close` with the last answer that has not begun.
+
+        A connection that is idle, or whose answer has begun without these words, stays open for `idle_s`: its
+        client may have sent the next request already.
+        """
+        self.timeout_keep_alive = idle_s  # type: ignore[assignment]
+        if self.cycle is None:
+            return
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = False
+        elif self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:

@@ -34,6 +34,7 @@ class HttpServer(uvicorn.Server):
         self._handshake_s = limits.head_s
         self._certificate = certificate
         self._closing: set[Any] = set()  # connections of uvicorn's several kinds
+        self._limits = limits
         super().__init__(
             uvicorn.Config(
                 app,
@@ -72,6 +73,23 @@ class HttpServer(uvicorn.Server):
         kind: Any = self.config.http_protocol_class
         made: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
         return made
+
+    def drain(self, idle_s: float) -> None:
+        """Accept no connection, and let the next answer on each be its last: `connection: close`.
+
+        A connection stays until it has been idle for `idle_s`, so that no request meets its close.
+        """
+        self._limits.is_draining = True
+        for server in self.servers:
+            server.close()
+        for connection in self.server_state.connections:
+            if isinstance(connection, BoundedConnection):
+                connection.drain(idle_s)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second. A connection that is to be closed waits for its reader to take what was

@@ -109,6 +109,7 @@ async def staged(
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     _, secret = await make_key(settings, **(key or {}))
     assembly = await Assembly.make(settings, 0)
+    await assembly.start_booking()
     app = Gateway(assembly.parts)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

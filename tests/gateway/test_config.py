@@ -144,6 +144,11 @@ def test_a_scope_holds_names_and_beginnings(scope: tuple[str, ...], name: str, m
         ("[[models]]", '[[guards]]\nname = "g"\npatterns = ["ids=(a+)+$"]\n[[models]]', "ids"),
         (
             "[[models]]",
+            '[[guards]]\nname = "g"\nner = true\nner_model = "/nowhere"\n[[models]]',
+            "g: NER did not start",
+        ),
+        (
+            "[[models]]",
             '[[routes]]\nname = "auto"\nmodels = ["fast"]\nartefact = "gone.npz"\n[[models]]',
             "artefact",
         ),

@@ -24,8 +24,8 @@ START_S = 60.0
 class Gateway:
     """`ridgeline gateway` before a mock upstream, both processes of their own."""
 
-    def __init__(self, folder: Path, *lines: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *lines: str, drain_s: float = 10.0) -> None:
+        self.folder, self.drain_s = folder, drain_s
         self.mock = subprocess.Popen(
             [sys.executable, "-m", "tests.gateway.mock_upstream", "--port", "0"], stdout=subprocess.PIPE
         )
@@ -40,7 +40,7 @@ class Gateway:
             "port = 0",
             'log_format = "text"',
             f'state_dir = "{self.folder / "state"}"',
-            "drain_s = 10.0",
+            f"drain_s = {self.drain_s}",
         ]
         text = ["[gateway]", *gateway, *lines, "[admin]", "port = 0"]
         text += ["[[upstreams]]", 'name = "mock"', 'kind = "ridgeline"', f'url = "{self.mock_url}"']
@@ -181,6 +181,8 @@ def test_a_reload_takes_the_new_file_and_a_bad_one_is_refused(gateway: Gateway) 
     assert http.post(CHAT, json=asking("fast")).status_code == 200
     gateway.write_config(model="fast", target="mock/mock_out3")
     assert gateway.admin("POST", "/admin/reload").status_code == 200
+    last = http.post(CHAT, json=asking("fast"))  # on a connection to the worker that leaves
+    assert (last.headers["connection"], last.json()["usage"]["completion_tokens"]) == ("close", 16)
     assert http.post(CHAT, json=asking("fast")).json()["usage"]["completion_tokens"] == 3
     assert http.post(CHAT, json=asking("other")).status_code == 404
     gateway.write_config(model="fast", target="mock/mock_out4")

@@ -52,7 +52,7 @@ class MemoryLimiter:
         self._clock, self._wall = clock, wall
         self._counts: OrderedDict[tuple[str, str], _Counts] = OrderedDict()
         self._seeding: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._ids = itertools.count()
+        self._ids = itertools.count(time.monotonic_ns())  # no other worker's
 
     async def admit(
         self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
@@ -162,6 +162,18 @@ class MemoryLimiter:
     def subjects(self) -> int:
         """How many are remembered."""
         return len(self._counts)
+
+    @property
+    def counts(self) -> OrderedDict[tuple[str, str], _Counts]:
+        """Of every subject, for the worker that takes this one's place."""
+        return self._counts
+
+    def adopt(self, counts: OrderedDict[tuple[str, str], _Counts]) -> None:
+        """Go on from another worker's counts, but for subjects that this one has counted itself."""
+        known = [name for name in counts if name in self._counts]
+        self._counts.update((name, count) for name, count in counts.items() if name not in self._counts)
+        if known:
+            logger.warning("limits were taken over late: the last minute of %d subjects is lost", len(known))
 
     def _of(self, subject: Subject, bucket: int) -> _Counts:
         name = (subject.kind, subject.id)

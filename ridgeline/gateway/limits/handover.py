@@ -1,0 +1,287 @@
+"""Handover: the counts of a MemoryLimiter pass from a worker that drains to the worker that replaces it.
+
+A reload or a roll must not give tenants a fresh minute. The old worker connects to the new one's socket and
+sends its counts and open reservations; from then on it asks the new worker, so that both count in one place
+while the old one answers what it still has. The socket lies in the state directory, which is its owner's
+alone; messages are pickled with their length before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import pickle
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.limits.limiter import Reservation, Subject
+from ridgeline.gateway.limits.memory import MemoryLimiter
+
+ASK_S = 2.0  # for the new worker to answer; then the old one counts by itself
+_HEAD = struct.Struct("<I")
+
+log = logging.getLogger("ridgeline.gateway")
+
+
+class HandoverLimiter:
+    """A MemoryLimiter that takes over another's counts, and can hand them on."""
+
+    degraded = False
+
+    def __init__(self, local: MemoryLimiter) -> None:
+        self._local = local
+        self._open: dict[str, Reservation] = {}  # not settled yet, by id
+        self._successor: Successor | None = None
+        self._server: asyncio.Server | None = None
+        self.has_adopted = False
+        self._predecessors: set[asyncio.StreamWriter] = set()
+
+    @property
+    def predecessors(self) -> int:
+        """How many workers drain and ask here."""
+        return len(self._predecessors)
+
+    # ---- a Limiter ----
+
+    async def admit(
+        self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
+    ) -> Reservation:
+        return await self._take("admit", (subjects, when_unknown), {"costs": costs}, None)
+
+    async def reserve(
+        self,
+        subjects: Sequence[Subject],
+        tokens: int,
+        cost_pusd: int,
+        when_unknown: str = "closed",
+        admitted: Reservation | None = None,
+    ) -> Reservation:
+        return await self._take("reserve", (subjects, tokens, cost_pusd, when_unknown), {}, admitted)
+
+    async def reserve_background(
+        self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
+    ) -> Reservation:
+        args = (id, subjects, tokens, cost_pusd, when_unknown)
+        return await self._take("reserve_background", args, {}, None)
+
+    async def hold(self, reservation: Reservation, cost_pusd: int) -> int | None:
+        if self._successor is None:
+            return await self._local.hold(reservation, cost_pusd)
+        room: int | None = await self._ask_successor("hold", (_copy(reservation), cost_pusd), {}, None)
+        return room
+
+    def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
+        self._open.pop(reservation.id, None)
+        if self._successor is None:
+            self._local.settle(reservation, tokens, cost_pusd)
+        elif not reservation.settled:
+            self._successor.settle(reservation, tokens, cost_pusd)
+            reservation.settled = True
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for writer in self._predecessors:
+                writer.close()
+            while self._predecessors:
+                await asyncio.sleep(0.001)
+        if self._successor is not None:
+            self._successor.close()
+        await self._local.close()
+
+    async def _take(
+        self, method: str, args: tuple[Any, ...], options: dict[str, Any], admitted: Reservation | None
+    ) -> Reservation:
+        reservation: Reservation | None = None
+        if self._successor is None:
+            own = options if admitted is None else {**options, "admitted": admitted}
+            reservation = await getattr(self._local, method)(*args, **own)
+            assert reservation is not None
+            if self._successor is not None:  # handed over while it waited for the ledger
+                self._local.settle(reservation, 0, 0)
+                reservation = None
+        if reservation is None:
+            reservation = await self._ask_successor(method, args, options, admitted)
+        if admitted is not None:
+            self._open.pop(admitted.id, None)
+        if reservation.subjects and not reservation.is_background:
+            self._open[reservation.id] = reservation
+        return reservation
+
+    async def _ask_successor(
+        self, method: str, args: tuple[Any, ...], options: dict[str, Any], admitted: Reservation | None
+    ) -> Any:
+        successor = self._successor
+        assert successor is not None
+        call = (method, args, options, None if admitted is None else admitted.id)
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await successor.ask(call)
+        except (OSError, EOFError, TimeoutError):
+            log.warning("the worker that took over the limits does not answer; this one counts by itself")
+            successor.close()
+            self._successor = None
+            if admitted is not None:
+                options = {**options, "admitted": admitted}
+            return await getattr(self._local, method)(*args, **options)
+
+    # ---- the worker that drains ----
+
+    async def hand_over(self, path: Path) -> None:
+        """Send all counts to the worker that listens there. OSError: they stay here."""
+        async with asyncio.timeout(ASK_S):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            # No await between the copy and the change: nothing is counted in between.
+            successor = self._successor = Successor(reader, writer)
+            try:
+                await successor.ask(("adopt", (self._local.counts, self._open)))
+            except BaseException:
+                self._successor = None
+                successor.close()
+                raise
+
+    # ---- the worker that takes over ----
+
+    async def listen(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(path))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs: dict[str, Reservation] = {}
+        answering: set[asyncio.Task[None]] = set()
+        self._predecessors.add(writer)
+        try:
+            while True:
+                number, call = await _read(reader)
+                if call[0] == "bye":
+                    for reservation in theirs.values():  # nothing was used of what is left
+                        self.settle(reservation, 0, 0)
+                    theirs.clear()
+                elif call[0] == "settle":
+                    self._settle_theirs(theirs, *call[1])
+                elif call[0] == "adopt":
+                    self._adopt(theirs, *call[1])
+                    writer.write(_message((number, None, None)))
+                else:
+                    task = asyncio.create_task(self._answer(theirs, number, call, writer))
+                    answering.add(task)
+                    task.add_done_callback(answering.discard)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._predecessors.discard(writer)
+            for task in answering:
+                task.cancel()
+            for reservation in theirs.values():  # of a worker that died: taken for used
+                self.settle(reservation, reservation.tokens, reservation.cost_pusd)
+            writer.close()
+
+    def _adopt(
+        self,
+        theirs: dict[str, Reservation],
+        counts: OrderedDict[tuple[str, str], Any],
+        reservations: dict[str, Reservation],
+    ) -> None:
+        self.has_adopted = True
+        self._local.adopt(counts)
+        theirs.update(reservations)
+        self._open.update(reservations)
+
+    def _settle_theirs(
+        self, theirs: dict[str, Reservation], told: Reservation, tokens: int, cost_pusd: int
+    ) -> None:
+        reservation = told if told.is_background else theirs.pop(told.id, None)
+        if reservation is not None:
+            self.settle(reservation, tokens, cost_pusd)
+
+    async def _answer(
+        self, theirs: dict[str, Reservation], number: int, call: Any, writer: asyncio.StreamWriter
+    ) -> None:
+        method, args, options, admitted_id = call
+        admitted = theirs.get(admitted_id) if admitted_id is not None else None
+        try:
+            if method == "hold":
+                writer.write(_message((number, await self.hold(*args), None)))
+                return
+            reservation = await self._take(method, args, options, admitted)
+        except GatewayError as error:
+            writer.write(_message((number, None, error)))
+            return
+        if admitted is not None:
+            theirs.pop(admitted.id, None)
+        if not reservation.is_background:
+            theirs[reservation.id] = reservation
+        writer.write(_message((number, _copy(reservation), None)))
+
+
+class Successor:
+    """The old worker's side of the socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._reading = asyncio.create_task(self._read(reader))
+
+    def ask(self, call: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """Sent at once. The answer, or the error that was raised there."""
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        if self._reading.done():
+            answer.set_exception(EOFError())
+        self._writer.write(_message((number, call)))
+        return answer
+
+    def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
+        self._writer.write(_message((0, ("settle", (_copy(reservation), tokens, cost_pusd)))))
+
+    def close(self) -> None:
+        self._writer.write(_message((0, ("bye",))))
+        self._writer.close()
+        self._reading.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                number, result, error = await _read(reader)
+                answer = self._asked.pop(number)
+                if answer.done():  # its caller has left
+                    if isinstance(result, Reservation):
+                        self.settle(result, 0, 0)
+                elif error is None:
+                    answer.set_result(result)
+                else:
+                    answer.set_exception(error)
+        except (EOFError, OSError):
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_exception(EOFError())
+
+
+def _copy(reservation: Reservation) -> Reservation:
+    """Without what the counts hold of it."""
+    copy = Reservation(
+        reservation.id,
+        reservation.subjects,
+        reservation.tokens,
+        reservation.cost_pusd,
+        reservation.at_ms,
+        reservation.is_background,
+    )
+    copy.known, copy.standings = reservation.known, reservation.standings
+    return copy
+
+
+def _message(content: Any) -> bytes:
+    data = pickle.dumps(content)
+    return _HEAD.pack(len(data)) + data
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:
+    (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+    return pickle.loads(await reader.readexactly(size))

@@ -1,0 +1,187 @@
+"""Reloads, rolls and stops of real gateway processes: no client loses a request, and no tenant gains one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.gateway.stage import CHAT, asking
+from tests.gateway.steady_load import steady_load
+from tests.gateway.test_processes import Gateway, streamed
+
+LONG = "mock_out400_pace20"  # eight seconds
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    running = Gateway(tmp_path)
+    yield running
+    running.end()
+
+
+def workers(gateway: Gateway) -> dict[str, Any]:
+    found: dict[str, Any] = gateway.admin("GET", "/admin/upstreams").json()["data"]["workers"]
+    return found
+
+
+def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_reloads_and_a_roll_under_load_fail_no_request(gateway: Gateway) -> None:
+    secret = gateway.client().headers["authorization"].split()[1]
+    port = urlsplit(gateway.url).port
+    assert port is not None
+
+    async def run() -> Any:
+        async with steady_load(port, secret, per_s=20, streams=5, events=50) as seen:
+            for _ in range(2):
+                answer = await asyncio.to_thread(gateway.admin, "POST", "/admin/reload")
+                assert answer.status_code == 200, answer.text
+            before = (await asyncio.to_thread(workers, gateway))["0"]["pid"]
+            os.kill(before, signal.SIGTERM)  # of a worker: another takes its place
+            serves = lambda: (workers(gateway).get("0") or {}).get("pid") not in (None, before)  # noqa: E731
+            await asyncio.to_thread(until, serves)
+            done = seen.requests
+            async with asyncio.timeout(30):
+                while seen.requests < done + 10:
+                    await asyncio.sleep(0.05)
+        return seen
+
+    seen = asyncio.run(run())
+    assert seen.failures == []
+    assert seen.closes >= 3  # each time the connections in use were told
+    assert seen.streams >= 5
+
+
+def test_a_new_connection_does_not_wait_for_a_worker_that_drains(gateway: Gateway) -> None:
+    http = gateway.client()
+    lines: list[str] = []
+    thread = streamed(http, LONG, lines)
+    gateway.write_config(model="fast", target="mock/mock_out3")
+    assert gateway.admin("POST", "/admin/reload").status_code == 200
+    fresh = httpx.post(gateway.url + CHAT, json=asking("fast"), headers=http.headers, timeout=30)
+    assert fresh.json()["usage"]["completion_tokens"] == 3
+    assert "end" not in lines, "answered while the old worker still streams"
+    leaving = [name for name in workers(gateway) if name != "0"]
+    assert len(leaving) == 1
+    thread.join(30)
+    assert lines[-2:] == ["data: [DONE]", "end"]
+
+
+def test_a_file_that_a_worker_rejects_is_refused_and_the_workers_stay(gateway: Gateway) -> None:
+    before = workers(gateway)["0"]["pid"]
+    text = gateway.config.read_text()
+    gateway.config.write_text(text + '\n[[guards]]\nname = "g"\npatterns = ["ids=(a+)+$"]\n')
+    refused = gateway.admin("POST", "/admin/reload")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_configuration")
+    assert "ids" in refused.json()["error"]["message"]
+    assert {name: one["pid"] for name, one in workers(gateway).items()} == {"0": before}
+
+
+def test_limits_are_not_reset_by_a_reload(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path, drain_s=60.0)
+    try:
+        check_limits_through_reloads(gateway)
+    finally:
+        gateway.end()
+
+
+def check_limits_through_reloads(gateway: Gateway) -> None:
+    made = gateway.admin(
+        "POST", "/admin/keys", name="limited", limits={"requests_per_minute": 4, "concurrent": 1}
+    ).json()
+    headers = {"authorization": f"Bearer {made['secret']}"}
+    url = gateway.url + CHAT
+
+    def ask() -> httpx.Response:
+        return httpx.post(url, json=asking("mock_out1"), headers=headers, timeout=30)
+
+    with httpx.Client(headers=headers, base_url=gateway.url, timeout=30) as http:
+        assert ask().status_code == 200
+        with http.stream("POST", CHAT, json=asking("mock_out4000_pace20", stream=True)):
+            for _ in range(2):  # the counts pass on twice
+                assert gateway.admin("POST", "/admin/reload").status_code == 200
+            busy = ask()
+            assert (busy.status_code, busy.json()["error"]["code"]) == (429, "concurrency_limit_exceeded")
+        until(lambda: ask().status_code == 200)  # as soon as the old worker has told of the end
+        assert gateway.admin("POST", "/admin/reload").status_code == 200
+        assert ask().status_code == 200
+        spent = ask()
+        assert (spent.status_code, spent.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+def test_streams_that_outlive_the_drain_end_with_an_error_of_their_dialect(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path, drain_s=0.2)
+    try:
+        http = gateway.client()
+        said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+        bodies = {CHAT: said, "/v1/messages": said, "/v1/responses": {"input": "x"}}
+        texts: dict[str, str] = {}
+        began = threading.Semaphore(0)
+
+        def read(path: str) -> None:
+            body = {"model": "mock_out4000_pace20", "stream": True, **bodies[path]}
+            with http.stream("POST", path, json=body) as answer:
+                texts[path] = ""
+                for piece in answer.iter_text():
+                    texts[path] += piece
+                    began.release()
+
+        threads = [threading.Thread(target=read, args=(path,)) for path in bodies]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(texts) == 3)
+        for _ in bodies:
+            began.acquire(timeout=30)
+        whole: list[httpx.Response] = []
+        late = asking("mock_late60000")
+        waiting = threading.Thread(target=lambda: whole.append(http.post(CHAT, json=late)))
+        waiting.start()
+        until(lambda: workers(gateway)["0"]["under_way"] == 4)
+        gateway.process.send_signal(signal.SIGTERM)
+        for thread in [*threads, waiting]:
+            thread.join(30)
+        assert gateway.process.wait(30) == 0
+        last = {path: text.strip().split("\n\n")[-1] for path, text in texts.items()}
+        assert json.loads(last[CHAT].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert last["/v1/messages"].startswith("event: error\n")
+        assert '"code":"shutting_down"' in last["/v1/responses"]
+        assert (whole[0].status_code, whole[0].json()["error"]["code"]) == (503, "shutting_down")
+    finally:
+        gateway.end()
+
+
+def test_a_client_that_comes_while_the_gateway_stops_is_refused_at_once(gateway: Gateway) -> None:
+    http = gateway.client()
+    lines: list[str] = []
+    thread = streamed(http, "mock_out150_pace20", lines)
+    gateway.process.send_signal(signal.SIGTERM)
+    parts = urlsplit(gateway.url)
+
+    def refused() -> bool:
+        try:
+            socket.create_connection((parts.hostname, parts.port), timeout=5).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    until(refused)
+    assert "end" not in lines, "refused while the stream still runs"
+    thread.join(30)
+    assert lines[-2:] == ["data: [DONE]", "end"]
