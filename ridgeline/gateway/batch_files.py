@@ -19,6 +19,7 @@ from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.endpoints import Endpoint, Place, find
 from ridgeline.gateway.errors import BadRequest, Forbidden
 from ridgeline.gateway.guard.guards import Guard
+from ridgeline.gateway.references import MOST, Reference, references
 from ridgeline.gateway.reservations import most_used
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.usage import Usage
@@ -32,6 +33,14 @@ class _Line(msgspec.Struct):
     url: str
     body: dict[str, msgspec.Raw]
     method: str = "POST"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """meta: what the gateway remembers of it. references: each id once, with the first line that names it."""
+
+    meta: dict[str, Any]
+    references: list[Reference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +72,12 @@ async def read_batch_file(
     parts: BatchParts,
     upstream: str,
     guard: Guard | None,
-) -> dict[str, Any]:
+) -> BatchFile:
     """Writes the file as the upstream is to see it: its own model names, the tenant's cache_salt, and what
-    the guard left of the texts. Returns what the gateway remembers of it.
+    the guard left of the texts.
     """
     lines = 0
+    named_objects: dict[tuple[str, str], Reference] = {}
     public, there = "", ""
     endpoints: set[str] = set()
     most = Usage()
@@ -88,6 +98,12 @@ async def read_batch_file(
             raise _bad(number, f"model {name[:80]!r}: all lines of a file ask for one model")
         if not public:
             public, there = name, _model_at(name, uploader.key, parts, upstream, number)
+        for one in references(endpoint.kind, line.body):
+            named_objects.setdefault(
+                (one.what, one.id), one._replace(field=f"file: line {number}: {one.field}")
+            )
+            if len(named_objects) > MOST:
+                raise _bad(number, f"the file names more than {MOST} objects")
         fields: Fields = line.body
         if guard is not None:
             fields = (await guard.request(endpoint.kind, fields, uploader.tenant)).fields
@@ -105,7 +121,7 @@ async def read_batch_file(
         lines += 1
     if not lines:
         raise BadRequest("file: holds no requests", param="file")
-    return {
+    meta = {
         "model": public,
         "upstream_model": there,
         "endpoints": sorted(endpoints),
@@ -114,6 +130,7 @@ async def read_batch_file(
         "tokens_out": most.tokens_out,
         "cost_pusd": cost_pusd,
     }
+    return BatchFile(meta, list(named_objects.values()))
 
 
 def lines_of(path: str, begin: int, end: int, longest: int) -> Iterator[bytes]:

@@ -17,12 +17,11 @@ from ridgeline.gateway.reservations import subjects_of
 from ridgeline.gateway.tenants.owned import Owned
 
 ORDER = "batch_order"  # the kind of an order in the store
-STOPPED = frozenset({"cancelling", "cancelled"})  # statuses of a batch that the gateway may have stopped
 
 
 async def order_batch(parts: Parts, exchange: Exchange, file: Owned) -> Owned:
     """Limited where the whole batch, by its file's estimate, is more than key, team or model have left."""
-    key, meta = exchange.key, dict(file.meta)
+    key, meta = exchange.key, {name: value for name, value in file.meta.items() if name != "shown"}
     assert key is not None
     if "lines" not in meta:
         message = "input_file_id: the file was uploaded before batches were estimated; upload it again"

@@ -27,6 +27,7 @@ from ridgeline.gateway.job import Job
 from ridgeline.gateway.limits.limiter import has_budget
 from ridgeline.gateway.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.references import check_references
 from ridgeline.gateway.reservations import GENERATING, NO_LIMITS, MostUsed, most_used, subjects_of
 from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.stored_responses import continue_response
@@ -67,6 +68,7 @@ class ModelRequests:
         exchange.row.model = job.model.name
         if exchange.place.endpoint.kind == "responses":
             await continue_response(self._parts, exchange, job)
+        await check_references(self._parts, exchange, job)
         if is_large(exchange.fields):  # a hash over megabytes, for which a thread needs no interpreter
             job.cache = await asyncio.to_thread(CacheUse.of, self._parts, exchange, job.model)
         else:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ridgeline.gateway.batch_orders import STOPPED, drop_order, order_batch, with_reason
+from ridgeline.gateway.batch_orders import drop_order, order_batch, with_reason
 from ridgeline.gateway.body import field, read_fields, write_fields
 from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.endpoints import FILES
@@ -27,6 +27,7 @@ from ridgeline.gateway.errors import (
 from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
 from ridgeline.gateway.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.guard.guards import Guard
+from ridgeline.gateway.listing import own_files, page, shown_in
 from ridgeline.gateway.own_requests import answer_json
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import reserve_request
@@ -38,7 +39,6 @@ T = TypeVar("T")
 
 MAX_ID = 128
 MAX_PAGE = 100
-MAX_PAGES = 50  # of an upstream's list, looked through for one tenant's own
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 UPLOAD_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
@@ -46,14 +46,6 @@ KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
 
 class _Made(msgspec.Struct):
     id: str = ""
-    status: str = ""
-    output_file_id: str | None = None  # of a batch that has ended
-    error_file_id: str | None = None
-
-
-class _Page(msgspec.Struct):
-    data: list[msgspec.Raw] = []
-    has_more: bool = False
 
 
 class ObjectRequests:
@@ -87,65 +79,31 @@ class ObjectRequests:
         if exchange.method == "DELETE" and "batch" in owned.meta:
             await self._parts.batches.book_before_deletion(owned.meta["batch"])
         answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
-        if exchange.method == "DELETE" and answer.status < 300:
+        if (exchange.method == "DELETE" and answer.status < 300) or (kind == "file" and answer.status == 404):
             await self._parts.owned.forget(place.object_id)
         if kind == "batch":
             body = await self._read(exchange, answer)
             if answer.status < 300:
-                await self._own_files(exchange, owned.upstream, _read_json(body, _Made))
+                await own_files(self._parts, owned, body)
                 body = with_reason(body, owned)
             await self._send(exchange, answer, body, send)
         else:
             await self._relay(exchange, answer, send)
 
     async def _list(self, exchange: Exchange, send: Send) -> None:
-        """The upstream's list, newest first, with what is this tenant's."""
+        """What this tenant has made, newest first."""
         asked = _query(exchange.query)
-        limit = _limit(asked.get("limit", "20"))
-        upstream, kind = self._upstream(), KINDS[exchange.place.endpoint.kind]
-        base = "/v1/files" if exchange.place.endpoint is FILES else "/v1/batches"
-        mine: list[tuple[str, msgspec.Raw]] = []
-        after = asked.get("after", "")
-        if len(after) > MAX_ID or (not after.replace("-", "").replace("_", "").isalnum() and after):
-            raise BadRequest("after: not an id", param="after")
-        for _ in range(MAX_PAGES):
-            path = f"{base}?limit={MAX_PAGE}" + (f"&after={after}" if after else "")
-            answer = await self._ask(exchange, upstream, "GET", path, b"", [])
-            body = await self._read(exchange, answer)
-            if answer.status != 200:  # of a cursor that it does not know, for example
-                await self._send(exchange, answer, body, send)
-                return
-            page = _read_json(body, _Page)
-            for one in page.data:
-                made = _read_json(one, _Made)
-                owned = await self._parts.owned.owner(made.id)
-                if owned is not None and owned.tenant == exchange.tenant and owned.kind == kind:
-                    if made.status in STOPPED:
-                        owned = await self._parts.owned.fresh(made.id) or owned
-                        one = msgspec.Raw(with_reason(bytes(one), owned))
-                    mine.append((made.id, one))
-                    await self._own_files(exchange, upstream, made)
-            if len(mine) > limit or not page.has_more or not page.data:
-                break
-            after = _read_json(page.data[-1], _Made).id
-        shown = mine[:limit]
-        listed = {
-            "object": "list",
-            "data": [one for _, one in shown],
-            "first_id": shown[0][0] if shown else None,
-            "last_id": shown[-1][0] if shown else None,
-            "has_more": len(mine) > limit,
-        }
+        self._upstream()  # raises where nothing is kept
+        listed = await page(
+            self._parts,
+            exchange.tenant,
+            KINDS[exchange.place.endpoint.kind],
+            _limit(asked.get("limit", "20")),
+            asked.get("after", ""),
+        )
         exchange.end_as("ok", 200)
         exchange.started = True
         await answer_json(send, 200, listed, [(b"x-request-id", exchange.id.encode())])
-
-    async def _own_files(self, exchange: Exchange, upstream: str, batch: _Made) -> None:
-        """What a batch has written belongs to whom the batch belongs to."""
-        for file_id in (batch.output_file_id, batch.error_file_id):
-            if file_id and await self._parts.owned.owner(file_id) is None:
-                meta = {"batch": batch.id}
-                await self._parts.owned.remember(file_id, exchange.tenant, upstream, "file", meta)
 
     # ---- what is made ----
 
@@ -278,6 +236,8 @@ class ObjectRequests:
         body = await self._read(exchange, answer)
         if answer.status < 300:
             made = _read_json(body, _Made)
+            if kind == "file":
+                meta = shown_in(meta, body)
             if not await self._parts.owned.remember(
                 made.id, exchange.tenant, exchange.row.upstream, kind=kind, meta=meta
             ):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from ridgeline.gateway.accounting.prices import Prices
-from ridgeline.gateway.batch_files import BatchParts, Uploader, lines_of, read_batch_file
+from ridgeline.gateway.batch_files import BatchFile, BatchParts, Uploader, lines_of, read_batch_file
 from ridgeline.gateway.body import read_fields
 from ridgeline.gateway.catalog import Catalog
 from ridgeline.gateway.config import GatewaySettings, from_json
@@ -27,6 +27,7 @@ from ridgeline.gateway.dialects.translate import translate_answer, translate_req
 from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.guard.guards import Guard, Guarded
 from ridgeline.gateway.offload import PlainFields, plain, raw_fields
+from ridgeline.gateway.references import Reference, references
 from ridgeline.gateway.reservations import PromptCounts, prompt_counts
 from ridgeline.gateway.routing.reading import Reading, read
 from ridgeline.gateway.usage import Usage
@@ -47,6 +48,9 @@ class Jobs:
     def prompt_counts(self, kind: str, fields: PlainFields) -> PromptCounts:
         return prompt_counts(kind, raw_fields(fields))
 
+    def references(self, kind: str, fields: PlainFields) -> list[Reference]:
+        return references(kind, raw_fields(fields))
+
     def texts(self, policy: str, fields: PlainFields) -> list[str]:
         return self._guards[policy].texts(raw_fields(fields))
 
@@ -60,7 +64,7 @@ class Jobs:
 
     def batch_file(
         self, path: str, begin: int, end: int, out_path: str, uploader: Uploader, upstream: str
-    ) -> dict[str, Any]:
+    ) -> BatchFile:
         settings = self._settings
         if self._batch_parts is None:
             prices = Prices(settings.models, settings.upstreams, settings.prices)

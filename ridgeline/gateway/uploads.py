@@ -7,12 +7,13 @@ import io
 from typing import Any
 
 from ridgeline.gateway.batch_files import BatchParts, Uploader, read_batch_file
-from ridgeline.gateway.errors import out_of_time
+from ridgeline.gateway.errors import NotFound, out_of_time
 from ridgeline.gateway.exchange import Exchange, Receive
 from ridgeline.gateway.forms import Form, FormReader
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.offload import LARGE
 from ridgeline.gateway.parts import Parts
+from ridgeline.gateway.references import owner_of
 from ridgeline.gateway.upstreams.outgoing import Stretch
 
 
@@ -44,13 +45,18 @@ async def checked_batch_file(
         out = parts.spools.spool(exchange.key.id)
         exchange.spools.append(out)
         place = (str(content.file.path), content.begin, content.end, str(out.path))
-        meta = await parts.offload.run(exchange.tenant, "batch_file", *place, uploader, upstream)
+        batch = await parts.offload.run(exchange.tenant, "batch_file", *place, uploader, upstream)
         out.written_elsewhere()
         out.held.add(out.size)
-        return Stretch(out, 0, out.size), meta
-    if isinstance(content, Stretch):
-        content = await asyncio.to_thread(content.file.read, content.begin, len(content))
-    written = io.BytesIO()
-    own = BatchParts(parts.settings, parts.catalog, parts.prices)
-    meta = await read_batch_file(content.split(b"\n"), written, uploader, own, upstream, guard)
-    return written.getvalue(), meta
+        changed: bytes | Stretch = Stretch(out, 0, out.size)
+    else:
+        if isinstance(content, Stretch):
+            content = await asyncio.to_thread(content.file.read, content.begin, len(content))
+        written = io.BytesIO()
+        own = BatchParts(parts.settings, parts.catalog, parts.prices)
+        batch = await read_batch_file(content.split(b"\n"), written, uploader, own, upstream, guard)
+        changed = written.getvalue()
+    for reference in batch.references:
+        if await owner_of(parts, exchange.tenant, reference) != upstream:
+            raise NotFound(f"{reference.field}: the {reference.what} lies at another upstream", param="file")
+    return changed, batch.meta

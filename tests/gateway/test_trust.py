@@ -215,11 +215,14 @@ async def test_a_batch_whose_client_has_left_is_remembered_all_the_same(tmp_path
                 await asyncio.sleep(0.01)
 
 
-async def test_a_list_that_the_upstream_refuses_is_not_an_empty_one(tmp_path: Path) -> None:
-    async with scripted(tmp_path, always(404, {"error": {"message": "no such cursor"}})) as (stage, _):
-        assert (await stage.http.get("/v1/files?after=file-9")).status_code == 404
-    async with scripted(tmp_path / "b", always(200, b"<html>")) as (stage, _):
-        assert (await stage.http.get("/v1/files")).status_code == 502
+async def test_a_list_that_the_upstream_cannot_complete_is_not_a_shorter_one(tmp_path: Path) -> None:
+    for answer in (always(200, b"<html>"), always(403, {})):
+        async with scripted(tmp_path / str(id(answer)), answer) as (stage, _):
+            key = stage.parts.policy.policy.lookup(stage.secret)
+            assert key is not None
+            tenant = key.tenant
+            await stage.parts.owned.remember("batch-1", tenant, "up", "batch", {})
+            assert (await stage.http.get("/v1/batches")).status_code == 502
 
 
 GUARD = {"guards": [{"name": "default", "redact": ("email",)}]}

@@ -91,15 +91,24 @@ class OwnedObjects:
         self._known.pop(object_id, None)
 
     async def owned(
-        self, tenant: str, kind: str, *, limit: int = 100, before_ms: int | None = None
+        self, tenant: str, kind: str, *, limit: int = 100, after: Owned | None = None
     ) -> list[Owned]:
-        """A tenant's own of one kind, the newest first."""
+        """A tenant's own of one kind, the newest first; with `after`, those that follow it."""
+        at_ms, last_id = (2**62, "") if after is None else (after.created_ms, after.id)
         rows = await self._store.ask(
-            f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE tenant = ? AND kind = ? AND created_ms < ?"
+            f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE tenant = ? AND kind = ?"
+            " AND (created_ms < ? OR (created_ms = ? AND object_id > ?))"
             " ORDER BY created_ms DESC, object_id LIMIT ?",
-            *(tenant, kind, 2**62 if before_ms is None else before_ms, limit),
+            *(tenant, kind, at_ms, at_ms, last_id, limit),
         )
         return [_owned(row) for row in rows]
+
+    async def describe(self, object_id: str, meta: dict[str, Any]) -> None:
+        """Replace the meta of what is not pending."""
+        text = msgspec.json.encode(meta).decode()
+        sql = "UPDATE ridgeline_owned SET meta = ? WHERE object_id = ? AND pending = 0"
+        await self._store.write(statement(sql, text, object_id))
+        self._known.pop(object_id, None)
 
     async def pending(self, kind: str) -> list[Owned]:
         """Of all tenants, the oldest first: those whose end has not been seen to."""

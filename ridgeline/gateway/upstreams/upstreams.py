@@ -88,18 +88,25 @@ class Upstreams:
         self, target: Target, outgoing: Outgoing, *, limit: int, within_s: float, priority: int = 1
     ) -> bytes:
         """The gateway's own question: the body of a 200, of `limit` bytes at most, or a GatewayError."""
+        body, status = await self.look_up(target, outgoing, limit=limit, within_s=within_s, priority=priority)
+        if status != 200:
+            raise UpstreamFailed(f"the upstream answered {status}")
+        return body
+
+    async def look_up(
+        self, target: Target, outgoing: Outgoing, *, limit: int, within_s: float, priority: int = 1
+    ) -> tuple[bytes, int]:
+        """The same with the status, whatever that is."""
         deadline = self._means.clock() + within_s
         opened = await self.open(
             [target], lambda _: outgoing, tenant="", priority=priority, deadline=deadline
         )
         try:
             body = await opened.answer.read(limit)
-            if opened.answer.status != 200:
-                raise UpstreamFailed(f"the upstream answered {opened.answer.status}")
-            opened.close(True)
+            opened.close(opened.answer.status < 500)
         finally:
             opened.abort()  # nothing, if it was closed
-        return body
+        return body, opened.answer.status
 
     async def usage_of(self, upstream: str, request_id: str, at_ms: int = 0) -> Usage | None:
         """What a request used in the end; None where its upstream cannot know. Raises where it may, later."""

@@ -62,9 +62,7 @@ async def test_a_tenant_sees_its_own_of_one_kind_page_by_page_the_newest_first(s
     await objects.remember("batch-a", "a", "gpu", "batch")
     listed = await objects.owned("a", "file")
     assert [one.id for one in listed] == ["file-2", "file-1", "file-0"]
-    assert [one.id for one in await objects.owned("a", "file", before_ms=listed[0].created_ms, limit=1)] == [
-        "file-1"
-    ]
+    assert [one.id for one in await objects.owned("a", "file", after=listed[0], limit=1)] == ["file-1"]
 
 
 async def test_a_batch_is_pending_until_one_worker_settles_it(store: Store) -> None:
