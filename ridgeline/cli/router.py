@@ -16,6 +16,7 @@ from ridgeline.options import OptionError
 
 if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.gateway.routing.embedder import Vectors
+    from ridgeline.gateway.routing.evaluation import Evaluation
     from ridgeline.gateway.routing.examples import Costing
     from ridgeline.gateway.routing.features import Recipe
     from ridgeline.gateway.routing.fitting import Prepared
@@ -54,12 +55,14 @@ FIT_EXAMPLES = """\
 """
 
 EVALUATE = f"""\
-Fit on a part of the examples and judge on the rest: what is saved at a quality, with intervals.
+Fit on a part of the examples and judge on the rest: what is saved at a quality, with intervals. With
+--artifact an existing artefact is scored on all of them instead.
 {FORMAT}"""
 
 EVALUATE_EXAMPLES = """\
   ridgeline router evaluate examples.csv --models small,large
   ridgeline router evaluate *.csv --models small,large --split groups --out router-results
+  ridgeline router evaluate new.csv --artifact route.npz
 """
 
 DECISIONS = """\
@@ -85,7 +88,7 @@ def add_parser(verbs: Verbs) -> None:
     fitter.set_defaults(run=run_fit)
 
     judge = add_verb(actions, "evaluate", "what routing would save", EVALUATE, EVALUATE_EXAMPLES)
-    _add_shared(judge)
+    _add_shared(judge, models="from the cheapest to the strongest (default: those of --artifact)")
     judge.add_argument(
         "--split",
         choices=("part", "folds", "groups"),
@@ -105,6 +108,12 @@ def add_parser(verbs: Verbs) -> None:
     judge.add_argument(
         "--repeats", type=int, default=1, metavar="N", help="split folds or groups anew N times (default: 1)"
     )
+    judge.add_argument(
+        "--artifact",
+        type=path_argument,
+        metavar="FILE",
+        help="score this file of `router fit` on all the examples; nothing is fitted",
+    )
     judge.add_argument("--out", type=path_argument, metavar="DIR", help="write JSON, CSV and a page there")
     judge.set_defaults(run=run_evaluate)
 
@@ -122,9 +131,11 @@ def add_parser(verbs: Verbs) -> None:
     teller.set_defaults(run=run_decisions)
 
 
-def _add_shared(parser: argparse.ArgumentParser) -> None:
+def _add_shared(parser: argparse.ArgumentParser, models: str = "") -> None:
+    """models: help of --models where they may be left out."""
     parser.add_argument("examples", nargs="+", type=path_argument, metavar="FILE", help="examples")
-    parser.add_argument("--models", required=True, metavar="A,B", help="from the cheapest to the strongest")
+    help_text = models or "from the cheapest to the strongest"
+    parser.add_argument("--models", required=not models, metavar="A,B", help=help_text)
     parser.add_argument(
         "--quality",
         type=float,
@@ -209,22 +220,42 @@ def run_evaluate(args: argparse.Namespace) -> int:
         raise OptionError(f"--draws must be 1 or more, got {args.draws}")
     if args.repeats < 1 or (args.split == "part" and args.repeats > 1):
         raise OptionError("--repeats must be 1 or more, and is of --split folds and groups")
+    if args.artifact is None and args.models is None:
+        raise OptionError("--models: name the models from the cheapest to the strongest, or give --artifact")
     with _progress() as report:
-        prepared, _ = _prepared(args, _recipe(args), report)
-        found = evaluate(
-            prepared,
-            split=args.split,
-            held_back=held_back,
-            gap=gap,
-            seed=args.seed,
-            draws=args.draws,
-            repeats=args.repeats,
-            report=report,
-        )
+        if args.artifact is not None:
+            found = _scored(args, gap, report)
+        else:
+            prepared, _ = _prepared(args, _recipe(args), report)
+            found = evaluate(
+                prepared,
+                split=args.split,
+                held_back=held_back,
+                gap=gap,
+                seed=args.seed,
+                draws=args.draws,
+                repeats=args.repeats,
+                report=report,
+            )
     print("\n".join(lines_of(found)))
     if args.out is not None:
         print("wrote " + ", ".join(map(str, write(found, args.out))))
     return 0
+
+
+def _scored(args: argparse.Namespace, gap: float, report: Callable[[str], None]) -> Evaluation:
+    """An artefact on the examples, with the vectors that it asks for."""
+    from ridgeline.gateway.routing.artefact import load
+    from ridgeline.gateway.routing.evaluation import score
+
+    artefact = load(args.artifact)
+    args.models = args.models or ",".join(artefact.models)
+    if len(args.models.split(",")) != len(artefact.models):
+        raise OptionError(f"--models: {args.artifact} chooses between {', '.join(artefact.models)}")
+    args.embedding_model = artefact.embedding_model
+    args.vectors = "text" if artefact.words is None else "words"
+    prepared, _ = _prepared(args, artefact.recipe, report, artefact.words)
+    return score(artefact, prepared, gap=gap, seed=args.seed, draws=args.draws)
 
 
 def run_decisions(args: argparse.Namespace) -> int:
@@ -252,8 +283,12 @@ def run_decisions(args: argparse.Namespace) -> int:
 
 
 def _prepared(
-    args: argparse.Namespace, recipe: Recipe, report: Callable[[str], None]
+    args: argparse.Namespace,
+    recipe: Recipe,
+    report: Callable[[str], None],
+    known: WordVectors | None = None,
 ) -> tuple[Prepared, WordVectors | None]:
+    """known: the word vectors of an artefact; None: they are made of the examples' words."""
     from ridgeline.gateway.routing.embedder import EmbeddingFailed
     from ridgeline.gateway.routing.examples import read_examples
     from ridgeline.gateway.routing.fitting import Prepared
@@ -264,6 +299,8 @@ def _prepared(
 
     examples = read_examples(args.examples, args.models.split(","), _costing(args), args.newest)
     texts = [recipe.text(turns) for turns in examples.turns]
+    if known is not None:
+        return Prepared.of(examples, known.many(texts)), known
     of_words = args.vectors == "words"
     max_tokens = WORD_TOKENS if of_words else recipe.max_tokens
     with OwnServer(args.embedding_model) as own:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.gateway.routing.artefact import Artefact
 from ridgeline.gateway.routing.classifier import Floats
 from ridgeline.gateway.routing.curve import Curve, choices, curve, merit
 from ridgeline.gateway.routing.examples import Examples
@@ -26,6 +27,7 @@ from ridgeline.gateway.routing.fitting import (
 )
 from ridgeline.gateway.routing.neighbours import Scores, Weighing, nearest
 from ridgeline.gateway.routing.predictor import FOLDS, Report, group_folds, quiet, random_folds
+from ridgeline.gateway.routing.reading import CHARS_PER_TOKEN
 from ridgeline.options import OptionError
 
 Split = Literal["part", "folds", "groups"]
@@ -33,6 +35,7 @@ Split = Literal["part", "folds", "groups"]
 KS = (5, 10, 20, 40, 80, 160, 320)  # of the baseline, the best by cross-validation
 GRID = tuple(step / 20 for step in range(21))  # costs at which curves are shown
 INTERVAL = (2.5, 97.5)
+SAME_TEXT = 0.9995  # a cosine of two vectors above this is of one text, kept in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,33 @@ def evaluate(
     )
     report("drawing intervals")
     words = _split_words(split, held_back, prepared.examples) + f", {repeats} times" * (repeats > 1)
+    return _judged(held, words, gap, seed, draws)
+
+
+def score(
+    artefact: Artefact, asked: Prepared, *, gap: float = 0.95, seed: int = 0, draws: int = 1000
+) -> Evaluation:
+    """An artefact as it is, on examples: nothing is fitted, and its own threshold chooses.
+
+    asked: with vectors made by the artefact's recipe. Costs are judged by the examples'; the artefact chooses
+    by its own, as a gateway does.
+    """
+    examples = asked.examples
+    check_gain(examples)
+    predictor = artefact.predictor
+    router, near = predictor.many(asked.vectors, asked.features)
+    tokens = np.array([sum(map(len, turns)) / CHARS_PER_TOKEN for turns in examples.turns])
+    costs = np.stack([cost.request + cost.token * tokens for cost in artefact.costs], axis=1)
+    k = min(predictor.weighing.k, len(predictor.vectors))
+    places, similarities = nearest(predictor.vectors, asked.vectors, k)
+    outcomes = predictor.outcomes[places].astype(np.float32)
+    neighbours = Weighing(k, prior_weight=0.0).estimate(similarities, outcomes, np.zeros(outcomes.shape[2]))
+    chosen = choices(router, costs / artefact.cost_span, artefact.threshold)
+    words = "an artefact as it is, nothing was fitted"
+    seen = int(np.count_nonzero(near > SAME_TEXT))
+    if seen:
+        words += f"; {seen} of {len(examples)} texts are among those it was fitted on, which flatters it"
+    held = Held(examples, [router], [neighbours], [chosen], len(predictor.vectors), [k])
     return _judged(held, words, gap, seed, draws)
 
 

@@ -226,3 +226,27 @@ def test_real_outcomes_are_read_whole() -> None:
     found = read_examples([ROUTING / "gsm8k_responses.csv"], models, Costing({}, {}))
     assert len(found) == 1319
     assert found.outcomes.mean(axis=0) == pytest.approx([0.6384, 0.8567], abs=1e-4)
+
+
+def test_evaluate_scores_an_existing_artefact_on_a_file(
+    table: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    lines = table.read_text().splitlines(keepends=True)
+    first, rest = tmp_path / "first.csv", tmp_path / "rest.csv"
+    first.write_text("".join(lines[:361]))
+    rest.write_text("".join([lines[0], *lines[361:]]))
+    route = str(tmp_path / "route.npz")
+    fit = ["router", "fit", str(first), "--models", "small,large", "--names", "mini,maxi", "--out", route]
+    assert main([*fit, "--embeddings-url", url]) == 0
+    capsys.readouterr()
+    asked = ["router", "evaluate", str(rest), "--artifact", route, "--models", "small,large", "--draws", "50"]
+    assert main(asked) == 0  # without an embedding server: it has the vectors of its words
+    told = capsys.readouterr().out
+    assert "an artefact as it is, nothing was fitted" in told
+    assert "360 rows to fit, 240 to judge" in told
+    assert "with the fitted threshold: keeps" in told
+    assert main(["router", "evaluate", str(rest)]) == 2
+    assert "or give --artifact" in capsys.readouterr().err
+    assert main([*asked[:5], "--models", "a,b,c"]) == 2
+    assert "chooses between mini, maxi" in capsys.readouterr().err
