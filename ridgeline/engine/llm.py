@@ -24,6 +24,7 @@ from ridgeline.engine.grammar.keywords import prepared
 from ridgeline.engine.output import Completion, Generation, OutputChunk
 from ridgeline.engine.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.text import TextStream
+from ridgeline.models.errors import ModelError
 from ridgeline.models.families import check_servable
 from ridgeline.models.pull import ensure
 from ridgeline.models.read_spec import read_spec
@@ -43,8 +44,11 @@ class LLM:
 
         self.config = EngineConfig(model=model, **options)
         path = ensure(model).path
-        check_servable(read_spec(path))
-        self.tokenizer = Tokenizer.load(path)  # a missing one is reported before the weights are read
+        try:  # before the weights are read, which may take minutes
+            self.tokenizer = Tokenizer.load(path)
+        except ModelError:
+            check_servable(read_spec(path))  # a model that is not served at all is the better reason
+            raise
         self.engine: BuiltEngine = build_engine(self.config, path)
         self._ids = itertools.count()
         self._streaming = False

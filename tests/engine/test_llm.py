@@ -1,16 +1,20 @@
 """LLM, the engine in the caller's process: what a script or a notebook may do to it."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
 
+from ridgeline import LLM
 from ridgeline.engine.build import checked_sampling_defaults
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
 from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.generation_config import SamplingDefaults
 from tests.engine.prompts import PROMPTS
+from tests.models.test_spec_read import CONFIG
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -172,3 +176,12 @@ def test_the_default_model_brings_its_model_cards_sampling(smollm2_path):
     found = checked_sampling_defaults(EngineConfig("smollm2-135m"), smollm2_path)
     assert found.values() == {"temperature": 0.2, "top_p": 0.9}
     assert "model card" in found.source
+
+
+def test_a_missing_tokenizer_is_reported_before_weights_and_after_an_unserved_family(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
+    with pytest.raises(UnsupportedModel, match="mamba2"):
+        LLM(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(BrokenModel, match=r"has no tokenizer\.json"):  # and no weights either
+        LLM(str(tmp_path))
