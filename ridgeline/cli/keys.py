@@ -54,7 +54,9 @@ long beside the new one, for applications that are restarted one by one. Nothing
 
 REVOKE = """\
 End a key for good, on every worker within a second; requests that wait for their turn are refused too.
-It stays listed with --revoked, for reports; `keys delete` forgets it."""
+Requests under way finish. With --end-requests they end within a second, streams with an error event, and
+running batches are cancelled; a key that is revoked already takes it too. The key stays listed with
+--revoked, for reports; `keys delete` forgets it."""
 
 AUDIT = "Who did what to keys, teams and the gateway, when, from where; the newest last."
 
@@ -100,6 +102,9 @@ def add_parser(verbs: Verbs) -> None:
 
     revoke = add_verb(actions, "revoke", "end a key", REVOKE, "  ridgeline keys revoke app")
     _add_key(revoke)
+    revoke.add_argument(
+        "--end-requests", action="store_true", help="end its running requests and batches too"
+    )
     revoke.set_defaults(run=run_revoke)
 
     delete = add_verb(
@@ -172,7 +177,8 @@ def run_rotate(args: argparse.Namespace) -> int:
 
 def run_revoke(args: argparse.Namespace) -> int:
     client = AdminClient.of(args)
-    revoked = client.send("POST", _path(client, args.key) + "/revoke")
+    path = _path(client, args.key, with_revoked=args.end_requests)
+    revoked = client.send("POST", f"{path}/revoke", {"end_requests": args.end_requests})
     print(json.dumps(revoked, indent=2) if args.json else f"revoked {revoked['id']} ({revoked['name']})")
     return 0
 

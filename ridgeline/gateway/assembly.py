@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.gateway.accounting.ledger import Ledger
@@ -15,6 +16,8 @@ from ridgeline.gateway.caching.exact import ExactCache
 from ridgeline.gateway.catalog import Catalog
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.endpoints import NAMES
+from ridgeline.gateway.errors import key_revoked
+from ridgeline.gateway.exchange import Deadlines
 from ridgeline.gateway.guard.guards import Guards
 from ridgeline.gateway.held_bytes import HeldBytes
 from ridgeline.gateway.limits.handover import HandoverLimiter
@@ -27,6 +30,7 @@ from ridgeline.gateway.offload import Offload, plain
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.spool import Spools
 from ridgeline.gateway.tenants.owned import OwnedObjects
+from ridgeline.gateway.tenants.policy import Policy
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.gateway.tenants.watch import PolicyWatch
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
@@ -115,7 +119,8 @@ class Assembly:
 async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) -> Parts:
     store = Store(settings.store, settings.state_dir)
     stack.push_async_callback(store.close)
-    policy = PolicyWatch(store)
+    deadlines = Deadlines()
+    policy = PolicyWatch(store, changed=partial(_end_revoked, deadlines))
     await policy.start()
     stack.push_async_callback(policy.stop)
 
@@ -177,11 +182,19 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
         exact=ExactCache(settings.cache, await _cache_redis(settings, stack), prefix=settings.redis.prefix),
         semantic=_semantic(settings, embedder),
         tracer=tracer,
+        deadlines=deadlines,
     )
     parts.deadlines.start()
     stack.callback(parts.deadlines.stop)
     parts.batches = BatchBooking(parts)
     return parts
+
+
+def _end_revoked(deadlines: Deadlines, policy: Policy) -> None:
+    """Requests of keys that were revoked with what is under way."""
+    for exchange in list(deadlines.live):
+        if exchange.key is not None and policy.ends_requests(exchange.key.id):
+            exchange.end_with(key_revoked())
 
 
 async def _limiter(settings: GatewaySettings, ledger: Ledger) -> Limiter:

@@ -28,7 +28,7 @@ from ridgeline.gateway.batch_use import (
     used_so_far,
 )
 from ridgeline.gateway.clock import unix_s
-from ridgeline.gateway.errors import GatewayError, UpstreamFailed
+from ridgeline.gateway.errors import REVOKED, GatewayError, UpstreamFailed
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.tenants.owned import Owned
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
@@ -121,7 +121,7 @@ class BatchBooking:
         held = used.cost_pusd + used.left_pusd
         noted = {
             **meta,
-            "used": (used.usage.tokens_in, used.usage.tokens_out),
+            "used": [used.usage.tokens_in, used.usage.tokens_out],
             "spent_pusd": used.cost_pusd,
             "held_pusd": held,
         }
@@ -131,6 +131,11 @@ class BatchBooking:
             spent = used.cost_pusd / 10**12
             message = f"stopped by the gateway after {spent:.6g} USD: the budget of its key or team is spent"
             noted["stopped"] = {"code": "budget_exceeded", "message": message}
+        if self._parts.policy.policy.ends_requests(meta.get("key", "")) and "stopped" not in meta:
+            noted["stopped"] = {
+                "code": REVOKED,
+                "message": "stopped by the gateway: its key has been revoked",
+            }
         if noted != meta:
             await self._parts.owned.note(owned.id, noted)
         if "stopped" in noted and batch.status in RUNNING:
@@ -138,7 +143,7 @@ class BatchBooking:
 
     async def _cancel(self, owned: Owned) -> None:
         """The reason is in the store already: what ends as cancelled now is known to be our doing."""
-        log.warning("a batch is stopped: its budget is spent", extra={"batch": owned.id})
+        log.warning("a batch is stopped", extra={"batch": owned.id})
         asked = Outgoing("POST", f"/v1/batches/{owned.id}/cancel", [], b"", False)
         status, _ = await self._answer(owned.upstream, asked)
         if status >= 400 and status != 409:  # 409: it has ended meanwhile
@@ -259,7 +264,8 @@ class _Page(msgspec.Struct):
 
 def _ending(status: str, meta: dict[str, Any]) -> tuple[Outcome, str, int]:
     if "stopped" in meta and status == "cancelled":
-        return "limited", meta["stopped"]["code"], 429
+        code = meta["stopped"]["code"]
+        return ("invalid", code, 401) if code == REVOKED else ("limited", code, 429)
     if status == "completed":
         return "ok", "", 200
     return "upstream_failed", f"batch_{status}", 200

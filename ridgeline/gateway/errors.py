@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 INVALID = "invalid_request_error"
+REVOKED = "revoked_api_key"
 LONG_WAIT_S = 120.0  # SDKs would sleep until a budget's day is over: told so, they raise at once
 
 
@@ -104,6 +105,10 @@ def shutting_down() -> Unavailable:
 
 def out_of_time() -> UpstreamTimeout:
     return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")
+
+
+def key_revoked() -> Unauthorized:
+    return Unauthorized("the API key has been revoked", code=REVOKED)
 
 
 class ClientGone(Exception):

@@ -20,7 +20,7 @@ from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.dialects.translate import translate_answer, translate_request
 from ridgeline.gateway.dialects.usage_reader import Hide, ask_for_usage
 from ridgeline.gateway.endpoints import Endpoint
-from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError, Unauthorized, UpstreamFailed
+from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError, UpstreamFailed, key_revoked
 from ridgeline.gateway.exchange import ANONYMOUS, Exchange, Headers, Send
 from ridgeline.gateway.job import Job, Sent
 from ridgeline.gateway.offload import LARGE, is_large, plain, raw_fields
@@ -131,7 +131,7 @@ class Forwarding:
         endpoint, row = exchange.place.endpoint, exchange.row
         if exchange.key is not ANONYMOUS and self._parts.policy.policy.key(row.key_id) is None:
             # Revoked or expired while it waited for a limit, a turn or a retry.
-            raise Unauthorized("the API key has been revoked", code="revoked_api_key")
+            raise key_revoked()
         if exchange.gone:
             raise ClientGone  # read on for its usage, and failed: nothing is sent again
         row.upstream, row.upstream_model = target.upstream, target.model

@@ -11,10 +11,11 @@ import contextlib
 import time
 from typing import Protocol
 
+from ridgeline.gateway.accounting.row import Outcome
 from ridgeline.gateway.dialects.error_bodies import error_event
 from ridgeline.gateway.dialects.translate import StreamTranslator
 from ridgeline.gateway.dialects.usage_reader import Hide, UsageReader
-from ridgeline.gateway.errors import GatewayError, UpstreamFailed, out_of_time
+from ridgeline.gateway.errors import REVOKED, GatewayError, UpstreamFailed, out_of_time
 from ridgeline.gateway.exchange import Exchange, Headers, Send
 from ridgeline.gateway.job import Job
 from ridgeline.gateway.parts import Parts
@@ -188,7 +189,9 @@ class StreamRelay:
             out = stage.feed(out) + stage.finish()
         usage = exchange.usage = reader.usage
         if broken is not None:
-            exchange.end_as("upstream_failed", exchange.opened.answer.status, broken.code)
+            is_revoked = broken.code == REVOKED
+            outcome: Outcome = "invalid" if is_revoked else "upstream_failed"
+            exchange.end_as(outcome, exchange.opened.answer.status, broken.code)
             last = out or self._last
             if last and not last.endswith((b"\n\n", b"\r\n\r\n")):
                 out += b"\n\n"  # half an event: what follows is one of its own
@@ -202,7 +205,7 @@ class StreamRelay:
                 exchange.id,
                 reader.events,
             )
-            exchange.opened.close(False)
+            exchange.opened.close(is_revoked)  # which is no fault of the upstream
         else:
             exchange.late_usage = usage is None or usage.source != "reported"
             exchange.opened.close(True)

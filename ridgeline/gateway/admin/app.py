@@ -128,8 +128,9 @@ class _Api:
         return _json(_key_view(record) | {"secret": secret})
 
     async def revoke_key(self, request: Request) -> Response:
-        fields.read(await _body(request), _Nothing)
-        return _json(_key_view(await self._registry.revoke_key(_id(request), actor(request))))
+        given = fields.read(await _body(request), fields.RevokeFields)
+        record = await self._registry.revoke_key(_id(request), actor(request), given.end_requests)
+        return _json(_key_view(record))
 
     async def delete_key(self, request: Request) -> Response:
         await self._registry.delete_key(_id(request), actor(request))

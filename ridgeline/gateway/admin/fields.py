@@ -71,6 +71,10 @@ class RotateFields(msgspec.Struct):
     grace_s: float = 0.0
 
 
+class RevokeFields(msgspec.Struct):
+    end_requests: bool = False
+
+
 def read(body: bytes, kind: type[S]) -> S:
     """The body as fields of this kind; an empty one has none."""
     try:

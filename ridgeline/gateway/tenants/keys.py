@@ -35,6 +35,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     endpoints: tuple[str, ...] = ()  # names of `endpoints.ENDPOINTS`: chat, messages, embeddings, …
     expires_at: float | None = None  # unix seconds
     revoked_at: float | None = None
+    ends_requests: bool = False  # of a revoked key: its requests under way end too
     limits: Limits = Limits()
     priority: int = 1  # 0 before 1 before 2
     when_limits_unknown: str = "closed"  # or "open": what happens while Redis cannot be reached

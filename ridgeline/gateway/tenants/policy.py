@@ -12,7 +12,7 @@ from time import time
 
 import msgspec
 
-from ridgeline.gateway.errors import Unauthorized
+from ridgeline.gateway.errors import Unauthorized, key_revoked
 from ridgeline.gateway.tenants.digest import digester
 from ridgeline.gateway.tenants.keys import Key, Team
 
@@ -67,7 +67,7 @@ class Policy:
         if access is None:
             return Unauthorized("the API key is not known here")
         if access.key.revoked_at is not None:
-            return Unauthorized("the API key has been revoked", code="revoked_api_key")
+            return key_revoked()
         if access.key.expires_at is not None and access.key.expires_at <= time():
             return Unauthorized("the API key has expired", code="expired_api_key")
         return Unauthorized("the API key has been replaced by a new one", code="rotated_api_key")
@@ -83,6 +83,11 @@ class Policy:
         """The key, also one that may no longer be used."""
         entry = self._keys.get(id)
         return None if entry is None else entry.key
+
+    def ends_requests(self, id: str) -> bool:
+        """Whether the key was revoked with the requests under way."""
+        key = self.known_key(id)
+        return key is not None and key.revoked_at is not None and key.ends_requests
 
     def team(self, id: str) -> Team | None:
         return self._teams.get(id)

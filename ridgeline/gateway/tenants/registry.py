@@ -69,8 +69,9 @@ class Registry:
         secret = new_secret()
         return await self._store.write(_rotate_key(id, self._digest(secret), grace_s, by)), secret
 
-    async def revoke_key(self, id: str, by: Actor) -> KeyRecord:
-        return await self._store.write(_revoke_key(id, by))
+    async def revoke_key(self, id: str, by: Actor, end_requests: bool = False) -> KeyRecord:
+        """end_requests: also end what is under way; of a key that is revoked already, too."""
+        return await self._store.write(_revoke_key(id, by, end_requests))
 
     async def delete_key(self, id: str, by: Actor) -> None:
         """Of a revoked key: its name and limits are forgotten too."""
@@ -183,10 +184,11 @@ def _rotate_key(id: str, digest: str, grace_s: float, by: Actor) -> Work[KeyReco
     return (yield from _key(id))
 
 
-def _revoke_key(id: str, by: Actor) -> Work[KeyRecord]:
+def _revoke_key(id: str, by: Actor, end_requests: bool) -> Work[KeyRecord]:
     version = yield from _next_version()
-    before = yield from _usable_key(id)
-    key = msgspec.structs.replace(before.key, revoked_at=time.time())
+    before = yield from (_key(id) if end_requests else _usable_key(id))
+    revoked_at = before.key.revoked_at or time.time()
+    key = msgspec.structs.replace(before.key, revoked_at=revoked_at, ends_requests=end_requests)
     yield from _put_key(key, version)
     yield from audit.record(by, "key.revoke", id, before=before.key, after=key)
     return KeyRecord(key, before.created_ms)
