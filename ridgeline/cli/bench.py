@@ -40,6 +40,8 @@ EXAMPLES = """\
   ridgeline bench http://127.0.0.1:8000 --rate 5 --input 1000 --output 200 --slo ttft=400,tpot=50
   ridgeline bench http://127.0.0.1:8000 --traffic azure:AzureLLMInferenceTrace_conv.csv --window-s 300
   ridgeline bench https://api.example.com/v1 --model NAME --api chat --concurrency 4
+  ridgeline bench http://127.0.0.1:8000 --rate 20 --max-concurrency 64
+  ridgeline bench http://127.0.0.1:8000 --traffic prompts:mine.jsonl --api chat --concurrency 4
   ridgeline bench selftest --rate 500
 """
 
@@ -65,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     options = build(BenchOptions, given_flags(args, "bench"))
     traffic_options = build(TrafficOptions, given_flags(args, "traffic"))
     if options.concurrency is not None and traffic_options.rate is not None:
-        raise BadInput("--concurrency is a closed loop and --rate an open one: give one of them")
+        raise BadInput(
+            "--concurrency is a closed loop and --rate an open one: give one of them, or --rate with "
+            "--max-concurrency"
+        )
     from ridgeline.lab.bench.config import config_of
     from ridgeline.lab.bench.progress import shown
     from ridgeline.lab.bench.report_file import write_report

@@ -53,6 +53,7 @@ class Exchange:
         "connect_s",
         "due",
         "error",
+        "held_s",
         "http_status",
         "index",
         "is_retried",
@@ -76,6 +77,7 @@ class Exchange:
         self.t_end: float | None = None
         self.last_at: float | None = None  # of the answer's last bytes
         self.connect_s = 0.0
+        self.held_s = 0.0  # until there was room under a cap
         self.status: Status | None = None
         self.http_status: int | None = None
         self.cause = self.error = ""
@@ -111,6 +113,7 @@ class Exchange:
             cause=self.cause,
             error=self.error,
             connect_s=self.connect_s,
+            held_s=self.held_s,
             warmup=self.warmup,
             conversation=self.planned.conversation,
             turn=self.planned.turn,

@@ -32,7 +32,11 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests are sent at their moments, whatever the server does."""
+    """Requests are sent at their moments, whatever the server does; where max_concurrency are under way, as
+    soon as one has ended. The wait counts from the planned moment.
+    """
+
+    max_concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,9 @@ def config_of(
 ) -> BenchConfig:
     """A run as it was asked for. Traffic without moments is a closed loop's; with --concurrency, all is."""
     has_moments = traffic.duration_s > 0
-    mode: ClosedLoop | OpenLoop = OpenLoop()
+    mode: ClosedLoop | OpenLoop = OpenLoop(options.max_concurrency)
+    if options.max_concurrency is not None and (options.concurrency is not None or not has_moments):
+        raise BadInput("--max-concurrency caps an open loop: give --rate or a trace, and no --concurrency")
     if options.concurrency is not None or not has_moments:
         mode = ClosedLoop(DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency)
     tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)

@@ -72,6 +72,8 @@ class Conversations:
     def prompt(self, index: int) -> Prompt:
         """To be asked for once, when the request is sent."""
         planned = self._requests[index]
+        if planned.said is not None:
+            return Prompt(_given_fields(planned.said, self._maker.form), 0)
         if planned.conversation is None:
             return self._maker.prompt(index, planned)
         if planned.turn == 0:
@@ -123,6 +125,15 @@ class Conversations:
         if isinstance(history.said, str):
             return Prompt({"prompt": f"{history.said} {text}"}, tokens)
         return Prompt({"messages": [*history.said, {"role": "user", "content": text}]}, tokens)
+
+
+def _given_fields(said: str | tuple[dict[str, Any], ...], form: Form) -> dict[str, Any]:
+    """A prompt of the user's own, as the API takes it."""
+    if form == "chat":
+        return {"messages": [{"role": "user", "content": said}] if isinstance(said, str) else list(said)}
+    if not isinstance(said, str):
+        raise BadInput("prompts with messages are for chat: give --api chat")
+    return {"prompt": said}
 
 
 def _with_answer(said: str | list[dict[str, str]], text: str) -> str | list[dict[str, str]]:

@@ -69,6 +69,8 @@ class Load:
         self._queue: deque[int] = deque()  # of closed loops: what the next free slot takes
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._is_stopped = False
+        self._cap = mode.max_concurrency if isinstance(mode, OpenLoop) else None
+        self._under_way = 0
         self.exchanges: list[Exchange] = []
         self.origin = 0.0
 
@@ -122,17 +124,30 @@ class Load:
         self._check_end()
 
     def _due(self) -> None:
-        """Send what is due, then wait for the next moment."""
+        """Send what is due, then wait for the next moment; or, where the cap is reached, for an end."""
         heap = self._heap
-        while heap and heap[0][0] <= now() + ENOUGH_S:
+        while heap and heap[0][0] <= now() + ENOUGH_S and self._has_room():
             due, index = heapq.heappop(heap)
             self._send(index, due)
-        if heap:
+        if heap and self._has_room():
             self._alarm.set(heap[0][0])
 
-    def _send(self, index: int, due: float) -> None:
+    def _has_room(self) -> bool:
+        return self._cap is None or self._under_way < self._cap
+
+    def _send_held(self) -> None:
+        """An end made room under the cap: what was due meanwhile waited for it, not for the client."""
+        heap = self._heap
+        while heap and heap[0][0] <= now() and self._has_room():
+            due, index = heapq.heappop(heap)
+            self._send(index, due, held_s=now() - due)
+        if heap and self._has_room():
+            self._alarm.set(heap[0][0])
+
+    def _send(self, index: int, due: float, held_s: float = 0.0) -> None:
         exchange = Exchange(index, self._script.requests[index], due, self._script.keeps_text)
-        exchange.warmup = self._warmup
+        exchange.warmup, exchange.held_s = self._warmup, held_s
+        self._under_way += 1
         self.exchanges.append(exchange)
         self._client.send(exchange, self._bodies.take(index))
         if self._bodies.coming:
@@ -140,6 +155,7 @@ class Load:
 
     def _ended(self, exchange: Exchange) -> None:
         self._told(exchange)
+        self._under_way -= 1
         if self._is_stopped:
             self._check_end()
             return
@@ -151,10 +167,12 @@ class Load:
             self._plan(ended + follow.think_s, follow.index)
         elif self._queue:
             self._plan(ended, self._queue.popleft())  # the slot is free since the answer's last byte
+        if self._cap is not None:
+            self._send_held()
         self._check_end()
 
     def _plan(self, due: float, index: int) -> None:
-        if due <= now() + ENOUGH_S:
+        if due <= now() + ENOUGH_S and self._has_room():
             self._send(index, due)
             return
         heapq.heappush(self._heap, (due, index))

@@ -379,7 +379,7 @@ def _notes(ok: list[RequestRecord]) -> list[str]:
     silent = sum(record.n_in is None for record in ok)
     if silent:
         notes.append(f"{silent} answers came without prompt tokens: input_tokens_per_s leaves them out")
-    off = sum(record.n_in is not None and record.n_in != record.planned_in for record in ok)
+    off = sum(bool(r.planned_in) and r.n_in is not None and r.n_in != r.planned_in for r in ok)
     if off:
         notes.append(f"{off} prompts had another length at the server than planned")
     short = sum(record.n_out != record.planned_out for record in ok)

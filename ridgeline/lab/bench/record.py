@@ -51,6 +51,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     )
     error: str = ""  # the same in words
     connect_s: float = 0.0  # of t_send − t_sched: until the server had accepted a connection; 0: one was open
+    held_s: float = 0.0  # likewise: until fewer requests than the cap were under way
     warmup: bool = False  # sent to warm the server: in no metric
     conversation: int | None = None
     turn: int = 0

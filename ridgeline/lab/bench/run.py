@@ -170,6 +170,9 @@ def _check(config: BenchConfig) -> None:
         raise BadInput("there is nothing to send: the traffic has no requests")
     if isinstance(config.mode, ClosedLoop) and config.mode.concurrency < 1:
         raise BadInput(f"concurrency must be at least 1, got {config.mode.concurrency}")
+    cap = config.mode.max_concurrency if isinstance(config.mode, OpenLoop) else None
+    if cap is not None and cap < 1:
+        raise BadInput(f"max_concurrency must be at least 1, got {cap}")
     if config.warmup < 0:
         raise BadInput(f"warmup must not be negative, got {config.warmup}")
     limits = asdict(config.deadlines) | {"duration_s": config.duration_s, "usd_per_hour": config.usd_per_hour}
@@ -184,6 +187,8 @@ def _longest_s(config: BenchConfig, script: PlannedScript, mode: ClosedLoop | Op
     turns = max((request.turn for request in script.requests), default=0) + 1
     if isinstance(mode, OpenLoop):
         arrivals = config.duration_s or max(request.at for request in script.requests)
+        if mode.max_concurrency is not None:  # what waits for room is sent later
+            turns *= -(-len(script.requests) // mode.max_concurrency)
         return arrivals + turns * each + sum(request.think_s for request in script.requests)
     if config.duration_s is not None:
         return config.duration_s + each
@@ -200,6 +205,7 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
         "api": config.api,
         "mode": "open" if isinstance(config.mode, OpenLoop) else "closed",
         "concurrency": config.mode.concurrency if isinstance(config.mode, ClosedLoop) else None,
+        "max_concurrency": config.mode.max_concurrency if isinstance(config.mode, OpenLoop) else None,
         "traffic": config.traffic.name,
         "traffic_facts": describe(config.traffic).facts(),
         "traffic_notes": list(config.traffic.notes),
@@ -256,6 +262,8 @@ def _cache_condition(config: BenchConfig, target: Target) -> str:
         )
     if config.cache == "as_is":
         return "as the server was: unknown"
+    if any(request.said is not None for request in config.traffic.requests) and not target.cache_salt:
+        return "as the server was: the prompts are given, and it takes no cache salt"
     if target.cache_salt:
         return "cold: a cache salt of this run's own"
     return "cold for words of this run's own (drawn anew), unknown for what the server adds"

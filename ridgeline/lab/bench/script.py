@@ -14,6 +14,8 @@ from ridgeline.lab.traffic.prompts import PromptMaker
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
 
+WARM_TOKENS = 64  # of a warm-up's prompt, where the run's own are not counted before
+
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
@@ -43,14 +45,16 @@ async def make_scripts(config: BenchConfig, target: Target) -> Scripts:
     if config.cache == "primed":
         warmup = PlannedScript(traffic, target, maker(salt), is_primer=True)
     else:
-        alone = [replace(one, prefix=(), conversation=None, turn=0) for one in traffic.requests]
+        alone = [
+            replace(one, prefix=(), conversation=None, turn=0, said=None, input_tokens=tokens)
+            for one in traffic.requests
+            for tokens in (one.input_tokens or WARM_TOKENS,)
+        ]
         chosen = tuple(alone[place % len(alone)] for place in range(config.warmup))
         warmup = PlannedScript(replace(traffic, requests=chosen), target, maker(f"{salt} warm-up"))
-    return Scripts(
-        warmup,
-        main,
-        f"{form_of(traffic, config.api, vocabulary)}, words of one token by {vocabulary.counted_by}",
-    )
+    is_given = any(request.said is not None for request in traffic.requests)
+    how = f"{form_of(traffic, config.api, vocabulary)}, words of one token by {vocabulary.counted_by}"
+    return Scripts(warmup, main, "of the user's own" if is_given else how)
 
 
 class PlannedScript:

@@ -56,6 +56,8 @@ def _lines(result: BenchResult) -> Iterator[str]:
 def _about(result: BenchResult) -> Iterator[str]:
     settings, summary = result.settings, result.summary
     loop = "open loop" if summary.mode == "open" else f"closed loop, {settings['concurrency']} at once"
+    if settings.get("max_concurrency"):
+        loop += f", at most {settings['max_concurrency']} under way"
     yield f"{settings['model']} at {settings['url']} ({settings['server']}, {settings['api']}) · {loop}"
     yield (
         f"{settings['traffic']} · {summary.offered} requests in {result.seconds:.1f} s, {summary.ok} ok, "

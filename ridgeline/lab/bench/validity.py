@@ -48,7 +48,7 @@ def judge(
     reasons: list[str] = []
     warnings: list[str] = []
     delays = [
-        (record.t_send - record.t_sched - record.connect_s) * 1000
+        (record.t_send - record.t_sched - record.connect_s - record.held_s) * 1000
         for record in records
         if record.t_send is not None and not record.warmup
     ]

@@ -116,6 +116,8 @@ def read_demand(options: TrafficOptions) -> Demand:
         raise BadInput("--arrivals closed: a plan is for requests that come on their own, at a rate")
     if options.traffic is not None:
         traffic = build_traffic(options)
+        if any(request.said is not None for request in traffic.requests):
+            raise BadInput("--traffic prompts: a plan needs lengths: give --input and --output, or a trace")
         if not traffic.requests:
             raise BadInput(f"{options.traffic}: no request in it")
         return Demand(options, traffic, operations.rate_of(traffic), options)

@@ -66,7 +66,9 @@ class Description:
         found = [f"{self.name}: {self.requests:,} requests, {pace}"]
         if self.conversations:
             found.append(f"{self.conversations:,} conversations of {self.turns_mean:.1f} turns on average")
-        found += [f"input tokens: {self.input.line()}", f"output tokens: {self.output.line()}"]
+        if self.input.max:
+            found.append(f"input tokens: {self.input.line()}")
+        found.append(f"output tokens: {self.output.line()}")
         if self.ideal_hit:
             blocks = (
                 ""

@@ -16,7 +16,9 @@ DEFAULT_REQUESTS = 100  # of synthetic traffic; plans take enough for their perc
 @dataclass(frozen=True, slots=True)
 class TrafficOptions:
     traffic: str | None = option(
-        None, "a trace: azure:FILE, mooncake:FILE, recorded:FILE or burstgpt:FILE; default: from --input …"
+        None,
+        "a trace: azure:FILE, mooncake:FILE, recorded:FILE or burstgpt:FILE; or prompts:FILE, JSON lines "
+        "with prompt or messages, and optional max_tokens; default: from --input …",
     )
     input: str | None = option(
         None,

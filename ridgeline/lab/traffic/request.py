@@ -6,6 +6,7 @@ Lengths and moments only; `prompts` makes the words. Times are seconds from the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class PlannedRequest:
                    beginning: equal ids up to a place = equal tokens up to there. All else is its own
     conversation:  requests with the same number are turns of one conversation, in their order; each prompt
                    then holds the prompts and answers before it, and `input_tokens` counts all of that
+    said:          the prompt itself, or its messages, where the user gave them; `input_tokens` is then 0: the
+                   server counts them
     """
 
     at: float
@@ -27,6 +30,7 @@ class PlannedRequest:
     conversation: int | None = None
     turn: int = 0
     think_s: float = 0.0
+    said: str | tuple[dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

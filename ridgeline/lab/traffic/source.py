@@ -18,12 +18,16 @@ from ridgeline.lab.traffic.options import (
     DEFAULT_REQUESTS,
     TrafficOptions,
 )
+from ridgeline.lab.traffic.own_prompts import read_prompts
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.specs import split_kind, unknown_kind
 from ridgeline.lab.traffic.synthetic import conversations, synthetic
 from ridgeline.lab.traffic.traces import READERS
 
 __all__ = ["TrafficOptions", "build_traffic"]
+
+
+PROMPTS = "prompts"
 
 
 def build_traffic(options: TrafficOptions) -> Traffic:
@@ -97,14 +101,15 @@ def _arrivals(options: TrafficOptions) -> Arrivals:
 
 
 def _replayed(options: TrafficOptions, source: str) -> Traffic:
-    _refuse(
-        options, ("input", "output", "turns", "turn_input", "think_s"), "is not of traces: they have theirs"
-    )
+    _refuse(options, ("input", "turns", "turn_input", "think_s"), "is not of traces: they have theirs")
     kind, file = split_kind(source)
-    if kind not in READERS:
-        raise unknown_kind(kind, READERS, "--traffic")
+    if kind not in (*READERS, PROMPTS):
+        raise unknown_kind(kind, (*READERS, PROMPTS), "--traffic")
     if not file:
         raise BadInput(f"--traffic: {source!r} names no file; write {kind}:FILE")
+    if kind == PROMPTS:
+        return _own_prompts(options, Path(file), source)
+    _refuse(options, ("output",), "is not of traces: they have theirs")
     traffic = READERS[kind](Path(file), skip_bad_rows=options.skip_bad_rows, seed=options.seed)
     if options.window_start_s is not None or options.window_s is not None:
         traffic = operations.window(traffic, options.window_start_s or 0.0, options.window_s)
@@ -113,6 +118,26 @@ def _replayed(options: TrafficOptions, source: str) -> Traffic:
     if options.requests is not None:
         traffic = operations.first(traffic, options.requests)
     return replace(_paced(options, traffic), name=source)
+
+
+def _own_prompts(options: TrafficOptions, path: Path, source: str) -> Traffic:
+    """At moments drawn for --rate, else for a closed loop. --output is of lines without max_tokens."""
+    _refuse(options, ("speed", "window_start_s", "window_s"), "is of traces: prompts have no moments")
+    _refuse(options, ("max_context", "shared_prefix"), "is of made-up prompts: these are sent as they are")
+    text = options.output or DEFAULT_OUTPUT
+    if not text.isdecimal() or int(text) < 1:
+        raise BadInput(f"--output {text}: with prompts of your own, a number of tokens")
+    traffic = read_prompts(path, int(text), skip_bad_rows=options.skip_bad_rows)
+    if options.sample is not None:
+        traffic = operations.sampled(traffic, options.sample, options.seed)
+    if options.requests is not None:
+        traffic = operations.first(traffic, options.requests)
+    arrivals = _arrivals(options)
+    if not arrivals.is_closed:
+        rate = 1.0 if options.rate is None else options.rate
+        drawn = operations.with_arrivals(traffic, arrivals, rate, options.seed, options.end_rate)
+        traffic = replace(drawn, notes=traffic.notes)
+    return replace(traffic, name=source)
 
 
 def _paced(options: TrafficOptions, traffic: Traffic) -> Traffic:

@@ -83,9 +83,7 @@ class Trace:
     ) -> Traffic:
         """The requests from 0 on. spread: for stamps in coarse steps. is_sorted: the file should be."""
         self._check_order(is_sorted)
-        self._report()
-        if not self.rows:
-            raise BadInput(f"{self.path}: holds no requests")
+        self.refuse_bad(has_rows=bool(self.rows))
         self.rows.sort(key=lambda row: row.at)
         self._note_silences()
         at = np.array([row.at for row in self.rows])
@@ -97,6 +95,12 @@ class Trace:
             for moment, row in zip(at.tolist(), self.rows, strict=True)
         )
         return Traffic(self.path.stem, requests, prefix_block_tokens, tuple(self.notes))
+
+    def refuse_bad(self, has_rows: bool) -> None:
+        """BadInput with the lines that cannot be used, or where there is no row at all."""
+        self._report()
+        if not has_rows:
+            raise BadInput(f"{self.path}: holds no requests")
 
     def _check_order(self, is_sorted: bool) -> None:
         if not is_sorted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -19,6 +20,7 @@ from ridgeline.lab.bench.text_summary import text_of
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+from ridgeline.lab.traffic.source import TrafficOptions, build_traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
 from tests.conftest import LiveServer
 from tests.lab.bench.faulty_server import HEAD, Behaviour, Call, faulty_server
@@ -109,6 +111,48 @@ async def test_an_open_loop_keeps_to_its_moments_though_the_server_stalls() -> N
     first_end = min(record.t_end or 0 for record in result.records)
     assert all(sent_at(record) < first_end for record in result.records)
     assert result.summary.headline[0] == "ttft_sched_ms"
+
+
+async def test_a_cap_holds_an_open_loop_back_and_the_wait_counts_from_the_planned_moment() -> None:
+    async with faulty_server(slow) as (_, server):
+        result = await run_bench(config(server.url, at_once(6), OpenLoop(max_concurrency=2)))
+        assert (server.peak, server.calls) == (2, 6)
+    late = sorted(result.records, key=sent_at)[-1]
+    assert late.t_sched == 0.0
+    assert late.held_s == pytest.approx(sent_at(late), abs=0.04)  # it waited for room, not for the client
+    assert late.held_s > 0.09  # for two answers of 50 ms each
+    assert result.validity.client_delay_p99_ms is not None
+    assert result.validity.client_delay_p99_ms < 90
+    assert "at most 2 under way" in text_of(result)
+
+
+async def test_prompts_of_the_users_own_are_sent_as_they_are(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "Which river is longest?", "max_tokens": 5},
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]},
+    ]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sent = build_traffic(TrafficOptions(traffic=f"prompts:{file}", output="3"))
+    bodies: list[dict[str, Any]] = []
+
+    async def keep(call: Call) -> None:
+        bodies.append(call.body)
+        await call.answer(call.body["max_tokens"])
+
+    chat = Vocabulary(WORDS.words, (), "tokenizer", chat_overhead=4)
+    async with faulty_server(keep) as (_, server):
+        asked = BenchConfig(server.url, sent, ClosedLoop(1), api="chat", vocabulary=chat, warmup=1)
+        result = await run_bench(asked)
+    warm, first, second = bodies[-3:]
+    assert "river" not in str(warm)  # the words of a warm-up prime no cache
+    assert first["messages"] == [{"role": "user", "content": "Which river is longest?"}]
+    assert second["messages"] == lines[1]["messages"]
+    assert (first["max_tokens"], second["max_tokens"]) == (5, 3)
+    assert result.summary.ok == 2
+    assert not any("another length" in note for note in result.summary.notes)
+    with pytest.raises(BadInput, match="give --api chat"):
+        await ran(good, sent, ClosedLoop(1))
 
 
 async def test_a_server_that_hangs_never_hangs_the_run() -> None:

@@ -1,0 +1,49 @@
+"""The user's own prompts: JSON lines with `prompt` or `messages`, and `max_tokens` where a line has its own.
+
+Read by `source` for --traffic prompts:FILE. They have no moments of their own, and their lengths are the
+server's to count. Broken lines are reported as those of traces.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+from ridgeline.lab.traffic.trace_rows import Trace
+
+
+class _Line(msgspec.Struct):
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+
+
+def read_prompts(path: Path, output_tokens: int, *, skip_bad_rows: bool = False) -> Traffic:
+    """output_tokens: of lines without max_tokens."""
+    trace = Trace(path, skip_bad_rows)
+    decoder = msgspec.json.Decoder(_Line)
+    requests = []
+    for number, text in trace.lines():
+        try:
+            line = decoder.decode(text)
+        except msgspec.ValidationError as error:
+            trace.bad(number, str(error).replace("$.", "").replace("`", "'"))
+            continue
+        except msgspec.DecodeError:
+            trace.bad(number, "is not a whole JSON object")
+            continue
+        if (line.prompt is None) == (line.messages is None):
+            trace.bad(number, "needs either prompt or messages")
+        elif not (line.prompt or line.messages):
+            trace.bad(number, "has an empty prompt")
+        elif line.max_tokens is not None and line.max_tokens < 1:
+            trace.bad(number, f"max_tokens is {line.max_tokens}, not at least 1")
+        else:
+            said = line.prompt if line.messages is None else tuple(line.messages)
+            requests.append(PlannedRequest(0.0, 0, line.max_tokens or output_tokens, said=said))
+    trace.refuse_bad(has_rows=bool(requests))
+    notes = (*trace.notes, "prompts are sent as they are in the file: their tokens are counted by the server")
+    return Traffic(path.stem, tuple(requests), notes=notes)
