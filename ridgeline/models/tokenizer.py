@@ -24,6 +24,9 @@ from ridgeline.models.tokenizer_parts import TokenizerParts
 
 MAX_ID = 2**32 - 1
 SHORT_CHARACTERS = 4096  # about a millisecond of encoding
+PIECE_CHARACTERS = 16_384
+TOKENS_OF_A_CUT = 16  # more than a text gains by being cut in the middle of a word
+MOST_TOKENS_OF_A_CHARACTER = 4  # its bytes in UTF-8
 
 
 class CutText(NamedTuple):
@@ -93,6 +96,27 @@ class Tokenizer:
         if add_special and self._add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
+
+    def tokens_beyond(self, text: str, limit: int) -> int | None:
+        """About how many tokens the text has, if these are more than `limit`; None if they may be fewer.
+
+        Encodes a piece at a time and stops beyond the limit: to encode megabytes takes seconds of a core, and
+        to make their ids holds the interpreter's lock. A text of a few thousand characters is not looked at.
+        """
+        if len(text) <= max(PIECE_CHARACTERS, limit // MOST_TOKENS_OF_A_CHARACTER):
+            return None
+        counted = end = 0
+        while end < len(text):
+            piece = text[end : end + PIECE_CHARACTERS]
+            end += len(piece)
+            try:
+                counted += len(self._backend.encode_batch_fast([piece], add_special_tokens=False)[0])
+            except (TypeError, UnicodeEncodeError):
+                return None  # `encode` says what is wrong with it
+            counted -= TOKENS_OF_A_CUT
+            if counted > limit:
+                return counted * len(text) // end
+        return None
 
     def encode_all(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
         """Texts with their special tokens, all at once; cut to `longest`. For encoders."""

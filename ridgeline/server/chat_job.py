@@ -16,7 +16,7 @@ from ridgeline.server.choices import Prompt
 from ridgeline.server.course import Job
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.front import Front
-from ridgeline.server.prompts import check_prompts, rendered_chat, text_ids
+from ridgeline.server.prompts import check_prompts, counted_ids, rendered_chat, text_ids
 from ridgeline.server.protocol import ChatRequest, TokenizeRequest
 from ridgeline.server.speech import PROMPT_TAIL, Speech, needs_special, speech_of
 from ridgeline.server.tools import ToolUse, tool_use
@@ -51,7 +51,7 @@ def prompt_tokens(front: Front, body: ChatRequest) -> int:
     """As `chat_job` counts, but for the context: whoever asks wants to know whether it fits."""
     client = front.served(body.model, "generate").ready_client()
     prompt = chat_prompt(client.tokenizer, speech_of(client.tokenizer, front.config), tool_use(body), body)
-    return len(text_ids(client, prompt, "messages", add_special=False))
+    return len(counted_ids(client, prompt, "messages", add_special=False))
 
 
 def chat_prompt(

@@ -11,6 +11,7 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.server.choices import Prompt
 from ridgeline.server.errors import BadRequest, ContextTooLong
+from ridgeline.server.limits import MAX_DETOKENIZED
 from ridgeline.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from ridgeline.server.validation import check_context, check_token_ids
 
@@ -85,12 +86,25 @@ def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Pro
 
 
 def text_ids(client: AsyncClient, text: str, field: str, add_special: bool) -> list[int]:
-    """The ids of a text that may fit. A text that cannot fit is refused with its least number of tokens, not
+    """The ids of a prompt that may fit. One that cannot is refused with about its number of tokens, and not
     encoded to count them.
     """
     context = client.hello.max_context
     if len(text) > context * CHARACTERS_PER_TOKEN:
         raise ContextTooLong(field, math.ceil(len(text) / CHARACTERS_PER_TOKEN), context)
+    tokens = client.tokenizer.tokens_beyond(text, context)
+    if tokens is not None:
+        raise ContextTooLong(field, tokens, context)
+    return client.tokenizer.encode(text, add_special=add_special)
+
+
+def counted_ids(client: AsyncClient, text: str, field: str, add_special: bool) -> list[int]:
+    """The ids of a text that a client wants counted or shown: it may be longer than the context."""
+    most = max(client.hello.max_context, MAX_DETOKENIZED)
+    tokens = client.tokenizer.tokens_beyond(text, most)
+    if tokens is not None:
+        message = f"about {tokens} tokens; at most {most} are counted in one request"
+        raise BadRequest(field, message, "context_length_exceeded")
     return client.tokenizer.encode(text, add_special=add_special)
 
 

@@ -13,7 +13,7 @@ from ridgeline.server.errors import BadRequest
 from ridgeline.server.exchange import off_loop, read_body
 from ridgeline.server.front import Front
 from ridgeline.server.logprobs import TokenNames
-from ridgeline.server.prompts import text_ids
+from ridgeline.server.prompts import counted_ids
 from ridgeline.server.protocol import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from ridgeline.server.speech import speech_of
 from ridgeline.server.tools import ToolUse, checked_tools
@@ -48,9 +48,9 @@ def _tokens(front: Front, raw: bytes) -> Tokens:
         raise BadRequest("prompt", "give either prompt or messages")
     client = served.ready_client()
     if body.messages is not None:
-        ids = text_ids(client, conversation(front, client.tokenizer, body), "messages", add_special=False)
+        ids = counted_ids(client, conversation(front, client.tokenizer, body), "messages", add_special=False)
     else:
-        ids = text_ids(client, body.prompt or "", "prompt", body.add_special_tokens is not False)
+        ids = counted_ids(client, body.prompt or "", "prompt", body.add_special_tokens is not False)
     names = TokenNames(client.tokenizer)
     extra = {"token_strs": [names.name(id) for id in ids]} if body.return_token_strs else {}
     return Tokens(len(ids), client.hello.max_context, ids, **extra)
@@ -82,4 +82,4 @@ def _rendered(front: Front, raw: bytes) -> RenderedPrompt:
     prompt = conversation(front, client.tokenizer, asked)
     if not body.return_tokens:
         return RenderedPrompt(prompt)
-    return RenderedPrompt(prompt, text_ids(client, prompt, "messages", add_special=False))
+    return RenderedPrompt(prompt, counted_ids(client, prompt, "messages", add_special=False))

@@ -40,6 +40,10 @@ class ByteTokenizer:
         begins = add_special or text.startswith("<s>")
         return ([BEGIN] if begins else []) + list(text.removeprefix("<s>").encode())
 
+    def tokens_beyond(self, text: str, limit: int) -> int | None:
+        tokens = len(text.encode())
+        return tokens if tokens > max(limit, 16_384) else None  # as the real one: short texts are encoded
+
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         kept = [b"" if skip_special and id in SPECIAL else self.token_bytes(id) for id in ids]
         return b"".join(kept).decode(errors="replace")

@@ -94,6 +94,11 @@ BODIES: list[tuple[str, ...]] = [
     ("lists and objects", f"{weight.MAX_CONTAINERS}", "400 `too_many_values`, naming the largest field"),
     ("values of all kinds", f"{weight.MAX_VALUES}", "400 `too_many_values`, naming the largest field"),
     ("strings, where there is much else", f"{weight.MAX_STRINGS}", "400 `too_many_values`"),
+    (
+        "tokens of a text that is only counted or tokenized",
+        f"{limits.MAX_DETOKENIZED}, or the context if that is longer",
+        "400 `context_length_exceeded`",
+    ),
     ("an error's own text, characters", "2000, a field's path 200", "cut"),
 ]
 
