@@ -1,6 +1,7 @@
 """Is the ledger exact? Its rows beside the books of the upstream that computed, request by request.
 
     python benchmarks/gateway_ledger.py [--requests 20000] [--clients 32] [--away 60] [--sqlite] [--json FILE]
+    python benchmarks/gateway_ledger.py --kind openai …
 
 Requests of every kind go through `ridgeline gateway` to a mock upstream that counts its tokens: chat,
 completions, responses, messages, embeddings and rerank; whole and streamed; answered, left by their client,
@@ -9,6 +10,10 @@ the whole gateway is killed and started again, and PostgreSQL is stopped for --a
 request that the upstream knows must have one row with the same tokens, every answer that a client saw must
 have its row, and rows that the upstream knows nothing of must have cost nothing. Prints a table, writes JSON;
 exit code 1 where one token differs.
+
+With --kind openai the upstream is a hosted one: it cannot be asked afterwards, and some answers say nothing
+of their usage. Then dollars are compared: how many are missing from the ledger, and how many of these in
+requests without a row marked `estimated`. Exit code 1 where a dollar is missing or too much and not marked.
 """
 
 from __future__ import annotations
@@ -64,7 +69,7 @@ backoff_ms = 20
 budget_ratio = 1.0
 [[upstreams]]
 name = "mock"
-kind = "ridgeline"
+kind = "{kind}"
 url = "{upstream}"
 max_concurrent = 1024
 [[models]]
@@ -97,6 +102,13 @@ FATES: dict[str, tuple[int, str]] = {
     "refused": (5, "mock_fail400"),
     "broken": (5, "mock_out30_cut{n}"),
     "retried": (5, "mock_out9_flaky4"),
+}
+
+
+# With --kind openai, besides.
+HOSTED_FATES: dict[str, tuple[int, str]] = {
+    "silent": (10, "mock_out{n}_silent"),  # no usage in the answer
+    "given up": (5, "mock_out20_late{n}00"),  # the client leaves before the answer begins
 }
 
 
@@ -157,8 +169,9 @@ class Gateway:
 class Clients:
     """Many at once; each notes the id of every answer that it saw the head of."""
 
-    def __init__(self, gateway: Gateway, key: str, count: int, seed: int) -> None:
+    def __init__(self, gateway: Gateway, key: str, count: int, seed: int, hosted: bool = False) -> None:
         self._gateway, self._key = gateway, key
+        self._fates = FATES | HOSTED_FATES if hosted else FATES
         self._left = iter(range(count))
         self._draw = random.Random(seed)
         self.begun = 0
@@ -174,7 +187,7 @@ class Clients:
     async def _client(self, session: aiohttp.ClientSession) -> None:
         for _ in self._left:
             self.begun += 1
-            fate = self._draw.choices(list(FATES), [share for share, _ in FATES.values()])[0]
+            fate = self._draw.choices(list(self._fates), [share for share, _ in self._fates.values()])[0]
             try:
                 await self._ask(session, fate)
             except (aiohttp.ClientError, ConnectionError, TimeoutError):
@@ -186,7 +199,7 @@ class Clients:
         kinds = list(KINDS) if fate not in ("left", "slow", "broken") else list(KINDS)[:4]
         kind = draw.choice(kinds)
         path, body_of = KINDS[kind]
-        model = FATES[fate][1].format(n=draw.randrange(1, 25), c=draw.randrange(10))
+        model = self._fates[fate][1].format(n=draw.randrange(1, 25), c=draw.randrange(10))
         text = TEXT if fate == "cached" else TEXT * draw.randrange(1, 4) + str(draw.random())
         body = body_of(text) | {"model": model}
         if kind not in ("embeddings", "rerank") and draw.random() < 0.5:
@@ -196,7 +209,7 @@ class Clients:
         headers = {"authorization": f"Bearer {self._key}"}
         if fate == "cached":
             headers["x-ridgeline-cache"] = "exact"
-        leave_s = draw.uniform(0.0, 0.25) if fate == "left" else None
+        leave_s = draw.uniform(0.0, 0.25) if fate in ("left", "given up") else None
         asked = session.post(f"{self._gateway.url}{path}", json=body, headers=headers)
         try:
             async with asyncio.timeout(leave_s), asked as answer:
@@ -227,6 +240,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             state=folder / "state",
             store=postgres.url if postgres is not None else "",
             upstream=upstream,
+            kind=args.kind,
             workers=args.workers,
             redis=redis.url if redis is not None else "",
         )
@@ -235,7 +249,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     try:
         gateway.start()
         key = gateway.make_key()
-        clients = Clients(gateway, key, args.requests, args.seed)
+        clients = Clients(gateway, key, args.requests, args.seed, args.kind != "ridgeline")
         began = time.monotonic()
         await asyncio.gather(clients.run(args.clients), disturb(args, clients, gateway, postgres))
         took_s = time.monotonic() - began
@@ -244,6 +258,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         rows = await asyncio.to_thread(settled, store_url, folder / "state", books["books"], clients.seen)
         books = _json(f"{upstream}/mock/books")
         result = compare(books["books"], rows, clients)
+        if args.kind != "ridgeline":
+            result |= compare_dollars(books, rows)
         result |= {"seconds": took_s, "requests": clients.begun, "still_running": books["running"]}
         gateway.stop()
         return result
@@ -318,12 +334,7 @@ def compare(
     charged = [row for row in unasked if any(row[name] for name in counts) or row["cost_pusd"]]
     unbooked = sorted(set(clients.seen) - set(rows) - {""})
     cost = sum(row["cost_pusd"] for row in rows.values())
-    expected = sum(
-        (book["tokens_in"] - book["tokens_cached"]) * PRICE_IN
-        + book["tokens_cached"] * PRICE_CACHED
-        + book["tokens_out"] * PRICE_OUT
-        for book in books.values()
-    )
+    expected = sum(map(cost_of, books.values()))
     return {
         "rows": len(rows),
         "upstream_requests": len(books),
@@ -335,12 +346,46 @@ def compare(
         "tokens_upstream": {name: sum(book[name] for book in books.values()) for name in counts},
         "cost_usd": usd(cost),
         "cost_expected_usd": usd(expected),
-        "estimated_rows": sum(row["usage_source"] == "counted" for row in rows.values()),
+        "estimated_rows": sum(row["usage_source"] == "estimated" for row in rows.values()),
         "different": different,
         "charged_without_upstream": charged,
         "seen_without_row": unbooked,
         "is_exact": not (different or charged or unbooked) and cost == expected,
     }
+
+
+def compare_dollars(books: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of every request: what its attempts cost upstream, beside its rows and those of its attempts."""
+    expected: Counter[str] = Counter()
+    for request_id, book in books["books"].items():
+        expected[request_id] += sum(map(cost_of, (book, *books["earlier"].get(request_id, ()))))
+    booked: Counter[str] = Counter()
+    marked: set[str] = set()
+    for row in rows.values():
+        request_id = row["request_id"].partition(".")[0]
+        booked[request_id] += row["cost_pusd"]
+        if row["usage_source"] == "estimated":
+            marked.add(request_id)
+    missing = {one: cost - booked[one] for one, cost in expected.items() if cost > booked[one]}
+    beyond = {one: cost - expected[one] for one, cost in booked.items() if cost > expected[one]}
+    unmarked = {one: cost for one, cost in (missing | beyond).items() if one not in marked}
+    total = sum(expected.values())
+    return {
+        "cost_expected_usd": usd(total),
+        "missing_percent": 100 * sum(missing.values()) / total,
+        "beyond_percent": 100 * sum(beyond.values()) / total,
+        "unmarked_percent": 100 * sum(unmarked.values()) / total,
+        "unmarked": [
+            {"request_id": one, "pusd": cost, "row": rows.get(one)} for one, cost in unmarked.items()
+        ],
+        "is_marked": not unmarked,
+    }
+
+
+def cost_of(book: dict[str, Any]) -> int:
+    fresh = book["tokens_in"] - book["tokens_cached"]
+    cost = fresh * PRICE_IN + book["tokens_cached"] * PRICE_CACHED + book["tokens_out"] * PRICE_OUT
+    return int(cost)
 
 
 def _answers(url: str) -> bool:
@@ -358,6 +403,21 @@ def _json(url: str) -> Any:
 
 def say(text: str) -> None:
     print(f"… {text}", file=sys.stderr, flush=True)
+
+
+def show_dollars(result: dict[str, Any]) -> None:
+    print(f"{result['requests']} requests in {result['seconds']:.0f} s; clients: {result['clients']}")
+    print(f"rows by outcome: {result['outcomes']}; at the upstream: {result['upstream_ends']}")
+    print("| | of the upstream's dollars |\n|---|---:|")
+    for name in ("missing", "beyond", "unmarked"):
+        print(f"| {name} | {result[name + '_percent']:.3f} % |")
+    print(
+        f"US dollars upstream: {result['cost_expected_usd']}, ledger: {result['cost_usd']}; rows estimated: "
+        f"{result['estimated_rows']}; answers without a row: {len(result['seen_without_row'])}"
+    )
+    for one in result["unmarked"][:8]:
+        print(f"  {one}")
+    print("all marked" if result["is_marked"] else "NOT all marked")
 
 
 def show(result: dict[str, Any]) -> None:
@@ -384,6 +444,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--away", type=float, default=60.0, help="seconds without PostgreSQL")
     parser.add_argument("--workers", type=int, default=1, help="more than one count together through Redis")
+    parser.add_argument("--kind", choices=["ridgeline", "openai"], default="ridgeline")
     parser.add_argument("--sqlite", action="store_true", help="SQLite in place of PostgreSQL")
     parser.add_argument("--calm", action="store_true", help="nothing is killed or stopped")
     parser.add_argument("--seed", type=int, default=1)
@@ -395,10 +456,12 @@ def main() -> None:
         folder = args.keep or Path(stack.enter_context(made))
         folder.mkdir(parents=True, exist_ok=True)
         result = asyncio.run(measure(args, folder))
-    show(result)
+    hosted = args.kind != "ridgeline"
+    (show_dollars if hosted else show)(result)
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2))
-    sys.exit(0 if result["is_exact"] else 1)
+    is_right = result["is_marked"] and not result["seen_without_row"] if hosted else result["is_exact"]
+    sys.exit(0 if is_right else 1)
 
 
 if __name__ == "__main__":

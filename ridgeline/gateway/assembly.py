@@ -27,13 +27,13 @@ from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
 from ridgeline.gateway.offload import Offload, plain
+from ridgeline.gateway.own_embeddings import OwnEmbeddings
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.spool import Spools
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.policy import Policy
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.gateway.tenants.watch import PolicyWatch
-from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from ridgeline.gateway.routing.embedder import Embedder
     from ridgeline.gateway.routing.question import Question
     from ridgeline.gateway.routing.router import ModelRouter
-
-EMBED_S = 5.0
-MAX_VECTORS_BYTES = 16 << 20
 
 
 class Assembly:
@@ -142,7 +139,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
 
     limiter = await _limiter(settings, ledger)
     stack.push_async_callback(limiter.close)
-    embedder = _embedder(settings, upstreams)
+    embedder = _embedder(settings, upstreams, ledger, prices)
     offload = Offload(settings)
     stack.push_async_callback(offload.close)
     guards = Guards(settings.guards, offload)
@@ -208,19 +205,17 @@ async def _limiter(settings: GatewaySettings, ledger: Ledger) -> Limiter:
     return limiter
 
 
-def _embedder(settings: GatewaySettings, upstreams: Upstreams) -> Embedder | None:
+def _embedder(
+    settings: GatewaySettings, upstreams: Upstreams, ledger: Ledger, prices: Prices
+) -> Embedder | None:
     config = settings.embeddings
     if not config.upstream:
         return None
     from ridgeline.gateway.routing.embedder import Embedder
 
-    async def post(body: bytes) -> bytes:
-        headers = [(b"content-type", b"application/json")]
-        outgoing = Outgoing("POST", "/v1/embeddings", headers, body, False)
-        target = Target(config.upstream, config.model)
-        return await upstreams.fetch(target, outgoing, limit=MAX_VECTORS_BYTES, within_s=EMBED_S, priority=0)
-
-    return Embedder(config, post)
+    kinds = {one.name: one.kind for one in settings.upstreams}
+    is_hosted = kinds[config.upstream] != "ridgeline"
+    return Embedder(config, OwnEmbeddings(config, upstreams, ledger, prices, is_hosted).post)
 
 
 def _router(settings: GatewaySettings, embedder: Embedder | None, offload: Offload) -> ModelRouter | None:

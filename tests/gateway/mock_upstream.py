@@ -58,6 +58,7 @@ class MockUpstream:
         self.port = port
         self.began = time.time()
         self.books: dict[str, Book] = {}
+        self.earlier: dict[str, list[Book]] = {}  # attempts before the last of the same id
         self.running = 0  # answers under way
         self.scripts: dict[str, Script] = {}
         self.asked: dict[str, int] = {}  # requests by model
@@ -146,9 +147,12 @@ class Connection(asyncio.Protocol):
             self._usage(path.removeprefix("/v1/usage/"))
         elif path == "/mock/books":
             everything = {one: vars(book) for one, book in self.upstream.books.items()}
-            self._whole(200, {"running": self.upstream.running, "books": everything})
+            earlier = {one: [vars(book) for book in books] for one, books in self.upstream.earlier.items()}
+            answer = {"running": self.upstream.running, "books": everything, "earlier": earlier}
+            self._whole(200, answer)
         elif path == "/mock/forget":
             self.upstream.books.clear()
+            self.upstream.earlier.clear()
             self._whole(200, {})
         elif path == "/v1/models":
             self._whole(200, {"object": "list", "data": [{"id": "mock", "object": "model", "created": 0}]})
@@ -188,6 +192,8 @@ class Connection(asyncio.Protocol):
         if self.request_id:
             before = upstream.books.get(self.request_id)
             book.calls = 1 if before is None else before.calls + 1
+            if before is not None:
+                upstream.earlier.setdefault(self.request_id, []).append(before)
             upstream.books[self.request_id] = book
         if status:
             book.status = "failed"

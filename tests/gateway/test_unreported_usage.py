@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tests.gateway.mock_upstream import MockUpstream
 from tests.gateway.scripted_upstream import Answer, Asked, ScriptedUpstream, whole
 from tests.gateway.stage import CHAT, Staged, asking, staged
 from tests.gateway.test_endings import HEAD, chunk, event
+from tests.gateway.test_processes import Gateway, streamed
 from tests.gateway.test_trust import ANSWER, scripted
 from tests.gateway.waiting import until
 
@@ -117,6 +121,59 @@ async def test_a_stream_that_broke_off_is_booked_with_its_input(tmp_path: Path) 
         assert (row["outcome"], row["usage_source"]) == ("upstream_failed", "estimated")
         assert row["tokens_in"] >= book.tokens_in
         assert row["tokens_out"] >= 4
+
+
+async def test_the_gateways_own_embeddings_at_a_hosted_upstream_have_their_rows(tmp_path: Path) -> None:
+    mock = await MockUpstream().start()
+    values = {
+        "upstreams": [{"name": "up", "kind": "openai", "url": mock.url, "probe_s": 0.0}],
+        "models": PRICED,
+        "embeddings": {"upstream": "up", "model": "vectors"},
+    }
+    async with staged(tmp_path, values, {"cache": "semantic"}) as stage:
+        await stage.http.post(CHAT, json=asking("mock_out2", temperature=0))
+        await until(lambda: len(stage.written_rows()) == 2)
+        own, asked = sorted(stage.written_rows(), key=lambda row: row["key_id"] != "gateway")
+        assert (own["key_id"], own["endpoint"], own["upstream_model"]) == ("gateway", "embeddings", "vectors")
+        assert (own["usage_source"], own["cost_pusd"]) == ("reported", own["tokens_in"] * 10**6)
+        assert asked["usage_source"] == "reported"
+        assert sum(book.tokens_in for book in mock.books.values()) > 0
+    await mock.stop()
+
+
+class Hosted(Gateway):
+    """As processes, before an upstream that cannot be asked for a request's usage."""
+
+    def write_config(self, *lines: str, model: str = "*", target: str = "mock/*") -> None:
+        super().write_config(*lines, model=model, target=target)
+        self.config.write_text(self.config.read_text().replace('kind = "ridgeline"', 'kind = "openai"'))
+
+
+def test_a_hosted_request_that_died_with_its_gateway_is_estimated_and_marked(tmp_path: Path) -> None:
+    gateway = Hosted(tmp_path)
+    try:
+        lines: list[str] = []
+        thread = streamed(gateway.client(), "mock_out500_pace20", lines)
+        begun, late = time.time(), time.monotonic() + 30
+        while not any(one.stat().st_mtime > begun + 0.2 for one in tmp_path.glob("state/ledger/*/lock")):
+            assert time.monotonic() < late  # it is known to have lived for a while
+            time.sleep(0.05)
+        pid = gateway.process.pid
+        for one in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
+            os.kill(one, signal.SIGKILL)
+        thread.join(30)
+        gateway.process.wait()
+        gateway.start()
+        late = time.monotonic() + 30
+        while "lost" not in (rows := {row["group"]["outcome"]: row for row in gateway.usage()["data"]}):
+            assert time.monotonic() < late
+            time.sleep(0.1)
+        lost = rows["lost"]
+        assert (lost["requests"], lost["estimated"]) == (1, 1)
+        assert lost["tokens_in"] >= next(iter(gateway.books().values()))["tokens_in"] > 0
+        assert lost["tokens_out"] > 0
+    finally:
+        gateway.end()
 
 
 async def test_nothing_is_sent_again_for_a_client_that_has_left(tmp_path: Path) -> None:
