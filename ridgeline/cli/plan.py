@@ -38,6 +38,7 @@ EXAMPLES = """\
   ridgeline plan smollm2-135m --hardware cpu --input 256 --output 64 --rate 1
   ridgeline plan hf:Qwen/Qwen3-8B --hardware h200 --rate 50 --input 2048 --output 256 \\
        --slo ttft_p90=400ms,tpot_p90=50ms --budget '$20000/month'
+  ridgeline plan Llama-3.1-70B --gpu h100,h200,b200 --rate 10 --input 2000 --output 200
   ridgeline plan ./config.json --hardware h100 --gpus-max 16 --traffic azure:trace.csv --busy-hours 10
   ridgeline plan verify plan/prediction.json bench-results/20261115-run
   ridgeline plan fit http://127.0.0.1:8000
@@ -76,6 +77,13 @@ def add_parser(verbs: Verbs) -> None:
         "--json", action="store_true", help="print the prediction as JSON instead of the plan"
     )
     add_flags(parser, "plan", PlanOptions, title="the plan")
+    parser.add_argument(
+        "--gpu",
+        dest="plan.hardware",
+        metavar="TEXT",
+        default=argparse.SUPPRESS,
+        help="the same as --hardware",
+    )
     add_flags(parser, "traffic", TrafficOptions, title="the traffic")
     parser.set_defaults(run=run)
     _add_verify(parser)
@@ -88,6 +96,9 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.plan.steps import decisions
     from ridgeline.lab.plan.text import plan_lines
 
+    chips = _chip_names(args)
+    if len(chips) > 1:
+        return _run_chips(args, chips)
     with working(sys.stderr) as report:
         plan = make_plan(question_of(args), report)
     steps = decisions(plan)
@@ -104,8 +115,36 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def question_of(args: argparse.Namespace) -> Question:
-    """Everything that was asked, parsed and looked up."""
+def _chip_names(args: argparse.Namespace) -> list[str]:
+    options = build(PlanOptions, given_flags(args, "plan"))
+    names = [name.strip() for name in options.hardware.split(",") if name.strip()]
+    if len(names) > 1 and options.gpu_price is not None:
+        raise BadInput("--gpu-price is of one chip: with several, prices are the hardware table's")
+    return names
+
+
+def _run_chips(args: argparse.Namespace, chips: Sequence[str]) -> int:
+    """A plan of each chip in a folder of its own, and how they compare."""
+    from ridgeline.lab.plan.chips import comparison_facts, comparison_lines, plan_chips
+    from ridgeline.lab.plan.result import write_plan
+    from ridgeline.lab.plan.steps import decisions
+
+    with working(sys.stderr) as report:
+        answers = plan_chips([question_of(args, name) for name in chips], report)
+    folder = args.out or Path("plan")
+    written = {a.chip: write_plan(a.plan, decisions(a.plan), folder / a.chip) for a in answers if a.plan}
+    if args.json:
+        print(json.dumps(comparison_facts(answers), indent=2))
+        return 0
+    print("\n".join(comparison_lines(answers)))
+    print()
+    for name, files in written.items():
+        print(f"{name + ':':<16} {files.page}")
+    return 0
+
+
+def question_of(args: argparse.Namespace, hardware_name: str | None = None) -> Question:
+    """Everything that was asked, parsed and looked up. hardware_name: one of several chips."""
     from ridgeline.lab.hardware import chip
     from ridgeline.lab.plan.answer import Question
     from ridgeline.lab.plan.ask import parse_budget, read_demand, read_slo
@@ -118,7 +157,9 @@ def question_of(args: argparse.Namespace) -> Question:
     demand = read_demand(build(TrafficOptions, given_flags(args, "traffic")))
     shape = read_shape(args.model)
     known = published_for(args.model)
-    hardware = chip(options.hardware)  # after what may be refused: a processor may have to be measured
+    hardware = chip(
+        hardware_name or options.hardware
+    )  # after what may be refused: a processor may have to be measured
     try:
         kv_precision = format_name(options.kv_precision)
         precision = None if options.precision is None else format_name(options.precision)

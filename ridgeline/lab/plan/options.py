@@ -16,7 +16,10 @@ GPUS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    hardware: str = option("cpu", "a chip by name (docs/hardware.md), or cpu: this machine, measured")
+    hardware: str = option(
+        "cpu",
+        "a chip by name (docs/hardware.md), or cpu: this machine, measured; or several: h100,h200",
+    )
     gpus_max: int | None = option(None, f"most chips in all; default: {GPUS_MAX}, of cpu one")
     slo: str | None = option(None, f"limits: ttft_p90=400ms,tpot_p90=50ms; default: {DEFAULT_SLO}")
     budget: str | None = option(None, "most to be paid: $5000/month, $0.40/Mtok or $0.01/request")

@@ -9,6 +9,7 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.lab.knowledge.entries import find
 from ridgeline.lab.plan.ask import read_demand, read_slo
+from ridgeline.lab.plan.chips import ChipAnswer, pareto
 from ridgeline.lab.plan.options import DEFAULT_SLO
 from ridgeline.lab.plan.settings import read_config
 from ridgeline.lab.prediction import read_prediction
@@ -200,6 +201,32 @@ def test_help_states_the_defaults_that_a_plan_uses(
     assert f"answer tokens, likewise; default {demand.options.output}" in told
     assert f"default: {DEFAULT_SLO}" in told
     assert str(read_slo(None)) == str(parse_slo(DEFAULT_SLO))
+
+
+def test_several_chips_are_compared_and_those_that_none_beats_are_marked(
+    llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    asked = ("--gpu", "h100,h200,l4", *TRAFFIC, "--rate", "4", "--slo", "tpot_p90=20ms", "--out", str(out))
+    assert plan(llama, *asked, "--gpus-max", "1") == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^ *h100 .* Pareto *$", text, re.M)
+    assert "l4: cannot. " in text  # 16 GB of weights take longer than that to read
+    assert (out / "h100" / "prediction.json").is_file()
+    assert (out / "h200" / "plan.html").is_file()
+    assert not (out / "l4").exists()
+    assert plan(llama, *asked, "--gpu-price", "2") == 2
+    assert "--gpu-price is of one chip" in capsys.readouterr().err
+
+
+def test_a_chip_that_another_beats_in_all_is_not_on_the_front() -> None:
+    class Answer(ChipAnswer):
+        @property
+        def merits(self) -> tuple[float, ...] | None:
+            return MERITS[self.chip]
+
+    MERITS = {"a": (1.0, 9.0), "b": (2.0, 5.0), "c": (2.0, 6.0), "d": None}
+    assert pareto([Answer(name, None) for name in MERITS]) == {"a", "b"}
 
 
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
