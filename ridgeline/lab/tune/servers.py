@@ -113,7 +113,8 @@ def last_words(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    lines = [line for line in lines if not line.endswith("its reason is above")]  # of the line before it
+    # In JSON format too: the reason is the line before.
+    lines = [line for line in lines if not _message(line).endswith("its reason is above")]
     words = [text for line in lines if (text := _message(line))]
     wrong = [text for line in lines if _is_wrong(line) and (text := _message(line))]
     return (wrong or words or [""])[-1]

@@ -12,7 +12,8 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.tune.ledger import Settings
 from ridgeline.options import Option, OptionError, check_values, options_of
 
-FIXED = ("model", "step_ring", "memory_share")  # nothing to tune in these
+# Nothing to tune in these.
+FIXED = ("model", "step_ring", "memory_share", "generation_config", "override_generation_config")
 _OPTIONS = {option.name: option for option in options_of(EngineConfig) if option.name not in FIXED}
 
 
