@@ -209,3 +209,10 @@ async def test_a_path_like_no_other_is_answered_without_a_guess(stage: Stage) ->
     message = (await stage.post("/v1/nothing", {})).json()["error"]["message"]
     assert "no such path: /v1/nothing" in message
     assert "did you mean" not in message
+
+
+async def test_the_probes_of_ollamas_clients_find_a_server(stage: Stage) -> None:
+    async with stage.http() as http:
+        assert (await http.head("/")).status_code == 200
+        assert (await http.get("/")).status_code == 200
+        assert (await http.head("/api/tags")).status_code == 200
