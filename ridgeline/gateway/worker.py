@@ -61,6 +61,7 @@ def main() -> None:
         settings = from_json(line.readline())
     gateway = settings.gateway
     logs.setup(gateway.log_level, gateway.log_format)
+    _keep_descriptors()
     listener = socket.socket(fileno=arguments.listener)
     listener.setblocking(False)
     worker = Worker(settings, listener, arguments.number)
@@ -77,6 +78,16 @@ def main() -> None:
         _tell(f"refused {' '.join(str(error).split())}")
         log.error("the worker cannot start: %s", error)
         sys.exit(1)
+
+
+def _keep_descriptors() -> None:
+    """Processes that the worker starts get none of its sockets: one that has the listener would keep the port
+    open. uvloop leaves inherited descriptors open in them.
+    """
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.set_inheritable(int(name), False)
 
 
 class Worker:
