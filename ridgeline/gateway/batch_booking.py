@@ -39,6 +39,7 @@ MAX_BATCH_BYTES = 1 << 20
 AT_ONCE = 8
 PAGE = 100
 MAX_PAGES = 20
+TIGHT_POLL_S = 1.0  # while a batch may cost more than its budget has left
 UNKNOWN_S = 600.0  # a batch that its upstream has not known for this long is booked as it was last seen
 ORDER_S = 60.0  # beyond the longest request: an order without a batch is looked for then
 MAX_BOOKED = 10_000
@@ -51,10 +52,12 @@ class BatchBooking:
         self._missing: dict[str, float] = {}  # since when its upstream does not know it, monotonic
         self._booked: OrderedDict[str, None] = OrderedDict()
         self._booking = asyncio.Lock()
+        self._tight: set[str] = set()  # batches that may cost more than their budget has left
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._parts.settings.gateway.batch_poll_s)
+            poll_s = self._parts.settings.gateway.batch_poll_s
+            await asyncio.sleep(min(poll_s, TIGHT_POLL_S) if self._tight else poll_s)
             try:
                 await self.look_after_all()
             except Exception:
@@ -126,10 +129,16 @@ class BatchBooking:
             "held_pusd": held,
         }
         room = await self._parts.limiter.hold(reservation_of(self._parts, owned), held)
+        self._tight.discard(owned.id)
+        if room is not None and room < 0:
+            self._tight.add(owned.id)
         step = max(used.cost_pusd - spent_before, 1)  # until the next look it may spend as much again
         if room is not None and room < 0 and used.left_pusd + room < step and "stopped" not in meta:
             spent = used.cost_pusd / 10**12
-            message = f"stopped by the gateway after {spent:.6g} USD: the budget of its key or team is spent"
+            message = (
+                f"stopped by the gateway after {spent:.6g} USD: "
+                "the budget of its key or team has no room for its next lines"
+            )
             noted["stopped"] = {"code": "budget_exceeded", "message": message}
         if self._parts.policy.policy.ends_requests(meta.get("key", "")) and "stopped" not in meta:
             noted["stopped"] = {
@@ -166,6 +175,7 @@ class BatchBooking:
                     self._booked.popitem(last=False)
             await parts.owned.settled(owned.id)
             self._missing.pop(owned.id, None)
+            self._tight.discard(owned.id)
 
     def _row(self, owned: Owned, status: str, used: Used) -> LedgerRow:
         meta, usage = owned.meta, used.usage

@@ -141,6 +141,20 @@ async def test_a_batch_goes_on_while_its_budget_has_room(tmp_path: Path, limits_
         assert (await stage.http.get(f"/v1/batches/{batch['id']}")).json()["status"] == "in_progress"
 
 
+async def test_a_batch_that_may_cost_more_than_is_left_is_looked_at_more_often(tmp_path: Path) -> None:
+    script = taking_turns(SAYS, SAYS, hang())
+    async with a_dollar_a_token(tmp_path, {}, script, daily_usd=50.0) as (stage, _):
+        batch = (await submit(stage.http, lines(6))).json()
+        await completed(stage, batch["id"], 2)  # 20 dollars, and at this pace 40 more
+        await stage.parts.batches.look_after_all()
+        assert stage.parts.batches._tight == {batch["id"]}
+        assert (await stage.http.get(f"/v1/batches/{batch['id']}")).json()["status"] == "in_progress"
+        await stage.http.post(f"/v1/batches/{batch['id']}/cancel")
+        await ended(stage.http, batch["id"])
+        await booked(stage, batch["id"])
+        assert not stage.parts.batches._tight
+
+
 async def test_a_restart_neither_frees_nor_doubles_what_a_batch_costs(
     tmp_path: Path, limits_in: dict[str, Any]
 ) -> None:
