@@ -41,6 +41,8 @@ def read_fields(body: bytes) -> Fields:
         raise BadRequest(f"the body is not a JSON object: {error}", code="invalid_json") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
+    if len(fields) > MAX_FIELDS:
+        raise BadRequest(f"the body has {len(fields)} fields; no request has more than {MAX_FIELDS}")
     check_names(fields)
     return fields
 

@@ -71,7 +71,11 @@ class Spool:
         self.size = self.path.stat().st_size
 
     def close(self) -> None:
+        """Give back its bytes now; a thread removes the file, which takes long for a large one."""
         self.held.release()
+        threading.Thread(target=self._remove, name="spool-remove").start()
+
+    def _remove(self) -> None:
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
