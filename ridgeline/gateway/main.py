@@ -42,6 +42,9 @@ def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int
     state_dir.mkdir(parents=True, exist_ok=True)
     state_dir.chmod(0o700)
     with _alone(state_dir):
+        for name in ("worker-*.sock", "limits-*.sock"):  # of workers whose supervisor was killed
+            for path in state_dir.glob(name):
+                path.unlink(missing_ok=True)
         listener = _bind(gateway.host, gateway.port, "[gateway]")
         if sys.platform != "win32":
             import uvloop
