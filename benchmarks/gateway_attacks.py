@@ -3,7 +3,7 @@
     python benchmarks/gateway_attacks.py [--seconds 5] [--only NAME ...] [--json FILE]
 
 A real gateway process with one worker, before two mock upstreams: one for the attacked tenant, one for the
-attacker, so that neither waits for the other there. The attacker is a process of its own and sends each input
+attacker, so that neither waits for the other there. The attacker runs in another process and sends each input
 over four connections at once. The attacked tenant sends one small request after the other; before each attack
 it does so for as long without one. The delay of a request is its time less the quiet median. Bar: 50 ms.
 """
@@ -130,7 +130,7 @@ ATTACKS: dict[str, tuple[str, Callable[[], Attack]]] = {
 }
 
 
-# ---- the attacker, in a process of its own ----
+# ---- the attacker, in another process ----
 
 
 async def attack(name: str, port: int, secret: str, seconds: float) -> dict[str, Any]:

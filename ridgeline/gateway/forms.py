@@ -1,7 +1,7 @@
 """A multipart body, as far as the gateway must understand it: its small fields, and where each file lies.
 
 Audio and files come so. FormReader takes the body in pieces and keeps what is larger than a field on disk.
-What goes on to an upstream is written anew from what was understood here: two readers of one multipart body
+The body for an upstream is rewritten from the parts that were read here: two readers of one multipart body
 need not find the same fields in it.
 """
 

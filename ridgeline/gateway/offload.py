@@ -1,4 +1,4 @@
-"""Offload: work on large inputs, done in processes of its own so that the worker's event loop stays free.
+"""Offload: work on large inputs, done in other processes so that the worker's event loop stays free.
 
 Pure Python in a thread would hold the interpreter's lock, and so would one long call into a parser. What the
 processes can do stands in `offload_worker.Jobs`. One tenant has at most all processes but one at a time, and

@@ -1,7 +1,7 @@
 """Ids inside a body: of files, responses, items, vector stores and containers that lie at an upstream.
 
-To the upstream all tenants are one client: whoever names an id there may read what lies behind it. So every
-id is checked against its owner before a request is sent, wherever it stands in the body.
+To the upstream all tenants are one client: a request that names an id may read the object. So every id is
+checked against its owner before a request is sent, wherever it stands in the body.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ridgeline.gateway.upstreams.outgoing import Stretch
 
 
 async def read_form(parts: Parts, exchange: Exchange, receive: Receive) -> Form:
-    """The request's form. What of it lies on disk is removed when the request ends."""
+    """The request's form. Its files on disk are removed when the request ends."""
     config = parts.settings.gateway
     assert exchange.key is not None
     spool = parts.spools.spool(exchange.key.id)
