@@ -1,7 +1,7 @@
 """Measuring a machine's rate until it is stable, within a small budget. No torch; called by `limits`.
 
 Other programs only ever lower a rate. So the best of repeats counts, and it is sure where the two best agree
-and the measuring threads had their cores. What the budget does not settle is told as an uncertainty.
+and the measuring threads had their cores. A rate that does not settle within the budget has an uncertainty.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Closed loops end requests in waves, and both edges of their steady window are ends of requests: counting ends
 between them counts up to one wave too many. There a request counts by the share of its time inside the
-window, which is exact for any phase of the waves. An open loop's edges are no ends, and in an overloaded one
+window, which is exact for any phase of the waves. An open loop's edges are not ends, and in an overloaded one
 the time of a request is mostly its queue: there the end itself is counted.
 """
 

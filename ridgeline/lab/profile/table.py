@@ -13,7 +13,7 @@ FUNCTION_WIDTH = 84
 _NONE = "–"
 # Why an operator can stand above its limit, which is of the whole machine and of main memory.
 ABOVE = {
-    "reading": "the bytes fit a processor cache, and the limit is of main memory",
+    "reading": "the bytes fit a processor cache, and the limit is main memory's",
     "multiplying": "time in which the sampled thread waits for others is a row of its own, so matrices look "
     "faster; the last layer of a prefill computes less than is counted",
 }

@@ -160,7 +160,7 @@ class Trace:
 def _step_s(stamps: np.ndarray) -> float | None:
     """The longest step whose multiples all gaps between stamps are; None: the stamps are exact.
 
-    All stamps are looked at: two requests with one stamp are no evidence, for arrivals do coincide.
+    All stamps are looked at: two requests with one stamp are not evidence, since arrivals do coincide.
     """
     gaps = np.diff(stamps)
     if not gaps.size:
