@@ -36,6 +36,7 @@ _NEW_TEXT = {
     "chat": rb"content|reasoning_content|reasoning|refusal|arguments",
     "completions": rb"text",
 }
+_WEIGHED_AT_ONCE = 64  # texts
 _new_texts = {
     shape: re.compile(rb'"(?:' + names + rb')"\s*:\s*"((?:[^"\\]++|\\.)*+)')
     for shape, names in _NEW_TEXT.items()
@@ -84,6 +85,7 @@ class UsageReader:
         self._counts: Counts | None = None
         self._is_final = False
         self._new_texts = _new_texts.get(self._shape) if count_texts else None
+        self._unweighed: list[bytes] = []
         self._weight = 0.0  # tokens of the texts so far, as `estimate.weight` has them
         self.texts: list[bytes] | None = None  # where they are kept, if they are
         self.events = 0  # with data: comments do not count
@@ -134,6 +136,7 @@ class UsageReader:
         return usage
 
     def _counted(self) -> int:
+        self._weigh_all()
         weighed = math.ceil(self._weight)
         if self._is_message:
             return weighed
@@ -189,10 +192,15 @@ class UsageReader:
     def _weigh(self, whole: bytes) -> None:
         assert self._new_texts is not None
         texts = self._new_texts.findall(whole)
-        if texts:
-            self._weight += weight(b"".join(texts))
-            if self.texts is not None:
-                self.texts += texts
+        self._unweighed += texts
+        if len(self._unweighed) >= _WEIGHED_AT_ONCE:
+            self._weigh_all()
+        if self.texts is not None:
+            self.texts += texts
+
+    def _weigh_all(self) -> None:
+        self._weight += weight(b"".join(self._unweighed))
+        self._unweighed.clear()
 
     def _read(self, whole: bytes) -> None:
         for event in split(whole):
