@@ -400,7 +400,8 @@ async def measure_cost() -> dict[str, float]:
 
     async def with_redis_py() -> None:
         id, keys = f"peer{next(numbers)}", ["cost:key:k", "cost:team:t"]
-        answer = await reserve(keys=keys, args=[id, 0, 500, 1000, 30_000, *limits, *limits, 300_000])
+        asked = [id, 0, 500, 1000, 30_000, 500, 1000, 0, *limits, *limits, 1, 1, 300_000]
+        answer = await reserve(keys=keys, args=asked)
         at = [int(number) for number in answer.split()][1]
         await settle(keys=[f"cost:settled:{id}", *keys], args=[id, 0, at, -100, 800, 0, "tlm", "tlm"])
 

@@ -13,7 +13,7 @@ from benchmarks.gateway_ledger import measure
 
 async def test_the_ledger_is_exact_through_kills_and_an_absent_database(tmp_path: Path) -> None:
     values = {"requests": 400, "clients": 8, "away": 2.0, "workers": 1, "seed": 3}
-    asked = argparse.Namespace(**values, sqlite=False, calm=False)
+    asked = argparse.Namespace(**values, kind="ridgeline", sqlite=False, calm=False)
     result = await measure(asked, tmp_path)
     assert result["different"] == []
     assert result["charged_without_upstream"] == []
