@@ -11,7 +11,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING
 
-.PHONY: serve native test test-native test-slow test-gpu lint format bench clean help
+.PHONY: serve native test test-isa test-native test-slow test-gpu lint format bench clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,15 @@ test: lint native           ## every test but the slow and GPU ones, in two proc
 	$(BIN)/ridgeline models pull smollm2-135m
 	$(BIN)/ridgeline models pull all-minilm-l6-v2
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -rs -m 'not slow and not gpu' $(ARGS)
+
+# What depends on the instruction set or the BLAS, once more with the ones of an AVX2-only machine. Each variable
+# chooses for one library: the native one, numpy's OpenBLAS, torch's own kernels, its oneDNN and its MKL.
+ISA_TESTS ?= tests/ops tests/quality tests/models/test_packed.py tests/models/test_encoder.py tests/gateway/routing \
+  $(wildcard tests/engine/test_native_*.py tests/engine/test_cuda_*.py) tests/engine/test_determinism.py \
+  tests/engine/test_invariance.py tests/engine/test_families.py tests/engine/test_encoder_engine.py
+test-isa: $(VENV)/.dev native  ## the tests that depend on the instruction set, on AVX2 alone
+	RIDGELINE_ISA=avx2 OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+	  OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not gpu' $(ISA_TESTS) $(ARGS)
 
 # The plain tests are of the very objects that `make native` builds. UBSan only traps beside another sanitizer, which
 # halves the time to compile the kernels; make test-native SANITIZERS=undefined says what it found, and where.

@@ -13,6 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.conftest import LiveServer
+from tests.patience import PATIENCE_S
 
 MODEL = "smollm2-135m"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -281,7 +282,7 @@ def test_a_client_that_leaves_its_stream_frees_the_engine(client: OpenAI, live_s
     next(iter(stream))
     assert _gauge(live_server, "num_requests_running") == 1
     stream.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while _gauge(live_server, "num_requests_running"):
         assert time.monotonic() < deadline, "the request still runs although nobody reads it"
         time.sleep(0.1)

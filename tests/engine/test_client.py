@@ -31,6 +31,7 @@ from ridgeline.engine.step import SeqDelta
 from ridgeline.engine.transport import Closed, EngineSocket, Opened
 from ridgeline.models.tokenizer import Tokenizer
 from ridgeline.telemetry.stats import EngineStats, StepRecord
+from tests.patience import PATIENCE_S
 
 HELLO = Hello(1, "played", "none", 128, 8, 4096, 49152, 16, {}, {}, {})
 GREEDY = SamplingParams(temperature=0.0)
@@ -114,7 +115,7 @@ async def test_an_id_used_again_after_an_abort_gets_nothing_of_the_aborted_reque
     engine.say(number, SeqDelta(old, 0, tokenizer.encode(" stale")))  # was under way
     engine.say(number, SeqDelta(old, 0, finish_reason=FinishReason.ABORT))
     engine.say(number, SeqDelta(new, 0, tokenizer.encode("new"), finish_reason=FinishReason.LENGTH))
-    assert await asyncio.wait_for(second, 10) == ["new"]
+    assert await asyncio.wait_for(second, PATIENCE_S) == ["new"]
     assert client.open_requests == 0
     await client.close()
 
@@ -131,7 +132,7 @@ async def test_closing_a_finished_stream_late_leaves_the_next_one_with_its_id_al
     await finished.aclose()
     ended = SeqDelta(resubmitted.request.request_id, 0, [5], finish_reason=FinishReason.LENGTH)
     engine.say(number, ended)
-    assert len(await asyncio.wait_for(second, 10)) == 1
+    assert len(await asyncio.wait_for(second, PATIENCE_S)) == 1
     await client.close()
 
 
@@ -145,7 +146,7 @@ async def test_what_is_no_message_ends_every_stream_with_an_error(engine, tokeni
     engine.socket._connections[number].socket.send(FRAME_HEADER.pack(3) + b"\xc1\xc1\xc1")
     for waiting in (stream, ping):
         with pytest.raises(EngineDied, match="cannot be read"):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, PATIENCE_S)
     assert client.closed.is_set()
     await engine.next(Closed)
 
@@ -157,7 +158,7 @@ async def test_streams_open_when_the_engine_is_stopped_are_told_so(engine, token
     client.stop_engine()
     engine.socket._connections[number].socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(EngineDied, match="stopped before"):
-        await asyncio.wait_for(stream, 10)
+        await asyncio.wait_for(stream, PATIENCE_S)
     with pytest.raises(EngineDied):
         await anext(client.generate([1], GREEDY))
     assert client.open_requests == 0
@@ -208,7 +209,7 @@ async def test_a_front_that_talks_nonsense_or_breaks_off_is_dropped_and_harms_no
     ping = asyncio.create_task(client.ping())
     _, question = await engine.next(Ping)
     engine.socket.send(number, Pong(question.id, EngineStats(steps=7)))
-    assert (await asyncio.wait_for(ping, 10)).steps == 7
+    assert (await asyncio.wait_for(ping, PATIENCE_S)).steps == 7
     await client.close()
 
 
@@ -291,7 +292,7 @@ async def test_the_engine_accepts_connections_again_after_too_many_open_files(en
     late = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with no_file_may_be_opened():
         late.connect(str(engine.path))  # into the backlog: the engine cannot take it out
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not any("Too many open files" in record.message for record in caplog.records):
                 await asyncio.sleep(0.01)
             pinging = asyncio.create_task(served.ping())  # the connections it has are served meanwhile
@@ -299,7 +300,7 @@ async def test_the_engine_accepts_connections_again_after_too_many_open_files(en
                 await asyncio.sleep(0.01)
     _, ping = await engine.next(Ping)
     engine.socket.send(number, Pong(ping.id, EngineStats()))
-    await asyncio.wait_for(pinging, 10)
+    await asyncio.wait_for(pinging, PATIENCE_S)
     await engine.next(Opened)
     late.close()
     await served.close()

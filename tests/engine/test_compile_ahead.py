@@ -19,6 +19,7 @@ import pytest
 from ridgeline.engine import compile_ahead as module
 from ridgeline.engine.compile_ahead import compile_ahead
 from tests.models.tiny_checkpoints import tiny_model
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
 
@@ -111,7 +112,7 @@ def test_the_child_ends_when_its_parent_is_gone() -> None:
         [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, timeout=60, check=True
     )
     child = int(done.stdout)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while running(child):
         assert time.monotonic() < deadline, "the child lives on"
         time.sleep(0.05)

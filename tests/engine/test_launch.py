@@ -11,6 +11,7 @@ from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.launch import EngineCannotStart
 from ridgeline.engine.process import EngineLoop
 from ridgeline.engine.transport import EngineSocket
+from tests.patience import PATIENCE_S
 
 
 async def test_a_program_streams_from_an_engine_of_its_own(smollm2_path, llm):
@@ -36,13 +37,13 @@ async def test_a_decoder_refuses_to_embed_and_goes_on(llm, tmp_path):
     async with await AsyncClient.connect(path, llm.tokenizer) as client:
         try:
             with pytest.raises(InvalidRequest, match="smollm2-135m generates text; it makes no embeddings"):
-                await asyncio.wait_for(client.embed([[1, 2, 3]]), 20)
+                await asyncio.wait_for(client.embed([[1, 2, 3]]), PATIENCE_S)
             assert client.open_requests == 0
             chunks = [chunk async for chunk in client.generate([5], SamplingParams(max_tokens=2))]
             assert chunks[-1].finish_reason is not None
         finally:
             client.stop_engine()
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, PATIENCE_S)
 
 
 async def test_an_engine_that_cannot_start_says_why(smollm2_path, capfd):

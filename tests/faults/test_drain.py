@@ -9,6 +9,7 @@ import time
 import httpx
 
 from tests.faults.conftest import chat_body, events_of, is_clean_end
+from tests.patience import PATIENCE_S
 
 
 def stream_in_background(server, body) -> tuple[threading.Thread, list[str], threading.Event]:
@@ -47,7 +48,7 @@ def test_sigterm_finishes_running_streams_and_takes_nothing_new(serve):
 
 
 def _wait_for_refusal(server) -> httpx.Response:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         answer = httpx.post(
             f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=1), timeout=30

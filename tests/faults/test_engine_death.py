@@ -14,6 +14,7 @@ import httpx
 
 from tests.conftest import await_ready, start_server
 from tests.faults.conftest import chat_body, engine_pid, events_of, is_clean_end, metric
+from tests.patience import PATIENCE_S
 
 
 def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(serve):
@@ -51,7 +52,7 @@ def _until_the_connection_breaks(stream: httpx.Response) -> Iterator[str]:
 
 def _turns_red(server) -> bool:
     """Before another engine is there: one takes seconds to start, and the polls are far closer together."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if httpx.get(f"{server.base_url}/ready").status_code == 503:
             return True
@@ -73,7 +74,7 @@ def test_a_stopped_engine_is_not_ready_until_it_goes_on(serve):
     pid = engine_pid(server)
     os.kill(pid, signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + PATIENCE_S
         while httpx.get(f"{server.base_url}/ready").status_code == 200:
             assert time.monotonic() < deadline, "/ready stayed green though the engine's loop stands still"
             time.sleep(0.1)
@@ -96,7 +97,7 @@ def test_an_engine_without_its_front_leaves(serve):
 def test_an_engine_whose_front_dies_while_it_starts_leaves_too(smollm2_path, tmp_path):
     server = start_server(tmp_path / "server.log", "--kv-tokens", "8192")
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not children.read_text().split():
         assert time.monotonic() < deadline, "the front started no engine"
         time.sleep(0.01)

@@ -13,6 +13,7 @@ import httpx
 
 from ridgeline.server.state import open_state
 from tests.gateway.stage import CHAT, Staged, staged
+from tests.patience import PATIENCE_S
 from tests.server.batch_stage import Server
 from tests.server.scripted_client import Script, say
 
@@ -60,7 +61,7 @@ async def submit(http: httpx.AsyncClient, content: str) -> httpx.Response:
 
 
 async def ended(http: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             batch = (await http.get(f"/v1/batches/{batch_id}")).json()
             if batch["status"] in ENDED:

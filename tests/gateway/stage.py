@@ -23,6 +23,7 @@ from ridgeline.gateway.tenants.store import Store
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
 from tests.gateway.mock_upstream import MockUpstream
+from tests.patience import PATIENCE_S
 
 CHAT = "/v1/chat/completions"
 
@@ -54,7 +55,7 @@ class Staged:
 
     async def rows(self, count: int) -> list[dict[str, Any]]:
         """The ledger's rows of clients, oldest first, when there are so many of them."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(found := [row for row in self.written_rows() if row["key_id"] != KEY]) < count:
                 await asyncio.sleep(0.02)
         assert len(found) == count, found

@@ -20,6 +20,7 @@ from ridgeline.gateway.tenants.store import Store
 from tests.gateway.object_stage import batch_line, ended, our_server, submit, upload
 from tests.gateway.scripted_upstream import Asked, ScriptedUpstream, whole
 from tests.gateway.stage import CHAT, Staged, asking, staged
+from tests.patience import PATIENCE_S
 from tests.server.batch_stage import taking_turns
 from tests.server.scripted_client import Script, hang, say
 
@@ -57,7 +58,7 @@ async def chat(stage: Staged, max_tokens: int = 1) -> int:
 
 
 async def booked(stage: Staged, batch_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             await stage.parts.batches.look_after_all()
             rows = [row for row in stage.written_rows() if row["request_id"] == batch_id]
@@ -68,7 +69,7 @@ async def booked(stage: Staged, batch_id: str) -> dict[str, Any]:
 
 
 async def completed(stage: Staged, batch_id: str, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             batch = (await stage.http.get(f"/v1/batches/{batch_id}")).json()
             if batch["request_counts"]["completed"] >= count:

@@ -18,6 +18,7 @@ from langchain_openai import ChatOpenAI
 from ridgeline.gateway.tenants.keys import Limits
 from tests.conftest import LiveServer
 from tests.gateway.stage import Staged, staged
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import Script, say
 from tests.server.stage import Stage
 
@@ -202,7 +203,7 @@ async def test_a_spent_budget_is_told_at_once_and_not_after_hours_of_waiting(tmp
     async with before_a_script(tmp_path, say("hi"), limits=limits) as gateway:
         client = anthropic.AsyncAnthropic(base_url=gateway.url, api_key=gateway.secret)
         other = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.secret)
-        async with client, other, asyncio.timeout(20):
+        async with client, other, asyncio.timeout(PATIENCE_S):
             await client.messages.create(model=OWN, messages=ASKED, max_tokens=10)
             with pytest.raises(anthropic.RateLimitError, match=r"0\.0001 USD per month") as limited:
                 await spend(client)

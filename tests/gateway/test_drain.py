@@ -20,6 +20,7 @@ import pytest
 from tests.gateway.stage import CHAT, asking
 from tests.gateway.steady_load import steady_load
 from tests.gateway.test_processes import Gateway, streamed
+from tests.patience import PATIENCE_S
 
 LONG = "mock_out4000_pace20"  # eighty seconds: longer than a start on a busy machine
 
@@ -58,7 +59,7 @@ def test_reloads_and_a_roll_under_load_fail_no_request(gateway: Gateway) -> None
             serves = lambda: (workers(gateway).get("0") or {}).get("pid") not in (None, before)  # noqa: E731
             await asyncio.to_thread(until, serves)
             done = seen.requests
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while seen.requests < done + 10:
                     await asyncio.sleep(0.05)
         return seen

@@ -14,6 +14,7 @@ from ridgeline.gateway import uploads
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, Staged, asking, staged
 from tests.gateway.test_trust import always, scripted
+from tests.patience import PATIENCE_S
 
 MEGABYTE = 1 << 20
 
@@ -38,7 +39,7 @@ async def upload(
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], str]:
     """Status, headers and error code, without a byte of the body having been sent."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lines = head.splitlines()
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)

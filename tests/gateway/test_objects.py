@@ -11,6 +11,7 @@ import pytest
 from tests.gateway.object_stage import batch_line, before_our_server, ended, upload
 from tests.gateway.scripted_upstream import Asked, ScriptedUpstream, whole
 from tests.gateway.stage import CHAT, staged
+from tests.patience import PATIENCE_S
 
 
 async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(t
         used = [json.loads(line)["response"]["body"]["usage"] for line in answers.splitlines()]
         await stage.parts.batches.look_after_all()
         await stage.parts.batches.look_after_all()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not (rows := [r for r in stage.written_rows() if r["request_id"] == batch["id"]]):
                 await asyncio.sleep(0.02)
         (row,) = rows

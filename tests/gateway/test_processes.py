@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.gateway.stage import CHAT, asking
+from tests.patience import PATIENCE_S
 
 START_S = 60.0
 
@@ -76,7 +77,7 @@ class Gateway:
         """With a key of its own, once a worker knows it."""
         secret = self.admin("POST", "/admin/keys", name="test").json()["secret"]
         http = httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {secret}"}, timeout=30)
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_S
         while http.get("/v1/models").status_code != 200:
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -121,7 +122,7 @@ def streamed(http: httpx.Client, model: str, into: list[str]) -> threading.Threa
 
     thread = threading.Thread(target=read)
     thread.start()
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while not into:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -160,7 +161,7 @@ def test_a_worker_that_dies_is_started_again_and_its_request_is_booked(gateway: 
     os.kill(worker, signal.SIGKILL)
     thread.join(30)
     assert lines[-1] != "end", "a stream that broke must not look whole"
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE_S
     while True:  # until the next worker answers
         try:
             if http.post(CHAT, json=asking("mock_out2")).status_code == 200:
@@ -189,7 +190,7 @@ def test_a_reload_takes_the_new_file_and_a_bad_one_is_refused(gateway: Gateway) 
     assert http.post(CHAT, json=asking("other")).status_code == 404
     gateway.write_config(model="fast", target="mock/mock_out4")
     gateway.process.send_signal(signal.SIGHUP)
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE_S
     while http.post(CHAT, json=asking("fast")).json()["usage"]["completion_tokens"] != 4:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -14,6 +14,7 @@ from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
 from tests.gateway.object_stage import batch_line, our_server, submit
 from tests.gateway.stage import CHAT, Staged, asking, staged
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import hang
 
 SLOW = "mock_out400_pace10"
@@ -86,7 +87,7 @@ async def test_a_running_batch_is_cancelled(tmp_path: Path) -> None:
     async with our_server(tmp_path, hang()) as values, staged(tmp_path, values) as stage:
         batch = (await submit(stage.http, batch_line(1))).json()
         await revoke(stage, end_requests=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while await stage.parts.owned.pending("batch"):
                 await stage.parts.batches.look_after_all()
             while not (rows := [r for r in stage.written_rows() if r["request_id"] == batch["id"]]):

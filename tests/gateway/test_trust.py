@@ -18,6 +18,7 @@ from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
 from tests.gateway.scripted_upstream import Answer, ScriptedUpstream, always
 from tests.gateway.stage import CHAT, Staged, asking, staged
+from tests.patience import PATIENCE_S
 
 JSON = {"content-type": "application/json"}
 ANSWER = {"id": "x", "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
@@ -210,7 +211,7 @@ async def test_a_batch_whose_client_has_left_is_remembered_all_the_same(tmp_path
         making.cancel()
         await asyncio.sleep(0.05)
         going_on.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not await stage.parts.owned.pending("batch"):
                 await asyncio.sleep(0.01)
 

@@ -19,6 +19,7 @@ from ridgeline.models import registry
 from ridgeline.models.errors import BrokenModel, ModelNotFound
 from ridgeline.models.pull import PullFailed, ensure, pull
 from ridgeline.models.registry import KnownModel, SmallFile, WheelMember, cached_file
+from tests.patience import PATIENCE_S
 from tests.tiny_wheel import FIRST, SECOND, build_wheel, files_left, known_model
 
 
@@ -126,7 +127,7 @@ def test_a_killed_pull_leaves_no_model_and_the_next_one_cleans_up(tiny: KnownMod
     process = multiprocessing.get_context("fork").Process(target=stuck_pull, args=(tiny,))
     process.start()
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not list(cached_file(tiny).parent.glob(".staging-*/wheels/*.whl")):
             assert time.monotonic() < deadline, "the pull never got as far as a wheel"
             time.sleep(0.02)

@@ -67,22 +67,28 @@ def test_a_long_text_is_encoded_as_its_short_parts_are_while_other_threads_run(d
     tokenizer = Tokenizer.load(directory)
     line = "a line that ends\n"
     once = tokenizer.encode(line, add_special=False)
-    moments, encoded = [time.monotonic()], threading.Event()
 
-    def tick() -> None:
-        while not encoded.wait(0.001):
-            moments.append(time.monotonic())
+    def standstill() -> float:
+        """The longest pause of another thread, as a share of the time that encoding takes."""
+        moments, encoded = [time.monotonic()], threading.Event()
 
-    ticking = threading.Thread(target=tick)
-    ticking.start()
-    began = time.monotonic()
-    long = tokenizer.encode(line * 50_000, add_special=False)
-    took_s = time.monotonic() - began
-    encoded.set()
-    ticking.join()
-    assert long == once * 50_000
-    standstill_s = max(later - earlier for earlier, later in itertools.pairwise([*moments, began + took_s]))
-    assert standstill_s < took_s / 2, "the others stood still"
+        def tick() -> None:
+            while not encoded.wait(0.001):
+                moments.append(time.monotonic())
+
+        ticking = threading.Thread(target=tick)
+        ticking.start()
+        began = time.monotonic()
+        long = tokenizer.encode(line * 50_000, add_special=False)
+        took_s = time.monotonic() - began
+        encoded.set()
+        ticking.join()
+        assert long == once * 50_000
+        pauses = itertools.pairwise([*moments, began + took_s])
+        return max(later - earlier for earlier, later in pauses) / took_s
+
+    # A busy machine may pause either thread; an encoder that holds the lock does so every time.
+    assert any(standstill() < 0.5 for _ in range(10)), "the others stood still"
 
 
 def test_the_corpus_survives_the_round_trip(directory: Path) -> None:

@@ -12,6 +12,7 @@ from ridgeline.engine.request import SamplingParams
 from ridgeline.server.batches.endpoints import Batches
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.state import StateStore
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import Script, say
 from tests.server.stage import CHAT, Stage
 
@@ -55,7 +56,7 @@ class Server:
         return (await self.http.get(f"/v1/batches/{batch_id}")).json()
 
     async def over(self, batch_id: str) -> dict[str, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 batch = await self.show(batch_id)
                 if batch["status"] in ("completed", "failed", "cancelled", "expired"):
@@ -63,7 +64,7 @@ class Server:
                 await asyncio.sleep(0.005)
 
     async def completed(self, batch_id: str, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await self.show(batch_id))["request_counts"]["completed"] < count:
                 await asyncio.sleep(0.005)
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from ridgeline.server.config import ServerConfig
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import MAX_CONTEXT, VOCAB_SIZE
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage
 
@@ -372,7 +373,7 @@ async def test_a_body_that_comes_too_slowly_is_408_and_the_connection_closed() -
             f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             'content-length: 1000\r\n\r\n{"messages"'.encode()
         )
-        answer = (await asyncio.wait_for(reader.read(), 5)).decode()  # to the end of the connection
+        answer = (await asyncio.wait_for(reader.read(), PATIENCE_S)).decode()  # to the end of the connection
         writer.close()
     assert answer.startswith("HTTP/1.1 408")
     assert json.loads(answer.partition("\r\n\r\n")[2])["error"]["code"] == "timeout"

@@ -12,6 +12,7 @@ import pytest
 
 from ridgeline.server.config import ServerConfig
 from ridgeline.web import connection
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import say
 from tests.server.stage import CHAT, HELLO, Stage, until
 
@@ -26,7 +27,7 @@ async def exchange(http: httpx.AsyncClient, *parts: bytes) -> tuple[int, dict[st
             writer.write(part)
             await writer.drain()
     with contextlib.suppress(ConnectionError):
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]) if head else 0, json.loads(body) if body else {}
@@ -73,7 +74,7 @@ async def test_a_head_that_does_not_arrive_is_not_waited_for(said: bytes, status
     async with Stage(config=ServerConfig(head_timeout_s=0.2)).served() as http:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         writer.write(said)
-        answer = await asyncio.wait_for(reader.read(), 10)  # to the end of the connection
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)  # to the end of the connection
         writer.close()
         statuses = [int(line.split()[1]) for line in answer.split(b"\r\n") if b"HTTP/1.1 " in line]
         assert (statuses[-1] if statuses else 0) == status
@@ -91,7 +92,7 @@ async def test_a_head_that_trickles_is_cut_however_lively_it_is() -> None:
                     await asyncio.sleep(0.02)
 
         trickling = asyncio.create_task(trickle())
-        answer = await asyncio.wait_for(reader.read(4096), 10)
+        answer = await asyncio.wait_for(reader.read(4096), PATIENCE_S)
         trickling.cancel()
         writer.close()
         assert answer.startswith(b"HTTP/1.1 408")
@@ -150,7 +151,7 @@ async def test_the_rest_of_a_refused_body_is_not_read_for_ever(monkeypatch: pyte
             closed = True
 
         uploading = asyncio.create_task(upload())
-        assert (await asyncio.wait_for(reader.read(4096), 5)).startswith(b"HTTP/1.1 413")
+        assert (await asyncio.wait_for(reader.read(4096), PATIENCE_S)).startswith(b"HTTP/1.1 413")
         await until(lambda: closed)
         await uploading
         writer.close()
@@ -171,7 +172,7 @@ async def statuses(http: httpx.AsyncClient, *parts: bytes) -> list[int]:
     for part in parts:
         writer.write(part)
         await writer.drain()
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ") if part[:3].isdigit()]
 
@@ -209,9 +210,9 @@ async def test_a_body_that_turns_bad_behind_its_answer_gets_no_second_one() -> N
         begun = POST + b"transfer-encoding: chunked\r\n\r\n" + b"14\r\n" + b"x" * 20 + b"\r\n"
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         writer.write(begun)
-        first = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+        first = await asyncio.wait_for(reader.readuntil(b"}}"), PATIENCE_S)
         writer.write(b"no length\r\n")
-        rest = await asyncio.wait_for(reader.read(), 10)
+        rest = await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
         assert (first.split()[1], rest) == (b"413", b"")
 

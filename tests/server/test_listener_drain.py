@@ -10,6 +10,7 @@ from typing import Any
 
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
+from tests.patience import PATIENCE_S
 
 REQUEST = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
@@ -41,7 +42,7 @@ class Client:
         return await self._reader.readexactly(2)
 
     async def closed(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert await self._reader.read() == b""
 
 

@@ -20,6 +20,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.responses_api.background import Replay
 from ridgeline.server.responses_api.bodies import ResponseBody
 from ridgeline.server.responses_api.handlers import Responses
+from tests.patience import PATIENCE_S
 from tests.server.responses import RESPONSES, keeping, sdk, told
 from tests.server.scripted_client import Script, fail, hang, last_chunk, say
 from tests.server.stage import Stage, until
@@ -53,7 +54,7 @@ async def now(stage: Stage, id: str) -> dict[str, Any]:
 
 
 async def reached(stage: Stage, id: str, status: str) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (body := await now(stage, id))["status"] != status:
             await asyncio.sleep(0.005)
     return body

@@ -22,6 +22,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.main import Supervised, _start_all
 from ridgeline.server.setup import ModelSetup
 from ridgeline.server.supervisor import Supervisor
+from tests.patience import PATIENCE_S
 
 STUB = Path(__file__).with_name("stub_engine.py")
 
@@ -195,7 +196,7 @@ async def test_the_death_of_an_engine_leaves_no_task_with_an_unread_error():
 
 async def test_the_first_of_several_that_cannot_start_is_said_at_once():
     broken, slow = supervisor_of("exit:1"), supervisor_of("never ready")
-    async with asyncio.timeout(20):  # the slow one alone would take minutes
+    async with asyncio.timeout(PATIENCE_S):  # the slow one alone would take minutes
         with pytest.raises(EngineDied, match="while starting"):
             await _start_all([slow, broken])
     for supervisor in (broken, slow):

@@ -22,6 +22,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.web import listener
 from ridgeline.web.tls import Certificate
 from tests.certificates import Authority
+from tests.patience import PATIENCE_S
 from tests.server.events import chunks
 from tests.server.scripted_client import Script, flood, hang, say
 from tests.server.stage import CHAT, HELLO, Stage, until
@@ -138,7 +139,7 @@ def test_a_new_certificate_is_shown_without_dropping_open_connections(
             await until(lambda: stage.client.asked)
             assert await _shown(host, port, authority) == "first"
             install("second")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while await _shown(host, port, authority) != "second":
                     await asyncio.sleep(0.1)
             keyfile.write_text("no key")
@@ -174,7 +175,7 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(authority: Authority, 
         async with stage.served(authority.trusting()) as http:
             reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
             with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), 20) == b""
+                assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
             writer.close()
 
     run(wait())

@@ -21,6 +21,7 @@ from ridgeline.server.state import StateStore
 from ridgeline.server.websocket import Conversation
 from ridgeline.telemetry.logs import JsonFormatter
 from tests.conftest import LiveServer
+from tests.patience import PATIENCE_S
 from tests.server.events import chunks
 from tests.server.scripted_client import fail, flood, hang, say
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
@@ -47,7 +48,7 @@ async def ask(socket: ClientConnection, **message: Any) -> None:
 
 
 async def frame(socket: ClientConnection) -> Frame:
-    found: Frame = json.loads(await asyncio.wait_for(socket.recv(), 10))
+    found: Frame = json.loads(await asyncio.wait_for(socket.recv(), PATIENCE_S))
     return found
 
 
@@ -132,7 +133,7 @@ async def test_a_client_that_does_not_answer_pings_is_given_up() -> None:
         frame = json.dumps(HELLO).encode()
         assert len(frame) < 126
         writer.write(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)  # masked with zeros
-        await asyncio.wait_for(reader.read(), 10)  # to the end of the connection
+        await asyncio.wait_for(reader.read(), PATIENCE_S)  # to the end of the connection
         await until(lambda: stage.client.aborted)
         writer.close()
 
@@ -275,7 +276,7 @@ async def test_a_message_larger_than_a_body_may_be_closes_the_connection() -> No
         with contextlib.suppress(ConnectionClosed):
             await socket.send("x" * 1001)
         with pytest.raises(ConnectionClosed) as closed:
-            await asyncio.wait_for(socket.recv(), 10)
+            await asyncio.wait_for(socket.recv(), PATIENCE_S)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1009
 

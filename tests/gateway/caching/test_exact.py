@@ -19,6 +19,7 @@ from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.resp import RedisClient
 from ridgeline.gateway.usage import Usage
 from tests.gateway.services import OwnRedis
+from tests.patience import PATIENCE_S
 
 
 class Clock:
@@ -187,7 +188,7 @@ async def test_requests_go_on_while_redis_hangs_or_is_away_and_use_it_again_afte
     await cache.drain()
     assert isinstance(await cache.get(b"\x01"), Hit)
     redis.resume()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not client.available or cache.paused:
             await asyncio.sleep(0.02)
     cache.put(b"new", stored(at=time.time()), "ok")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.gateway.errors import Limited
 from ridgeline.gateway.limits.fairness import FairQueue
 from ridgeline.gateway.limits.order import AGED_TURN, FairOrder, Waiter
+from tests.patience import PATIENCE_S
 
 
 class Upstream:
@@ -148,7 +149,7 @@ def test_nothing_is_remembered_of_tenants_that_have_left(steps: list[tuple[str, 
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
 async def _settle() -> None:

@@ -16,6 +16,7 @@ from ridgeline.gateway.limits.handover import HandoverLimiter
 from ridgeline.gateway.limits.limiter import PICODOLLARS, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
 from ridgeline.gateway.tenants.keys import Limits
+from tests.patience import PATIENCE_S
 
 
 def key(**limits: Any) -> Subject:
@@ -117,7 +118,7 @@ async def test_a_batch_is_held_and_settled_by_any_worker(workers: Workers) -> No
     await workers.at_rest()
     third.settle(await third.reserve([subject], 0, PICODOLLARS * 3 // 4), 0, 0)
     await first.close()  # a batch outlives the worker that took it
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while second.predecessors:
             await asyncio.sleep(0.01)
     assert await refused(third, subject, cost=PICODOLLARS * 7 // 8) == "budget_exceeded"
@@ -130,7 +131,7 @@ async def test_what_a_worker_that_died_had_under_way_counts_as_used(workers: Wor
     second = await workers.switch()
     assert first._successor is not None
     first._successor._writer.transport.abort()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while second.predecessors:
             await asyncio.sleep(0.01)
     assert await refused(second, subject, tokens=60) == "rate_limit_exceeded"

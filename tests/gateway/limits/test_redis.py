@@ -22,6 +22,7 @@ from ridgeline.gateway.limits.redis import RedisLimiter
 from ridgeline.gateway.limits.resp import Done
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.limits.shared_redis import MIDNIGHT_MS, call, config, limiter, run, settled
+from tests.patience import PATIENCE_S
 
 # ---- the same as in memory ----
 
@@ -244,7 +245,7 @@ def test_the_requests_of_a_gateway_that_died_stop_counting_and_those_of_a_living
             await living.reserve((subject,), 0, PICODOLLARS // 10)
             with pytest.raises(Limited):
                 await living.reserve((subject,), 0, PICODOLLARS // 2)
-            async with asyncio.timeout(20):  # its place and its money are free again
+            async with asyncio.timeout(PATIENCE_S):  # its place and its money are free again
                 while not isinstance(await outcome(living, (subject,), 0, PICODOLLARS // 2), Reservation):
                     await asyncio.sleep(0.05)
             with pytest.raises(Limited) as refused:

@@ -23,6 +23,7 @@ from tests.gateway.upstreams.scripted import (
     sends_then_closes,
     sends_then_resets,
 )
+from tests.patience import PATIENCE_S
 
 # ── failures ──
 
@@ -197,7 +198,7 @@ async def test_abort_closes_the_upstreams_socket_at_once(client: HttpClient) -> 
     async with scripted(script) as upstream:
         answer = await ask(client, upstream, wait_for_body=True)
         answer.abort()
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(gone.wait(), PATIENCE_S)
         with pytest.raises(UpstreamBroken, match="given up"):
             await answer.next()
         assert not client.live

@@ -18,6 +18,7 @@ from ridgeline.lab.bench.timer import now
 from ridgeline.lab.traffic.request import PlannedRequest
 from tests.conftest import free_port
 from tests.lab.bench.faulty_server import HEAD, Behaviour, Call, faulty_server
+from tests.patience import PATIENCE_S
 
 PLENTY = Deadlines(connect_s=20, first_byte_s=20, between_s=20, request_s=20)
 BODY = b'{"max_tokens":4}'
@@ -33,7 +34,7 @@ async def send(address: Address, deadlines: Deadlines = PLENTY, times: int = 1) 
     try:
         for number in range(times):
             client.send(Exchange(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
-            records.append((await asyncio.wait_for(done.get(), 30)).record(origin))
+            records.append((await asyncio.wait_for(done.get(), PATIENCE_S)).record(origin))
         assert not client.live
     finally:
         client.close()
@@ -286,7 +287,7 @@ async def test_a_kept_connection_that_is_just_closing_is_no_failure_either() -> 
         client = Client(address, PLENTY, done.put_nowait)
         for number in range(2):
             client.send(Exchange(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
-            assert (await asyncio.wait_for(done.get(), 30)).status == "ok"
+            assert (await asyncio.wait_for(done.get(), PATIENCE_S)).status == "ok"
             if number == 0:
                 (kept,) = client._idle
                 assert kept._transport is not None
