@@ -1,7 +1,8 @@
 """Triton 3.6's interpreter, mended where it differs from a GPU. Importing this mends it; tests of kernels do.
 
 It keeps scalars as arrays of one element, of which numpy 2.4 no longer makes ints; it multiplies the bits of
-bfloat16 matrices as if they were integers; it cuts float32 to bfloat16 where hardware rounds; and it replaces
+bfloat16 matrices as if they were integers; it multiplies with the BLAS, where the bits of a row depend on the
+rows beside it and on the instruction set; it cuts float32 to bfloat16 where hardware rounds; and it replaces
 the whole language again at every call of one kernel function by another, which is most of its time.
 """
 
@@ -15,7 +16,6 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 _patch = interpreter._patch_lang_tensor
-_dot = interpreter.InterpreterBuilder.create_dot
 _convert = interpreter._convert_float
 _patch_lang = interpreter._patch_lang
 _languages: dict[Any, set[Any]] = {}  # of a kernel function: the modules that it calls the language by
@@ -27,10 +27,19 @@ def _patched(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
-def _wide(x: Any) -> Any:
-    if x.dtype != tl.bfloat16:
-        return x
-    return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+def _dot(_: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+    """numpy's einsum: its loops compute every element alike, whatever stands beside it."""
+    left, right = (_values(x).astype(d.data.dtype, copy=False) for x in (a, b))
+    product = np.einsum("...ik,...kj->...ij", left, right)
+    return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+
+def _values(x: Any) -> Any:
+    if x.dtype == tl.bfloat16:
+        return (x.data.astype(np.uint32) << 16).view(np.float32)
+    if x.dtype.primitive_bitwidth == 8 and x.dtype.is_floating():
+        return interpreter._convert_float(x.data, x.dtype, tl.float16, None).view(np.float16)
+    return x.data
 
 
 def _converted(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
@@ -73,4 +82,4 @@ def _replaced_once(function: Any) -> Any:
 interpreter._patch_lang = _replaced_once
 interpreter._patch_lang_tensor = _patched
 interpreter._convert_float = _converted
-interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: _dot(self, _wide(a), _wide(b), *rest)
+interpreter.InterpreterBuilder.create_dot = _dot
