@@ -199,6 +199,11 @@ def test_what_is_tried_by_default_changes_no_answer() -> None:
             "loading\nridgeline: no room: lower it\nridgeline: it ended; its reason is above\n",
             "no room: lower it",
         ),
+        (
+            '{"level": "error", "message": "ridgeline: no room"}\n'
+            '{"level": "error", "message": "ridgeline: it ended; its reason is above"}\n',
+            "no room",
+        ),
         ('{"level": "error", "message": "it failed"}\n{"level": "info", "message": "bye"}\n', "it failed"),
         ("one\ntwo\n", "two"),
         ("", ""),
