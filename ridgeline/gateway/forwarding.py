@@ -35,7 +35,12 @@ from ridgeline.gateway.usage import Usage
 PASSED_ON = (b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"idempotency-key")
 LONGEST_PASSED_ON = 512  # bytes of a value: these are words of a protocol, and no guard reads them
 # What of an upstream's headers comes back.
-PASSED_BACK = frozenset({b"content-type", b"content-disposition", b"openai-processing-ms", b"openai-version"})
+PASSED_BACK = frozenset(
+    {
+        *(b"content-type", b"content-disposition", b"openai-processing-ms", b"openai-version"),
+        *(b"x-ridgeline-schema-ignored", b"x-ridgeline-schema-checked"),
+    }
+)
 PATHS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",

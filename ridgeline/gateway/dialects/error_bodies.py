@@ -46,6 +46,8 @@ _STATUS = {  # of an error that a stream told, where no status came with it
     "timeout_error": 504,
 }
 MAX_MESSAGE = 2000
+OVERFLOW_CODE = "context_length_exceeded"  # of OpenAI's errors
+OVERFLOW_WORDS = "prompt is too long"  # how Anthropic's begin
 
 
 class Told(msgspec.Struct):
@@ -134,6 +136,7 @@ def translated_error(kind: str, status: int, body: bytes, request_id: str = "") 
     """An upstream's error body, in the dialect of a client of this kind."""
     told = told_error(body)
     family = family_of(kind)
+    _tell_overflow(told, family)
     return error_body(
         family, status, openai_type(told, status), told.message, told.param, _code(told), request_id
     )
@@ -141,9 +144,20 @@ def translated_error(kind: str, status: int, body: bytes, request_id: str = "") 
 
 def translated_error_event(kind: str, told: Told, request_id: str = "", sequence_number: int = 0) -> bytes:
     type = openai_type(told, told.status)
+    _tell_overflow(told, family_of(kind))
     return error_event(
         kind, told.status, type, told.message, told.param, _code(told), request_id, sequence_number
     )
+
+
+def _tell_overflow(told: Told, family: str) -> None:
+    """A prompt beyond the context, in the words that the family's clients look for."""
+    if told.code != OVERFLOW_CODE and not told.message.startswith(OVERFLOW_WORDS):
+        return
+    if family == "anthropic" and not told.message.startswith(OVERFLOW_WORDS):
+        told.message = f"{OVERFLOW_WORDS}: {told.message}"
+    elif family == "openai":
+        told.code = OVERFLOW_CODE
 
 
 def openai_type(told: Told, status: int) -> str:

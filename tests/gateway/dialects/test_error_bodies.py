@@ -53,6 +53,17 @@ async def test_openais_sdk_reads_type_param_and_code() -> None:
     assert (error.type, error.param, error.code) == ("invalid_request_error", "field", "a_code")
 
 
+def test_a_prompt_beyond_the_context_is_told_in_the_words_of_the_clients_family() -> None:
+    theirs = error_body("anthropic", 400, "x", "prompt is too long: 9 tokens > 8 maximum")
+    told = json.loads(translated_error("chat", 400, theirs))["error"]
+    assert told["code"] == "context_length_exceeded"
+    ours = error_body("openai", 400, "x", "maximum context length is 8", None, "context_length_exceeded")
+    told = json.loads(translated_error("messages", 400, ours))["error"]
+    assert told["message"] == "prompt is too long: maximum context length is 8"
+    other = json.loads(translated_error("chat", 400, error_body("anthropic", 400, "x", "no")))["error"]
+    assert other["code"] is None
+
+
 async def test_the_last_event_of_a_broken_stream_is_an_error_to_every_client() -> None:
     async with openai_over(server_that_says(200, "text/event-stream", error_event("chat", *TOLD))) as client:
         with pytest.raises(openai.APIError, match="broke off"):
