@@ -131,12 +131,12 @@ class RedisLimiter:
         id = f"{self._name}{next(self._ids):x}" if admitted is None else admitted.id
         reservation = Reservation(id, taken, tokens, cost_pusd, 0)
         reservation.admitted = admitted
-        try:
-            return await self._take(reservation, (tokens, cost_pusd), when_unknown)
-        except asyncio.CancelledError:
-            if admitted is not None:
-                admitted.settled = True  # `_take_back` settles both, when the answer has come
-            raise
+        running = await self._take(reservation, (tokens, cost_pusd), when_unknown)
+        if admitted is not None and not running.known and not admitted.settled:
+            # The request runs under a new id. Without this, the lease of `admitted` would be renewed forever.
+            admitted.settled = True
+            self._abandon(reservation)
+        return running
 
     async def reserve_background(
         self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
@@ -208,6 +208,8 @@ class RedisLimiter:
             if not str(error).startswith("NOSCRIPT"):
                 raise
         except asyncio.CancelledError:
+            if reservation.admitted is not None:
+                reservation.admitted.settled = True  # `_take_back` or `_abandon` settles both
             if not future.cancelled() and future.exception() is None:  # the answer came in the same moment
                 self._take_back(reservation, future.result())
             raise
@@ -410,6 +412,7 @@ class RedisLimiter:
 
     def _abandon(self, reservation: Reservation) -> None:
         """It is not known whether it was taken; if it was, it is given back when Redis is there again."""
+        self._live.pop(reservation.id, None)
         self._send(Settlement(reservation, 0, 0, time.monotonic()))
 
     def _redis_is_back(self) -> None:

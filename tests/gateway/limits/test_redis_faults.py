@@ -189,6 +189,49 @@ def test_a_request_served_uncounted_counts_as_soon_as_redis_is_back(redis: OwnRe
     run(scenario())
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_request_admitted_before_redis_was_lost_gives_its_place_back(
+    redis: OwnRedis, is_noticed: bool
+) -> None:
+    async def scenario() -> None:
+        place = Subject("key", "k", Limits(concurrent=1))
+        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+            admitted = await made.admit((place,), "open")
+            redis.pause()
+            if is_noticed:
+                await until(lambda: not made.available)
+            served = await made.reserve((place,), 10, 0, "open", admitted)
+            assert not served.known
+            made.settle(served, 5, 0)
+            redis.resume()
+            await until(lambda: made.available and not made._unsettled)
+            made._send_renewals()
+            assert (await made.reserve((place,), 0, 0)).known
+
+    run(scenario())
+
+
+def test_a_request_cancelled_while_redis_hangs_renews_no_lease(redis: OwnRedis) -> None:
+    async def scenario() -> None:
+        place = Subject("key", "k", Limits(concurrent=1))
+        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+            admitted = await made.admit((place,), "open")
+            redis.pause()
+            waiting = asyncio.create_task(made.reserve((place,), 10, 0, "open", admitted))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            made.settle(admitted, 0, 0)
+            await until(lambda: not made.available)
+            redis.resume()
+            await until(lambda: made.available and not made._unsettled)
+            made._send_renewals()
+            assert (await made.reserve((place,), 0, 0)).known
+
+    run(scenario())
+
+
 def test_a_gateway_may_start_before_its_redis(redis: OwnRedis) -> None:
     async def scenario() -> None:
         redis.stop()
