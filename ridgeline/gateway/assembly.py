@@ -29,7 +29,7 @@ from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, Upstream
 from ridgeline.gateway.offload import Offload, plain
 from ridgeline.gateway.own_embeddings import OwnEmbeddings
 from ridgeline.gateway.parts import Parts
-from ridgeline.gateway.spool import Spools
+from ridgeline.gateway.spool import Spools, uploads_path
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.policy import Policy
 from ridgeline.gateway.tenants.store import Store
@@ -155,8 +155,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
         stack.callback(tracer.close)
     gateway = settings.gateway
     on_disk = HeldBytes(gateway.max_spooled_bytes, gateway.max_spooled_bytes_per_key, "max_spooled_bytes")
-    spools = Spools(settings.state_dir / "uploads" / str(number), on_disk)
-    spools.start()
+    spools = Spools(uploads_path(settings.state_dir, f"{number}-{os.getpid()}"), on_disk)
     owned = OwnedObjects(store)
     stack.push_async_callback(owned.close)
     models = [*(one.name for one in settings.models), *(one.name for one in settings.routes)]

@@ -21,6 +21,7 @@ import msgspec
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.errors import BadRequest, GatewayError, Unavailable
 from ridgeline.gateway.observe.metrics import merged
+from ridgeline.gateway.spool import remove_stale_uploads
 from ridgeline.gateway.worker_process import WorkerProcess, WorkerRefused
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
@@ -45,6 +46,7 @@ def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int
         for name in ("worker-*.sock", "limits-*.sock"):  # of workers whose supervisor was killed
             for path in state_dir.glob(name):
                 path.unlink(missing_ok=True)
+        remove_stale_uploads(state_dir)
         listener = _bind(gateway.host, gateway.port, "[gateway]")
         if sys.platform != "win32":
             import uvloop

@@ -1,6 +1,7 @@
 """Spool: one upload on disk, from its arrival to its end; no upload is ever in memory as a whole.
 
-Files lie in the worker's own folder below state_dir, which is emptied when the worker starts.
+Files lie in the worker's own folder below state_dir. The supervisor removes it when the worker has ended, and
+removes the folders of earlier gateways when it starts.
 """
 
 from __future__ import annotations
@@ -19,15 +20,34 @@ from ridgeline.gateway.held_bytes import Held, HeldBytes
 WRITE_BYTES = 1 << 20  # collected before a thread writes them
 
 
+def uploads_path(state_dir: Path, worker: str) -> Path:
+    """The worker's folder. `worker`: number and process id. In a reload, two workers share a number."""
+    return state_dir / "uploads" / worker
+
+
+def remove_stale_uploads(state_dir: Path) -> None:
+    """Remove the folders of workers that have ended. A worker whose supervisor was killed may still drain."""
+    for folder in (state_dir / "uploads").glob("*"):
+        if not _runs(folder.name.partition("-")[2]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True
+    except (ValueError, OSError):
+        return False
+    return True
+
+
 class Spools:
     """The folder of one worker, and how much of the disk its uploads may take."""
 
     def __init__(self, folder: Path, held: HeldBytes) -> None:
         self.held = held
         self._folder = folder
-
-    def start(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)  # of a worker that was killed
 
     def spool(self, key_id: str) -> Spool:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

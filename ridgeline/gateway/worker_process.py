@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import sys
 from collections.abc import Callable
 
 from ridgeline.gateway.config import GatewaySettings, to_json
 from ridgeline.gateway.internal import internal_path, limits_path
+from ridgeline.gateway.spool import uploads_path
 
 START_S = 120.0
 SERVE_S = 10.0
@@ -86,6 +88,8 @@ class WorkerProcess:
         code = await self._process.wait()
         for path in (internal_path, limits_path):
             path(self._settings.state_dir, self.name).unlink(missing_ok=True)
+        folder = uploads_path(self._settings.state_dir, self.name)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return code
 
     async def ask(self, path: str) -> bytes:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from ridgeline.gateway import uploads
+from ridgeline.gateway.assembly import Assembly
+from ridgeline.gateway.offload import LARGE
+from ridgeline.gateway.spool import remove_stale_uploads, uploads_path
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, Staged, asking, staged
 from tests.gateway.test_trust import always, scripted
@@ -138,6 +143,37 @@ async def test_an_upload_lies_on_disk_until_it_is_with_the_upstream(tmp_path: Pa
         assert content in upstream.asked[0].body
         assert spools.held.total == 0
         assert [path for path in (tmp_path / "state" / "uploads").rglob("*") if path.is_file()] == []
+
+
+async def test_a_worker_that_starts_keeps_the_uploads_of_the_worker_that_it_replaces(tmp_path: Path) -> None:
+    said = {"model": "mock", "messages": [{"role": "user", "content": "x" * 2 * LARGE}]}
+    asked = {"custom_id": "c", "method": "POST", "url": CHAT, "body": said}
+    kind, body = form("batch", json.dumps(asked).encode())
+    async with scripted(tmp_path, always(200, {"id": "file-1"})) as (stage, _):
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield body[:LARGE]
+            while not stage.parts.spools.held.total:
+                await asyncio.sleep(0.005)
+            successor = await Assembly.make(stage.parts.settings, 0)  # of the same number, as in a reload
+            await successor.close()
+            yield body[LARGE:]
+
+        made = await stage.http.post("/v1/files", content=pieces(), headers={"content-type": kind})
+        assert made.status_code == 200, made.text
+
+
+def test_folders_of_workers_that_have_ended_are_removed_and_those_of_running_ones_are_kept(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    running = uploads_path(tmp_path, f"0-{os.getpid()}")
+    for folder in (running, uploads_path(tmp_path, f"1-{ended.pid}"), uploads_path(tmp_path, "0")):
+        folder.mkdir(parents=True)
+        (folder / "upload").touch()
+    remove_stale_uploads(tmp_path)
+    assert list((tmp_path / "uploads").iterdir()) == [running]
 
 
 async def test_uploads_take_no_more_disk_than_a_key_may_have(tmp_path: Path) -> None:

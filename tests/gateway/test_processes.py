@@ -158,6 +158,8 @@ def test_a_worker_that_dies_is_started_again_and_its_request_is_booked(gateway: 
     thread = streamed(http, "mock_out500_pace20", lines)
     pid = gateway.process.pid
     (worker,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    uploads = gateway.folder / "state" / "uploads" / f"0-{worker}"
+    uploads.mkdir(parents=True)
     os.kill(worker, signal.SIGKILL)
     thread.join(30)
     assert lines[-1] != "end", "a stream that broke must not look whole"
@@ -175,6 +177,7 @@ def test_a_worker_that_dies_is_started_again_and_its_request_is_booked(gateway: 
         assert time.monotonic() < until
         time.sleep(0.1)
     assert rows["lost"]["tokens_out"] == book["tokens_out"] > 0
+    assert not uploads.exists()  # removed before the next worker was started
 
 
 def test_a_reload_takes_the_new_file_and_a_bad_one_is_refused(gateway: Gateway) -> None:
