@@ -6,7 +6,7 @@ checked against its owner before a request is sent, wherever it stands in the bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ What = Literal["file", "response", "item", "vector store", "container", "convers
 KINDS = frozenset({"chat", "responses", "messages", "count_tokens"})  # whose bodies may hold ids
 MAX_ID = 128
 MOST = 1000  # ids in one body
+LONGEST_PLACE = 200  # characters of the name of an id's field; the rest is cut
 # Their values are the client's own words, in which an id refers to nothing.
 _FREE = frozenset(("metadata", "parameters", "input_schema", "schema", "json_schema", "arguments"))
 _TOOL_USES = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
@@ -63,8 +64,6 @@ def references(kind: str, fields: Fields) -> list[Reference]:
             raise BadRequest("the body is not valid JSON", code="invalid_json") from None
         except RecursionError:
             raise BadRequest("the body is nested too deeply", code="invalid_json") from None
-    if len(found) > MOST:
-        raise BadRequest(f"{found[MOST].field}: the body names more than {MOST} objects")
     return found
 
 
@@ -105,24 +104,35 @@ def _look(value: Any, at: str, found: list[Reference], in_items: bool) -> None:
     """in_items: a member of /v1/responses' `input`, where an object that is an id alone refers to an item."""
     if isinstance(value, list):
         for number, one in enumerate(value):
-            _look(one, f"{at}[{number}]", found, in_items)
+            _look(one, _within(at, f"[{number}]"), found, in_items)
         return
     if not isinstance(value, dict):
         return
     kind = value.get("type")
     is_id_alone = in_items and kind is None and value.keys() <= {"id", "type"}
-    if (kind == "item_reference" or is_id_alone) and isinstance(value.get("id"), str):
-        found.append(Reference(f"{at}.id", "item", value["id"]))
+    if kind == "item_reference" or is_id_alone:
+        _add(found, _within(at, ".id"), "item", value.get("id"))
     for name, inner in value.items():
-        place, plain_name = (f"{at}.{name}" if at else name), name.lower()
+        plain_name = name.lower()
         if plain_name in _FREE or (plain_name == "input" and kind in _TOOL_USES):
             continue
+        place = _within(at, f".{name}" if at else name)
         if plain_name in _ONE:
-            found += _ids(place, _ONE[plain_name], [inner.get("id") if isinstance(inner, dict) else inner])
+            _add(found, place, _ONE[plain_name], inner.get("id") if isinstance(inner, dict) else inner)
         elif plain_name in _SEVERAL and isinstance(inner, list):
-            found += _ids(place, _SEVERAL[plain_name], inner)
+            for one in inner:
+                _add(found, place, _SEVERAL[plain_name], one)
         _look(inner, place, found, in_items=not at and plain_name == "input")
 
 
-def _ids(field: str, what: What, values: Iterable[Any]) -> list[Reference]:
-    return [Reference(field, what, value) for value in values if isinstance(value, str) and value]
+def _within(at: str, step: str) -> str:
+    """Bounded: each id holds its own copy, and a client's field name may have megabytes."""
+    return (at + step[:LONGEST_PLACE])[:LONGEST_PLACE]
+
+
+def _add(found: list[Reference], field: str, what: What, id: Any) -> None:
+    if not isinstance(id, str) or (not id and what != "item"):
+        return
+    if len(found) == MOST:
+        raise BadRequest(f"{field}: the body names more than {MOST} objects", param=field)
+    found.append(Reference(field, what, id))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ridgeline.gateway.body import read_fields
-from ridgeline.gateway.references import references
+from ridgeline.gateway.errors import BadRequest
+from ridgeline.gateway.references import LONGEST_PLACE, references
 from tests.gateway.scripted_upstream import Asked, whole
 from tests.gateway.stage import CHAT, Staged
 from tests.gateway.test_trust import always, batch_line, scripted, upload
@@ -146,6 +148,22 @@ async def test_a_line_of_a_batch_names_no_id_of_another_tenant(tmp_path: Path) -
 )
 def test_words_of_the_client_are_no_ids(kind: str, fields: dict[str, Any]) -> None:
     assert references(kind, read_fields(json.dumps(fields).encode())) == []
+
+
+def test_the_place_of_an_id_under_a_long_name_is_cut() -> None:
+    fields = read_fields(json.dumps({"n" * 10_000: [{"file_id": "a"}] * 2}).encode())
+    assert [(len(one.field), one.id) for one in references("chat", fields)] == [(LONGEST_PLACE, "a")] * 2
+
+
+def test_a_body_with_too_many_ids_is_refused_before_their_places_fill_the_memory() -> None:
+    fields = read_fields(json.dumps({"n" * 20_000: [{"file_id": "a"}] * 5_000}).encode())
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match="more than 1000 objects"):
+            references("chat", fields)
+        assert tracemalloc.get_traced_memory()[1] < 10e6  # 100 MB with a place for each id
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_list_of_files_is_the_tenants_own_by_pages_and_asks_no_upstream(tmp_path: Path) -> None:

@@ -35,13 +35,15 @@ _CONTINUED = bytes(range(0x80, 0xC0))
 _TWO_BYTES = bytes(range(0xC0, 0xE0))
 _MORE_BYTES = bytes(range(0xE0, 0x100))
 _BASE64 = re.compile(rb"[A-Za-z0-9+/=_-]{64}")
-_BASE64_RUN = re.compile(rb"[A-Za-z0-9+/=_-]{256,}")
+_BASE64_RUN = re.compile(rb"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{256,}")
+_BLOB_MARK = re.compile(rb';base64,|"data"')
 _NARROW_ESCAPE = re.compile(rb"\\u0[0-9A-Fa-f]{3}")
 _WIDE_ESCAPE = re.compile(rb"\\u[0-9A-Fa-f]{4}")
 _PART = re.compile(
     rb'"type"\s*:\s*"(?:image|image_url|input_image|input_audio|audio_url|video_url|file|input_file|document)"'
 )
-_IDS = re.compile(rb"\s*\[[\s\[]*\d")
+_IDS = re.compile(rb"\s*+\[[\s\[]*+\d")
+_LONGEST_INDENT = 256  # bytes before the first token id
 # Texts of an answer or of a stream's events, in every dialect.
 TEXTS = re.compile(
     rb'"(?:content|text|delta|reasoning_content|reasoning|refusal|arguments|thinking|partial_json)"\s*:\s*'
@@ -97,7 +99,7 @@ def unseen_tokens(seconds: float, limit: int | None, answers: int = 1) -> int:
 
 
 def _value_tokens(value: bytes, count: CountTokens) -> int:
-    if _IDS.match(value):
+    if _IDS.match(value, 0, _LONGEST_INDENT):
         return value.count(b",") + 1  # token ids
     if len(value) > LARGEST_READ:
         return _sampled_tokens(value)
@@ -121,15 +123,16 @@ def _sampled_tokens(value: bytes) -> int:
 
 def _without_blobs(value: bytes) -> Iterator[bytes]:
     """What stands around base64. A blob follows `;base64,` or the key "data", and holds no quote."""
-    start = at = 0
-    while True:
-        found = [place for place in (value.find(b";base64,", at), value.find(b'"data"', at)) if place >= 0]
-        if not found:
-            break
-        at = min(found) + 6
+    start = 0
+    for mark in _BLOB_MARK.finditer(value):
+        if mark.start() < start:
+            continue
+        at = mark.start() + 6
         begin = value.find(b",", at, at + 4) + 1 or value.find(b'"', at, at + 8) + 1
-        end = value.find(b'"', begin) if begin else -1
-        if end - begin >= SHORTEST_BLOB and _BASE64.match(value, begin):
+        if not begin or not _BASE64.match(value, begin):
+            continue
+        end = value.find(b'"', begin)  # near, or that of a blob: no byte is searched twice
+        if end - begin >= SHORTEST_BLOB:
             yield value[start:begin]
-            start = at = end
+            start = end
     yield value[start:]
