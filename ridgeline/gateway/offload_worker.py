@@ -13,7 +13,8 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from ridgeline.gateway.accounting.prices import Prices
@@ -40,7 +41,8 @@ class Jobs:
         self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._batch_parts: BatchParts | None = None
-        self._guards = {config.name: Guard(config) for config in settings.guards}
+        # The lines of a batch file are checked in order: a second NER process would be idle.
+        self._guards = {one.name: Guard(replace(one, ner_processes=1)) for one in settings.guards}
 
     def fields(self, body: bytes) -> PlainFields:
         return plain(read_fields(body))
@@ -70,10 +72,22 @@ class Jobs:
             prices = Prices(settings.models, settings.upstreams, settings.prices)
             self._batch_parts = BatchParts(settings, Catalog(settings), prices)
         lines = lines_of(path, begin, end, settings.gateway.max_body_bytes)
-        guard = self._guards[uploader.guard] if uploader.guard else None
         with open(out_path, "wb") as out:
-            work = read_batch_file(lines, out, uploader, self._batch_parts, upstream, guard)
+            work = self._read_batch_file(lines, out, uploader, self._batch_parts, upstream)
             return self._loop.run_until_complete(work)
+
+    async def _read_batch_file(
+        self, lines: Iterable[bytes], out: BinaryIO, uploader: Uploader, parts: BatchParts, upstream: str
+    ) -> BatchFile:
+        """NER runs for the time of this file only: its model takes hundreds of megabytes."""
+        if not uploader.guard:
+            return await read_batch_file(lines, out, uploader, parts, upstream, None)
+        guard = self._guards[uploader.guard]
+        try:
+            await guard.start()
+            return await read_batch_file(lines, out, uploader, parts, upstream, guard)
+        finally:
+            await guard.close()
 
     def reading(self, kind: str, fields: PlainFields) -> Reading:
         return read(kind, raw_fields(fields))

@@ -98,7 +98,14 @@ class Guards:
 
     async def start(self) -> None:
         """Start the processes of NER, where a policy asks for them, and wait until they can answer."""
-        await asyncio.gather(*(guard.start() for guard in self._guards.values()))
+
+        async def start(guard: Guard) -> None:
+            try:
+                await guard.start()
+            except GuardFailed as error:
+                raise OptionError(f"[[guards]] {guard.config.name}: {error}") from None
+
+        await asyncio.gather(*map(start, self._guards.values()))
 
     @property
     def are_ready(self) -> bool:
@@ -155,11 +162,9 @@ class Guard:
             raise Unreadable(f"{kind}: this key's policy lets through only what can be read as JSON text")
 
     async def start(self) -> None:
+        """Start NER. GuardFailed: its model cannot be read."""
         if self._names is not None:
-            try:
-                await self._names.start()
-            except GuardFailed as error:
-                raise OptionError(f"[[guards]] {self.config.name}: {error}") from None
+            await self._names.start()
 
     @property
     def is_ready(self) -> bool:

@@ -93,9 +93,11 @@ class NameFinder:
         return {text: _apart(spans) for text, spans in found.items() if spans}
 
     async def close(self) -> None:
+        """End the processes. It may be started again."""
         for task in self._keepers:
             task.cancel()
         await asyncio.gather(*self._keepers, *self._asking, return_exceptions=True)
+        self._keepers.clear()
 
     async def _ask(self, texts: list[str]) -> list[Spans] | None:
         """One question to the next process. A caller that leaves does not take the process with it."""

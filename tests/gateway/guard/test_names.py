@@ -13,12 +13,16 @@ from dataclasses import replace
 
 import pytest
 
+from ridgeline.gateway.batch_files import Uploader
 from ridgeline.gateway.body import Fields, read_fields
+from ridgeline.gateway.config import make_settings
 from ridgeline.gateway.errors import BadRequest
+from ridgeline.gateway.exchange import ANONYMOUS
 from ridgeline.gateway.guard import ner
 from ridgeline.gateway.guard.config import GuardConfig
 from ridgeline.gateway.guard.errors import GuardFailed
 from ridgeline.gateway.guard.guards import Guard, Guards
+from ridgeline.gateway.offload import Offload
 from ridgeline.options import OptionError
 from tests.gateway.stage import CHAT, asking, staged
 
@@ -173,6 +177,32 @@ async def test_ready_waits_for_ner_and_is_red_while_no_process_runs(tmp_path, mo
                 await asyncio.sleep(0.02)
         assert "NER" in seen[0]["reason"]
         assert (await gateway.http.post(CHAT, json=asking("mock_out1"))).status_code == 200
+
+
+async def test_names_in_a_large_batch_file_are_redacted(tmp_path, model):
+    said = {"model": "mock", "messages": [{"role": "user", "content": "Ada Lovelace " + "x" * 40_000}]}
+    asked = {"custom_id": "c", "method": "POST", "url": CHAT, "body": said}
+    file, out = tmp_path / "file", tmp_path / "out"
+    file.write_text("\n".join([json.dumps(asked)] * 2))
+    policy = {"name": "names", "ner": True, "ner_model": model, "redact": ("person",)}
+    settings = make_settings(
+        {
+            "guards": [{**policy, "ner_timeout_ms": 30_000}],
+            "upstreams": [{"name": "up", "kind": "openai", "url": "http://127.0.0.1:9"}],
+            "models": [{"name": "*", "targets": ("up/*",)}],
+        }
+    )
+    uploader = Uploader("tenant", ANONYMOUS, "names")
+    offload = Offload(settings, processes=1)
+    try:
+        for _ in range(2):  # NER ends with each file
+            place = (str(file), 0, file.stat().st_size, str(out))
+            batch = await offload.run("tenant", "batch_file", *place, uploader, "up")
+            assert batch.meta["lines"] == 2
+            texts = [json.loads(line)["body"]["messages"][0]["content"] for line in out.open()]
+            assert [text[:11] for text in texts] == ["<PERSON_1> ", "<PERSON_1> "]
+    finally:
+        await offload.close()
 
 
 def test_a_model_that_is_not_installed_is_told_at_start():
