@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+RSA_KEY = ("-newkey", "rsa:2048", "-nodes")
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -22,12 +23,12 @@ class Authority:
         made = ("-out", self.file, "-keyout", self._key)
         _openssl("req", "-x509", *KEY, "-days", "2", "-subj", "/CN=test authority", *made)
 
-    def issue(self, name: str) -> tuple[Path, Path]:
+    def issue(self, name: str, key_options: tuple[str, ...] = KEY) -> tuple[Path, Path]:
         """A certificate for localhost and 127.0.0.1 with its key; `name` is its common name."""
         paths = [self._folder / f"{name}.{end}" for end in ("pem", "key", "csr", "ext")]
         certificate, key, request, extensions = paths
         extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-        _openssl("req", *KEY, "-subj", f"/CN={name}", "-out", request, "-keyout", key)
+        _openssl("req", *key_options, "-subj", f"/CN={name}", "-out", request, "-keyout", key)
         signer = ("-CA", self.file, "-CAkey", self._key, "-CAcreateserial")
         made = ("-extfile", extensions, "-out", certificate)
         _openssl("x509", "-req", "-in", request, *signer, "-days", "2", *made)

@@ -23,6 +23,7 @@ class StepBudget:
         self.trial_steps = FIRST_TRIAL_STEPS
         self._shortages = 0
         self._succeeded = 0  # steps since the last change
+        self._has_grown = False  # since the last shortage
 
     @property
     def is_reduced(self) -> bool:
@@ -30,10 +31,11 @@ class StepBudget:
 
     def reduce(self) -> None:
         """The device had no memory for a step."""
-        if self._shortages and self._succeeded:  # not while one shortage is still being answered
+        if self._shortages and (self._succeeded or self._has_grown):  # another shortage, not the same one
             self.trial_steps = min(2 * self.trial_steps, MAX_TRIAL_STEPS)
         self._shortages += 1
         self._succeeded = 0
+        self._has_grown = False
         self.tokens = max(self.tokens // 2, min(self.tokens, LEAST_TOKENS))
 
     def step_succeeded(self) -> None:
@@ -44,6 +46,7 @@ class StepBudget:
             return
         self._succeeded = 0
         if self.is_reduced:
+            self._has_grown = True
             self.tokens = min(2 * self.tokens, self.full_tokens)
         else:
             self._shortages = 0

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.client import AsyncClient, OpenRequest
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
-from ridgeline.engine.grammar.conformance import refuse_uncheckable
+from ridgeline.engine.grammar.conformance import PROCESSES, refuse_uncheckable
 from ridgeline.engine.inbox import Inbox
 from ridgeline.engine.request import SamplingParams, is_background
 from ridgeline.server.choices import Choices, Piece, Prompt
@@ -29,6 +30,8 @@ from ridgeline.server.recording import EndedRequest, TrafficRecorder
 from ridgeline.server.usage_book import UsageBook
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
+
+_checks = ThreadPoolExecutor(PROCESSES, "ridgeline-schema-checks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +157,21 @@ class Course:
         """Once, before the first pieces: a schema that only the validator finds fault with."""
         grammar, self._unchecked_schema = self._unchecked_schema, None
         if grammar is not None and grammar.check:
-            await asyncio.to_thread(refuse_uncheckable, grammar)
+            await self._in_time(lambda: refuse_uncheckable(grammar))
 
     async def _refuse_violations(self) -> None:
         """Check complete answers against what their grammar could not enforce; raises SchemaViolation."""
         due, self.choices.due_checks = self.choices.due_checks, []
         for check in due:
-            await asyncio.to_thread(check.refuse_violation)
+            await self._in_time(check.refuse_violation)
+
+    async def _in_time(self, check: Callable[[], None]) -> None:
+        """A check in a thread, within the request's deadline."""
+        checking = asyncio.get_running_loop().run_in_executor(_checks, check)
+        done, _ = await asyncio.wait([checking], timeout=self._wait_s(None))
+        if not done:
+            self._check_deadline()
+        await checking
 
     def book_refusal(self, reply: ErrorReply) -> None:
         """Tell metrics and log that the engine did not accept it, unless they know."""

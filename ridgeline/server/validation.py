@@ -45,6 +45,9 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     if message.role not in ROLES:
         raise BadRequest(f"{path}.role", f"unknown role {message.role[:64]!r}; known are {', '.join(ROLES)}")
     check_calls(message, path)
+    if message.function_call is not None:
+        message_text = "is not taken here; write it as tool_calls"
+        raise BadRequest(f"{path}.function_call", message_text, "unsupported_field")
     # An assistant that called tools need not have said anything.
     silent = message.content is None and message.tool_calls
     rendered: dict[str, Any] = {

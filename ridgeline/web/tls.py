@@ -24,7 +24,10 @@ class Certificate:
         self._keyfile = None if keyfile is None else keyfile.expanduser()
         self._where = where
         self._seen = self._files()
-        self.context = self._loaded()
+        # The listener keeps this context; each handshake takes the newest one. Loading a changed pair into a
+        # context in use would keep the old certificate beside a new one of another key type.
+        self.context = self._newest = self._loaded()
+        self.context.sni_callback = self._take_newest
 
     def refresh(self) -> None:
         """Read the files if they have changed. Called every second or so."""
@@ -36,12 +39,14 @@ class Certificate:
             return
         self._seen = seen
         try:
-            self._loaded()  # a context that took half a pair could not be used any more
+            self._newest = self._loaded()
         except OptionError as error:
             log.error("the certificate has changed, but the old one is kept: %s", error)
             return
-        self._load_into(self.context)
         log.info("the certificate was read again", extra={"certfile": str(self._certfile)})
+
+    def _take_newest(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = self._newest
 
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -34,8 +34,7 @@ def test_a_device_that_never_holds_the_full_budget_is_tried_ever_more_rarely() -
             budget.step_succeeded()
             steps += 1
         trials.append(steps)
-        budget.step_succeeded()  # a small step fits; the next large one does not
-        budget.reduce()
+        budget.reduce()  # the first large step does not fit
     assert trials == [min(FIRST_TRIAL_STEPS << turn, MAX_TRIAL_STEPS) for turn in range(9)]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ridgeline.engine.errors import SchemaViolation
-from ridgeline.engine.grammar import Grammar, keywords
-from ridgeline.engine.grammar.conformance import AnswerCheck
+from ridgeline.engine.grammar import Grammar, enforced, keywords
+from ridgeline.engine.grammar.conformance import AnswerCheck, fault
 from ridgeline.server import structured
 from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest, ErrorReply
@@ -201,6 +201,56 @@ def test_older_and_foreign_words_are_written_in_todays():
     assert (written["minimum"], written["maximum"]) == (-(2**31), 2**31 - 1)
     own = {"$id": "https://a.b/c", "$defs": {"d": {"type": "null"}}, "$ref": "https://a.b/c#/$defs/d"}
     assert json.loads(json_schema_grammar(own, "f").source)["$ref"] == "#/$defs/d"
+
+
+@pytest.mark.parametrize("required", [5, [[]], ["a", 1], "a"])
+def test_a_list_of_required_names_is_a_list_of_names(required):
+    error = refusal(guided_json={"properties": {"a": {}}, "required": required})
+    assert error.param == "guided_json.required"
+
+
+def test_a_required_that_says_nothing_is_left_out():
+    for nothing in (None, True):
+        schema = {"type": "object", "anyOf": [{"properties": {"a": {}}, "required": nothing}]}
+        assert "required" not in json_schema_grammar(schema, "f").source
+
+
+def test_a_word_is_listed_as_checked_only_where_the_validator_checks_it():
+    """Draft 7 does not know dependentRequired; a property named like an old word changes no draft."""
+    asked = {"type": "object", "properties": {"dependencies": {}}, "dependentRequired": {"a": ["b"]}}
+    for schema in (asked, {**asked, "definitions": {}}, {**asked, "dependencies": {"c": ["d"]}}):
+        grammar = json_schema_grammar(schema, "f")
+        assert "dependentRequired" in grammar.checked
+        assert fault([grammar.check, '{"a": 1}'])
+    old = json_schema_grammar({**asked, "$schema": "http://json-schema.org/draft-07/schema#"}, "f")
+    assert "dependentRequired" in old.ignored
+    assert "dependentRequired" not in old.checked
+    pair = {"items": [{}], "prefixItems": [{}]}
+    assert "older draft" in refusal(guided_json=pair).message
+
+
+def test_an_object_whose_members_other_words_name_stays_open():
+    then = {"if": {"required": ["k"]}, "then": {"required": ["x"]}}
+    for words in (then, {"dependentRequired": {"k": ["x"]}}, {"dependencies": {"k": ["x"]}}):
+        schema = {"type": "object", "properties": {"k": {}}, **words}
+        assert "additionalProperties" not in json.loads(json_schema_grammar(schema, "f").source)
+    either = {"type": ["object", "null"], "properties": {"k": {}}}
+    assert json.loads(json_schema_grammar(either, "f").source)["additionalProperties"] is False
+    maps = json.loads(json_schema_grammar({"type": ["object", "null"]}, "f").source)
+    assert maps["maxProperties"] == enforced.MAX_MEMBERS
+
+
+def test_a_nullable_object_keeps_the_places_of_its_members():
+    nullable = {"type": "object", "nullable": True, "properties": {"x": {"type": "null"}}}
+    schema = {"properties": {"a": nullable, "b": {"$ref": "#/properties/a/properties/x"}}}
+    written = json.loads(json_schema_grammar(schema, "f").source)
+    assert written["properties"]["a"]["type"] == ["object", "null"]
+    assert "x" in written["properties"]["a"]["properties"]
+
+
+def test_a_lone_surrogate_in_an_answer_is_not_blamed_on_memory():
+    grammar = json_schema_grammar({"not": {"const": 1}}, "f")
+    assert "memory" not in fault([grammar.check, '"\\ud800"'])
 
 
 def test_a_schema_can_lift_the_bounds_on_numbers_and_members():

@@ -21,7 +21,7 @@ from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
 from ridgeline.web import listener
 from ridgeline.web.tls import Certificate
-from tests.certificates import Authority
+from tests.certificates import RSA_KEY, Authority
 from tests.patience import PATIENCE_S
 from tests.server.events import chunks
 from tests.server.scripted_client import Script, flood, hang, say
@@ -123,8 +123,8 @@ def test_a_new_certificate_is_shown_without_dropping_open_connections(
     monkeypatch.setattr(listener, "REFRESH_S", 0.1)
     certfile, keyfile = tmp_path / "cert.pem", tmp_path / "key.pem"
 
-    def install(name: str) -> None:
-        for new, path in zip(authority.issue(name), (certfile, keyfile), strict=True):
+    def install(name: str, *key_options: tuple[str, ...]) -> None:
+        for new, path in zip(authority.issue(name, *key_options), (certfile, keyfile), strict=True):
             shutil.copy(new, path.with_suffix(".new"))
             path.with_suffix(".new").rename(path)
 
@@ -138,7 +138,7 @@ def test_a_new_certificate_is_shown_without_dropping_open_connections(
             asking = asyncio.create_task(http.post(CHAT, json={**HELLO, "stream": True}))
             await until(lambda: stage.client.asked)
             assert await _shown(host, port, authority) == "first"
-            install("second")
+            install("second", RSA_KEY)  # of another type, which a context keeps beside the first
             async with asyncio.timeout(PATIENCE_S):
                 while await _shown(host, port, authority) != "second":
                     await asyncio.sleep(0.1)

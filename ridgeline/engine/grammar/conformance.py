@@ -7,17 +7,19 @@ time. `AnswerCheck` is the end of it in the process that has the answer's text: 
 
 from __future__ import annotations
 
-import functools
 import json
+import queue
 from typing import Any
 
 from ridgeline.engine.errors import VIOLATION, InvalidRequest, SchemaViolation
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.forked import NO_TIME, TOO_LARGE, TOO_LONG, Questions, serve_questions
 
-CPU_LIMIT_S = 0.5  # of one answer
+CPU_LIMIT_S = 0.25  # of one answer; an ordinary one takes milliseconds
+PROCESSES = 2  # one client's slow check leaves another for the others
 MAX_BACKTRACKS = 1_000_000  # of one expression on one text
 MAX_REASON = 300
+MAX_KEPT = 256
 DIED = {
     TOO_LONG: f"the check takes more than {CPU_LIMIT_S:g} s",
     TOO_LARGE: "the check needs too much memory",
@@ -43,7 +45,7 @@ class AnswerCheck:
 
     def refuse_violation(self) -> None:
         """Raises SchemaViolation for an answer that breaks what its grammar could not enforce. Waits."""
-        fault = _questions().ask([self._schema, "".join(self._texts)])
+        fault = _ask([self._schema, "".join(self._texts)])
         if fault is None:
             fault = "the check failed"
         if fault:
@@ -55,14 +57,28 @@ class AnswerCheck:
 
 def refuse_uncheckable(grammar: Grammar) -> None:
     """Raises InvalidRequest for a schema that the validator does not take. Waits."""
-    fault = _questions().ask([grammar.check, None]) if grammar.check else ""
+    if not grammar.check or grammar.check in _checkable:
+        return
+    fault = _ask([grammar.check, None])
     if fault is None or fault:
         raise InvalidRequest("grammar", f"cannot be checked: {fault or 'the check failed'}")
+    if len(_checkable) >= MAX_KEPT:
+        _checkable.clear()
+    _checkable.add(grammar.check)
 
 
-@functools.cache
-def _questions() -> Questions:
-    return Questions("ridgeline.engine.grammar.conformance", [])
+_checkable: set[str] = set()  # schemas that the validator takes
+_idle: queue.LifoQueue[Questions] = queue.LifoQueue()
+for _ in range(PROCESSES):
+    _idle.put(Questions("ridgeline.engine.grammar.conformance", []))  # begins with the first question
+
+
+def _ask(question: Any) -> Any:
+    questions = _idle.get()
+    try:
+        return questions.ask(question)
+    finally:
+        _idle.put(questions)
 
 
 # ---- the process ----
@@ -98,7 +114,10 @@ def fault(question: Any) -> str:
         instance = json.loads(text)
     except (ValueError, RecursionError) as error:
         return _line(f"it is not JSON: {error}")
-    found = next(validator.iter_errors(instance), None)
+    try:
+        found = next(validator.iter_errors(instance), None)
+    except Exception as error:
+        return _line(f"the check failed: {error}")
     if found is None:
         return ""
     place = "".join(f"[{part!r}]" for part in found.instance_path)

@@ -39,6 +39,13 @@ _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SCHEMAS = ("additionalProperties", "additionalItems", "items")
 _OBJECT_WORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required"})
+# Words beside an object's own that may name members too.
+_PLACES = frozenset(
+    (
+        *("allOf", "anyOf", "oneOf", "$ref", "not", "if", "then", "else", "propertyNames"),
+        *("dependencies", "dependentRequired", "dependentSchemas"),
+    )
+)
 _LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k<|\\[bB]")
 
 _NUMBER = {
@@ -129,14 +136,14 @@ class Enforced:
 
     def _bound_object(self, written: dict[str, Any]) -> None:
         """Members that the schema neither names nor forbids are not written; a map has MAX_MEMBERS."""
-        if written.get("type") != "object" or {"enum", "const", "$ref"} & written.keys():
+        if not self._may_close or {"enum", "const", "$ref"} & written.keys():
             return
-        if not self._may_close:
-            return
+        types = written.get("type")
+        is_object = "object" in (types if isinstance(types, list) else [types])
         if "properties" not in written and "patternProperties" not in written:
-            if written.get("additionalProperties") is not False:
+            if is_object and written.get("additionalProperties") is not False:
                 written.setdefault("maxProperties", max(MAX_MEMBERS, written.get("minProperties", 0)))
-        elif "additionalProperties" not in written and "minProperties" not in written:
+        elif (is_object or types is None) and not {"additionalProperties", "minProperties"} & written.keys():
             named = written.get("properties", {})
             missing: dict[str, Any] = {name: {} for name in written.get("required", ()) if name not in named}
             written["properties"] = {**named, **missing}
@@ -181,7 +188,6 @@ def _combines(schema: Any) -> bool:
     several = schema.get("allOf")
     if isinstance(several, list) and len(several) > 1:
         return True
-    places = [bool(_OBJECT_WORDS & schema.keys()), *(word in schema for word in ("allOf", "anyOf", "oneOf"))]
-    if sum([*places, "$ref" in schema]) > 1:
+    if (_OBJECT_WORDS & schema.keys() or len(_PLACES & schema.keys()) > 1) and _PLACES & schema.keys():
         return True
     return any(_combines(one) for one in schema.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,15 +46,20 @@ KEYWORDS = _words(
     " contentEncoding contentMediaType x-ridgeline-unbounded"
 )
 REFUSED = _words("$dynamicRef $recursiveRef $recursiveAnchor extends disallow divisibleBy x-guidance")
-DRAFTS = frozenset(
-    {
-        "https://json-schema.org/draft/2020-12/schema",
-        "https://json-schema.org/draft/2019-09/schema",
-        "http://json-schema.org/draft-07/schema",
-        "http://json-schema.org/draft-06/schema",
-        "http://json-schema.org/draft-04/schema",
-    }
-)
+DRAFTS = {  # with a number that orders them
+    "http://json-schema.org/draft-04/schema": 4,
+    "http://json-schema.org/draft-06/schema": 6,
+    "http://json-schema.org/draft-07/schema": 7,
+    "https://json-schema.org/draft/2019-09/schema": 8,
+    "https://json-schema.org/draft/2020-12/schema": 9,
+}
+# The draft from which on a validator checks a word; before, it is an unknown one.
+SINCE = {
+    **dict.fromkeys(("contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "then", "else", "contentEncoding", "contentMediaType"), 7),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "minContains", "maxContains"), 8),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 8),
+}
 INTEGER_FORMATS = frozenset({"int32", "int64"})
 TYPES = _words("string number integer boolean null object array")
 
@@ -64,9 +70,9 @@ _SINGLE = _words(
     " unevaluatedProperties"
 )
 _COUNTS = _words("minItems maxItems minProperties maxProperties minLength maxLength minContains maxContains")
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 _NOTHING = object()
-# With one of these and no $schema, a schema follows draft 7 or older: 2020-12 reads them in another way.
-_OLD_WORDS = ("definitions", "dependencies", "additionalItems", "contentEncoding", "contentMediaType")
+_TUPLE = "items, as an array"
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,9 @@ def schema_grammar(schema: Any) -> Grammar:
     read = read_schema(schema)
     enforced = Enforced(read.schema)
     written, check = enforced.written, ""
+    unknown = [word for word in enforced.checked if SINCE.get(word, 0) > DRAFTS[read.draft]]
+    for word in unknown:
+        del enforced.checked[word]
     if enforced.checked:
         check = json.dumps(_with_draft(read), ensure_ascii=False)
     if "oneOf" in enforced.checked:
@@ -93,7 +102,8 @@ def schema_grammar(schema: Any) -> Grammar:
         written = {**written, "x-guidance": {"coerce_one_of": True}}
     source = json.dumps(written, ensure_ascii=False)
     checked = tuple(sorted(enforced.checked))
-    return Grammar("json_schema", source, check, read.ignored, checked, is_prepared=True)
+    ignored = (*read.ignored, *unknown)
+    return Grammar("json_schema", source, check, ignored, checked, is_prepared=True)
 
 
 def enforced_schema(schema: Any, strict: bool) -> Any:
@@ -130,7 +140,19 @@ def read_schema(schema: Any) -> ReadSchema:
     if size > MAX_SCHEMA_BYTES:
         raise InvalidRequest("", f"has {size} bytes; at most {MAX_SCHEMA_BYTES} can be served")
     reader = _Reader(schema)
-    return ReadSchema(reader.schema(schema, (), 0), tuple(reader.ignored), reader.draft)
+    read = reader.schema(schema, (), 0)
+    return ReadSchema(read, tuple(reader.ignored), reader.draft or _inferred_draft(reader.words))
+
+
+def _inferred_draft(words: set[str]) -> str:
+    """The newest draft that reads these words as they were meant, for a schema that names none."""
+    newest, older, oldest = (url for url, _ in sorted(DRAFTS.items(), key=lambda one: -one[1])[:3])
+    if {_TUPLE, "additionalItems"} & words:
+        _check("prefixItems" not in words, ("prefixItems",), "stands beside 'items' of an older draft")
+    elif not {"contentEncoding", "contentMediaType", "dependencies"} & words:
+        return newest
+    is_new = any(SINCE.get(word, 0) == DRAFTS[older] for word in words)
+    return older if is_new else oldest
 
 
 def _with_draft(read: ReadSchema) -> Any:
@@ -142,7 +164,6 @@ class _References:
     """What the document's $refs point at, found before it is read: an id that no $ref needs is ignored."""
 
     targets: set[str] = field(default_factory=set)
-    uses_old_words: bool = False
 
     def collect(self, value: Any, depth: int = 0) -> None:
         if depth > 4 * MAX_DEPTH:
@@ -151,8 +172,6 @@ class _References:
             target = value.get("$ref")
             if isinstance(target, str):
                 self.targets.add(target)
-            self.uses_old_words |= any(word in value for word in _OLD_WORDS)
-            self.uses_old_words |= isinstance(value.get("items"), list)
             for one in value.values():
                 self.collect(one, depth + 1)
         elif isinstance(value, list):
@@ -168,10 +187,10 @@ class _Reader:
         self._references = _References()
         self._references.collect(root)
         self._own_ids = _own_ids(root)
+        self._unknown: set[str] = set()
         self.ignored: dict[str, None] = {}  # in the order they came
-        old = "http://json-schema.org/draft-07/schema"
-        new = "https://json-schema.org/draft/2020-12/schema"
-        self.draft = old if self._references.uses_old_words else new
+        self.words: set[str] = set()
+        self.draft = ""  # as the schema names it
 
     def schema(self, schema: Any, path: tuple[str, ...], depth: int) -> Any:
         self._subschemas += 1
@@ -192,6 +211,7 @@ class _Reader:
             if keyword in ("$id", "id"):
                 self._check_id(value, schema, here)
                 continue
+            self.words.add(_TUPLE if keyword == "items" and isinstance(value, list) else keyword)
             kept = self._value(keyword, value, here, depth)
             if kept is not _NOTHING:
                 read[keyword] = kept
@@ -199,8 +219,9 @@ class _Reader:
 
     def _ignore(self, word: str) -> None:
         """A word that looks like a keyword misspelt is reported with that keyword."""
-        if word.startswith("x-") or len(self.ignored) >= MAX_IGNORED:
+        if word.startswith("x-") or word in self._unknown or len(self.ignored) >= MAX_IGNORED:
             return
+        self._unknown.add(word)
         meant = difflib.get_close_matches(word[:40], KEYWORDS, 1, cutoff=0.85)
         self.ignored[f"{word[:40]} ({meant[0]}?)" if meant else word[:40]] = None
 
@@ -242,10 +263,17 @@ class _Reader:
             self._enum_values += len(value)
             _check(self._enum_values <= MAX_ENUM_VALUES, path, f"makes more than {MAX_ENUM_VALUES} values")
         elif keyword in _COUNTS:
-            number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+            number = _is_number(value) and value >= 0
             _check(number and value == int(value), path, "must be a whole number, not negative")
             _check(value <= MAX_COUNT, path, f"is {value}; at most {MAX_COUNT} can be served")
             return int(value)
+        elif keyword in _BOUNDS:
+            older = keyword.startswith("exclusive") and isinstance(value, bool)  # of draft 4
+            _check(older or _is_number(value), path, "must be a number")
+        elif keyword == "required":
+            named = isinstance(value, list) and all(isinstance(one, str) for one in value)
+            _check(value is None or isinstance(value, bool) or named, path, "must be an array of names")
+            return _NOTHING if value is None else value
         elif keyword == "pattern":
             return _pattern(value, path)
         elif keyword == "format":
@@ -310,15 +338,24 @@ class _Reader:
                 listed = already if isinstance(already, list) else []
                 read["required"] = [*listed, *(name for name in named if name not in listed)]
             for one in properties.values():
-                if isinstance(one, dict) and isinstance(one.get("required"), bool):
-                    del one["required"]
-        if isinstance(read.get("required"), bool) and (not path or path[-1] in ("items", "not")):
-            del read["required"]  # of no property: it says nothing
+                if isinstance(one, dict):
+                    _drop_boolean(one)
+        if len(path) < 2 or path[-2] != "properties":
+            _drop_boolean(read)  # of no property: it says nothing
         if read.get("format") in INTEGER_FORMATS:
             _as_integer(read)
         if read.pop("nullable", False):
             return _nullable(read)
         return read
+
+
+def _drop_boolean(schema: dict[str, Any]) -> None:
+    if isinstance(schema.get("required"), bool):
+        del schema["required"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_required(schema: dict[str, Any]) -> bool:
@@ -333,6 +370,10 @@ def _as_integer(read: dict[str, Any]) -> None:
 
 
 def _nullable(read: dict[str, Any]) -> dict[str, Any]:
+    types = read.get("type")
+    if types is not None and not {"enum", "const", "$ref"} & read.keys():
+        each = types if isinstance(types, list) else [types]
+        return {**read, "type": [*each, *(["null"] if "null" not in each else [])]}
     kept: dict[str, Any] = {name: read.pop(name) for name in ("$defs", "definitions") if name in read}
     return {"anyOf": [read, {"type": "null"}], **kept}
 
