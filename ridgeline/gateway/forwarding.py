@@ -219,30 +219,36 @@ class Forwarding:
         except UpstreamBroken as error:
             raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
         opened.close(answer.status < 500)
-        exchange.late_usage = False
         sent = job.sent_to(opened.target, endpoint.family)
         if answer.status < 400:
-            upstreams_own = body
-            exchange.usage, body = await self._read_answer(exchange, sent, body)
-            exchange.answer = upstreams_own if exchange.usage is None else None
-        elif sent.is_translated:
-            body = translated_error(endpoint.kind, answer.status, body, exchange.id)
+            exchange.answer = body  # estimated from, should the request end before its usage is read
+            exchange.usage = await self._usage(exchange, sent, body)
+            if exchange.usage is not None:
+                exchange.answer = None
+            exchange.late_usage = False
+            body = await self._in_clients_dialect(exchange, sent, body)
+        else:
+            exchange.late_usage = False
+            if sent.is_translated:
+                body = translated_error(endpoint.kind, answer.status, body, exchange.id)
         return Whole(answer.status, answer.headers, body)
 
-    async def _read_answer(self, exchange: Exchange, sent: Sent, body: bytes) -> tuple[Usage | None, bytes]:
-        """What it used, and the answer in the client's dialect."""
+    async def _usage(self, exchange: Exchange, sent: Sent, body: bytes) -> Usage | None:
         kind, family = exchange.place.endpoint.kind, sent.family
         if len(body) <= LARGE:
-            usage = usage_of(kind, family, body)
-            return usage, translate_answer(
-                kind, body, family, exchange.fields
-            ) if sent.is_translated else body
-        run = self._parts.offload.run
-        usage = await run(exchange.tenant, "usage", kind, family, body)
-        if sent.is_translated:
-            own = plain(exchange.fields)
-            body = await run(exchange.tenant, "translate_answer", kind, body, family, own)
-        return usage, body
+            return usage_of(kind, family, body)
+        usage: Usage | None = await self._parts.offload.run(exchange.tenant, "usage", kind, family, body)
+        return usage
+
+    async def _in_clients_dialect(self, exchange: Exchange, sent: Sent, body: bytes) -> bytes:
+        kind, family = exchange.place.endpoint.kind, sent.family
+        if not sent.is_translated:
+            return body
+        if len(body) <= LARGE:
+            return translate_answer(kind, body, family, exchange.fields)
+        run, own = self._parts.offload.run, plain(exchange.fields)
+        translated: bytes = await run(exchange.tenant, "translate_answer", kind, body, family, own)
+        return translated
 
     async def _restored(self, exchange: Exchange, job: Job, body: bytes) -> bytes:
         kind, restorer = exchange.place.endpoint.kind, job.restorer

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from ridgeline.gateway.offload import PROCESSES
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.mock_upstream import MockUpstream
-from tests.gateway.scripted_upstream import Answer, Asked, ScriptedUpstream, whole
+from tests.gateway.scripted_upstream import Answer, Asked, ScriptedUpstream, always, whole
 from tests.gateway.stage import CHAT, Staged, asking, staged
 from tests.gateway.test_endings import HEAD, chunk, event
 from tests.gateway.test_processes import Gateway, streamed
@@ -139,6 +140,42 @@ async def test_the_gateways_own_embeddings_at_a_hosted_upstream_have_their_rows(
         assert asked["usage_source"] == "reported"
         assert sum(book.tokens_in for book in mock.books.values()) > 0
     await mock.stop()
+
+
+async def test_the_usage_of_an_answer_that_cannot_be_translated_is_booked(tmp_path: Path) -> None:
+    used = {"input_tokens": 7, "output_tokens": 3}
+    broken = {"type": "message", "content": [{"type": "text", "text": 5}], "usage": used}
+    async with ScriptedUpstream(always(200, broken)) as upstream:
+        up = {"name": "up", "kind": "anthropic", "url": upstream.url, "probe_s": 0.0}
+        async with staged(tmp_path, {"upstreams": [up], "models": PRICED}) as stage:
+            refused = await stage.http.post(CHAT, json=asking("m", max_tokens=9))
+            assert refused.status_code == 502
+            (row,) = await stage.rows(1)
+            assert (row["usage_source"], row["tokens_in"], row["tokens_out"]) == ("reported", 7, 3)
+
+
+async def test_a_large_answer_whose_client_leaves_while_it_is_read_is_estimated_and_marked(
+    tmp_path: Path,
+) -> None:
+    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
+        for process in stage.parts.offload._alive:  # nothing is read until the client has left
+            process.send_signal(signal.SIGSTOP)
+        message = {"role": "assistant", "content": "word " * 20_000}
+        writer.write(whole(200, {"id": "x", "choices": [{"message": message}]}))
+
+    async with ScriptedUpstream(answer) as upstream:
+        up = {"name": "up", "kind": "openai", "url": upstream.url, "probe_s": 0.0, "read_on_s": 0.0}
+        async with staged(tmp_path, {"upstreams": [up], "models": PRICED}) as stage:
+            offload = stage.parts.offload
+            offload.start()
+            await until(lambda: len(offload._idle) == PROCESSES)
+            request = asyncio.create_task(stage.http.post(CHAT, json=asking()))
+            await until(lambda: bool(offload._busy))
+            request.cancel()
+            (row,) = await stage.rows(1)
+            assert (row["outcome"], row["usage_source"]) == ("client_gone", "estimated")
+            assert row["tokens_in"] > 0
+            assert 20_000 <= row["tokens_out"] <= 40_000
 
 
 class Hosted(Gateway):
