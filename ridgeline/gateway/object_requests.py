@@ -28,6 +28,7 @@ from ridgeline.gateway.exchange import Exchange, Headers, Receive, Send
 from ridgeline.gateway.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.listing import own_files, page, shown_in
+from ridgeline.gateway.offload import LARGE
 from ridgeline.gateway.own_requests import answer_json
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import reserve_request
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 MAX_ID = 128
 MAX_PAGE = 100
+MAX_BATCH_BODY = LARGE  # bytes of POST /v1/batches: read on the event loop, and OpenAI's metadata fits
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 UPLOAD_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
@@ -138,7 +140,10 @@ class ObjectRequests:
     async def _batch(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         config = self._config
         exchange.body = await exchange.read_body(
-            receive, config.max_body_bytes, config.upload_timeout_s, self._parts.body_bytes
+            receive,
+            min(MAX_BATCH_BODY, config.max_body_bytes),
+            config.upload_timeout_s,
+            self._parts.body_bytes,
         )
         exchange.wait_until(exchange.arrived + config.request_timeout_s, out_of_time)
         exchange.fields = read_fields(exchange.body)
@@ -154,7 +159,7 @@ class ObjectRequests:
         guard = self._guard(exchange)
         if guard is not None:
             own = {name: value for name, value in exchange.fields.items() if name != "input_file_id"}
-            guarded = (await guard.request("batches", own)).fields
+            guarded = (await guard.request("batches", own, exchange.tenant)).fields
             exchange.fields = {**guarded, "input_file_id": exchange.fields["input_file_id"]}
         exchange.stay()  # a batch that was made and is not remembered would never be booked
         order = await order_batch(self._parts, exchange, owned)

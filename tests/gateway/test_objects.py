@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
+from ridgeline.gateway.offload import PROCESSES
 from tests.gateway.object_stage import batch_line, before_our_server, ended, upload
-from tests.gateway.scripted_upstream import Asked, ScriptedUpstream, whole
+from tests.gateway.scripted_upstream import Asked, ScriptedUpstream, always, whole
 from tests.gateway.stage import CHAT, staged
+from tests.gateway.test_trust import scripted
+from tests.gateway.waiting import until
 from tests.patience import PATIENCE_S
 
 
@@ -36,6 +40,34 @@ async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(t
         assert row["cost_pusd"] == row["tokens_in"] * 1_000_000 + row["tokens_out"] * 2_000_000
         assert row["key_id"].startswith("key_")
         assert row["model"] == "public"
+
+
+async def test_a_batch_takes_the_largest_metadata_of_openai_and_no_body_beyond_64_kib(tmp_path: Path) -> None:
+    async with scripted(tmp_path, always(200, {"id": "x", "object": "file"})) as (stage, upstream):
+        body = {"input_file_id": "file-none", "endpoint": CHAT, "completion_window": "24h"}
+        body |= {"metadata": {f"{n:064}": "я" * 512 for n in range(16)}}  # 52 kB, as its escapes are ASCII
+        assert (await stage.http.post("/v1/batches", content=json.dumps(body))).status_code == 404
+        body |= {f"field_{n}": 0 for n in range(2_000)}
+        refused = await stage.http.post("/v1/batches", content=json.dumps(body))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+        assert not upstream.asked
+
+
+async def test_the_guard_checks_a_batch_in_its_tenants_own_queue(tmp_path: Path) -> None:
+    guards = [{"name": "mail", "redact": ("email",)}]
+    answer = always(200, {"id": "file-1", "object": "file"})
+    async with scripted(tmp_path, answer, {"guard": "mail"}, guards=guards) as (stage, _):
+        offload, key = stage.parts.offload, stage.parts.policy.policy.lookup(stage.secret)
+        await stage.parts.owned.remember("file-1", key.tenant, "up", "file", {"model": "open"})
+        offload.start()
+        await until(lambda: len(offload._idle) == PROCESSES)
+        for process in offload._alive:  # the job stays where it can be seen
+            process.send_signal(signal.SIGSTOP)
+        body = {"input_file_id": "file-1", "endpoint": CHAT, "metadata": {"note": "x" * 4096}}
+        asked = asyncio.create_task(stage.http.post("/v1/batches", json=body))
+        await until(lambda: bool(offload._busy))
+        assert list(offload._busy) == [key.tenant]
+        asked.cancel()
 
 
 async def test_a_batch_whose_connection_dies_is_not_made_twice(tmp_path: Path) -> None:
