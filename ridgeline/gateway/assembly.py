@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ridgeline.gateway.routing.question import Question
     from ridgeline.gateway.routing.router import ModelRouter
 
+RESTORE_S = 2.0  # the longest that the batches of earlier processes delay the first request
+
 
 class Assembly:
     def __init__(self, parts: Parts, stack: AsyncExitStack) -> None:
@@ -57,14 +59,17 @@ class Assembly:
             return cls(parts, stack.pop_all())
 
     async def start_booking(self) -> None:
-        """Look after the batches of all workers, from before the first request on. One worker does so.
+        """Look after the batches of all workers. One worker does so.
 
-        A worker that has taken over limits knows already what batches may cost.
+        Returns when the batches of earlier processes are held, or after RESTORE_S: a store or ledger that is
+        away delays no start. A worker that has taken over limits knows already what batches may cost.
         """
         limiter, batches = self.parts.limiter, self.parts.batches
-        if not (isinstance(limiter, HandoverLimiter) and limiter.has_adopted):
-            await batches.restore()
+        if isinstance(limiter, HandoverLimiter) and limiter.has_adopted:
+            batches.restored.set()
         self._booking = asyncio.create_task(batches.run())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(batches.restored.wait(), RESTORE_S)
 
     async def stop_booking(self) -> None:
         task, self._booking = self._booking, None

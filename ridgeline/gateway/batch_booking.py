@@ -39,6 +39,7 @@ MAX_BATCH_BYTES = 1 << 20
 AT_ONCE = 8
 PAGE = 100
 MAX_PAGES = 20
+RESTORE_AGAIN_S = 0.25  # between two attempts to read the batches of earlier processes
 TIGHT_POLL_S = 1.0  # while a batch may cost more than its budget has left
 UNKNOWN_S = 600.0  # a batch that its upstream has not known for this long is booked as it was last seen
 ORDER_S = 60.0  # beyond the longest request: an order without a batch is looked for then
@@ -53,8 +54,11 @@ class BatchBooking:
         self._booked: OrderedDict[str, None] = OrderedDict()
         self._booking = asyncio.Lock()
         self._tight: set[str] = set()  # batches that may cost more than their budget has left
+        self._made_ms = unix_s() * 1000
+        self.restored = asyncio.Event()  # the batches of earlier processes are held
 
     async def run(self) -> None:
+        await self._restore()
         while True:
             poll_s = self._parts.settings.gateway.batch_poll_s
             await asyncio.sleep(min(poll_s, TIGHT_POLL_S) if self._tight else poll_s)
@@ -63,15 +67,22 @@ class BatchBooking:
             except Exception:
                 log.exception("batches could not be looked after; tried again")
 
-    async def restore(self) -> None:
-        """Before the first request: what the batches of an earlier process may cost is held again."""
-        for kind in (ORDER, "batch"):
-            for owned in await self._parts.owned.pending(kind):
-                cost = owned.meta.get("held_pusd", owned.meta.get("cost_pusd", 0))
-                try:
-                    await self._parts.limiter.hold(reservation_of(self._parts, owned), cost)
-                except GatewayError as error:
-                    _warn("what a batch may cost is not held yet", owned, error)
+    async def _restore(self) -> None:
+        """Hold again what the batches of earlier processes may cost. Repeat until the store answers."""
+        while not self.restored.is_set():
+            try:
+                found = [one for kind in (ORDER, "batch") for one in await self._parts.owned.pending(kind)]
+                # A later order has its reservation, and may be settled meanwhile.
+                earlier = [one for one in found if one.created_ms < self._made_ms]
+                await asyncio.gather(*(self._guarded(self._hold_again, one) for one in earlier))
+                self.restored.set()
+            except Exception as error:
+                log.warning("batches of earlier processes are not held yet", extra={"cause": str(error)})
+                await asyncio.sleep(RESTORE_AGAIN_S)
+
+    async def _hold_again(self, owned: Owned) -> None:
+        cost = owned.meta.get("held_pusd", owned.meta.get("cost_pusd", 0))
+        await self._parts.limiter.hold(reservation_of(self._parts, owned), cost)
 
     async def look_after_all(self) -> None:
         for order in await self._parts.owned.pending(ORDER):

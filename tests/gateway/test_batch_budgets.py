@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from openai import AsyncOpenAI
 
+from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.tenants.audit import Actor
 from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.gateway.tenants.registry import Registry
@@ -174,6 +175,51 @@ async def test_a_restart_neither_frees_nor_doubles_what_a_batch_costs(
             assert row["cost_pusd"] == SPOKEN * DOLLAR
             body = asking("public", max_tokens=100 - SPOKEN + 1)
             assert (await http.post(CHAT, json=body)).status_code == 429
+
+
+def renamed(name: str, new_name: str) -> Any:
+    """A store without its table does not answer."""
+    yield f"ALTER TABLE {name} RENAME TO {new_name}", ()
+
+
+async def test_a_store_that_is_away_delays_no_start_and_batches_are_held_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.gateway.assembly.RESTORE_S", 0.05, raising=False)
+    async with a_dollar_a_token(tmp_path, {}, hang(), daily_usd=100.0) as (stage, values):
+        await submit(stage.http, lines(2, max_tokens=45))
+        store, secret = stage.parts.owned._store, stage.secret
+        await store.write(renamed("ridgeline_owned", "away"))
+        async with staged(tmp_path, values) as again, again.client(secret) as http:
+            assert (await http.get("/v1/models")).status_code == 200
+            await store.write(renamed("away", "ridgeline_owned"))
+            await asyncio.wait_for(again.parts.batches.restored.wait(), PATIENCE_S)
+            assert (await http.post(CHAT, json=asking("public", max_tokens=11))).status_code == 429
+
+
+async def test_a_ledger_that_does_not_answer_delays_no_start(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.gateway.assembly.RESTORE_S", 0.05, raising=False)
+    answers = asyncio.Event()
+
+    async def spent(ledger: Ledger, kind: str, id: str, since_ms: int) -> int:
+        await answers.wait()
+        return 0
+
+    async with a_dollar_a_token(tmp_path, {}, hang(), daily_usd=100.0) as (stage, values):
+        await submit(stage.http, lines(2, max_tokens=45))
+        secret = stage.secret
+        monkeypatch.setattr(Ledger, "spent", spent)
+        values["redis"] = {"url": redis_url, "prefix": f"test:{secret}", "timeout_ms": 5000}
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            staged(tmp_path, values) as again,
+            again.client(secret) as http,
+        ):
+            assert not again.parts.batches.restored.is_set()
+            answers.set()
+            assert (await http.post(CHAT, json=asking("public", max_tokens=11))).status_code == 429
 
 
 def unsettled(batch_id: str) -> Any:

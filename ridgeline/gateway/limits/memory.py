@@ -81,13 +81,15 @@ class MemoryLimiter:
     async def hold(self, reservation: Reservation, cost_pusd: int) -> int | None:
         subjects = [subject for subject in reservation.subjects if has_budget(subject)]
         at_ms = int(self._wall() * 1000)
+        bucket = int(self._clock() * 1000) // BUCKET_MS
+        for subject in subjects if not reservation.settled else ():
+            # Before the ledger is asked: the hold counts also where the ledger does not answer.
+            self._of(subject, bucket).hold(reservation.id, cost_pusd)
         counts = await self._seeded(subjects, at_ms, "closed")
         bucket = int(self._clock() * 1000) // BUCKET_MS
         rooms: list[int] = []
         for subject, count in zip(subjects, counts, strict=True):
             count.advance(bucket, at_ms)
-            if not reservation.settled:
-                count.hold(reservation.id, cost_pusd)
             rooms.append(count.room(subject))
         return min(rooms, default=None)
 

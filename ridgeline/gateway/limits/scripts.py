@@ -294,8 +294,8 @@ return 1
 )
 
 # KEYS: the reservation's mark, subjects with a budget. ARGV: id, now, cost, lease; per subject its limits as
-# above. Answers "status now". Status 0: then what each subject has left; 1: it has been settled; 2 (nothing
-# done): subjects whose spending is not known here.
+# above. Answers "status now". Status 0: then what each subject has left; 1: it has been settled; 2: the
+# subjects whose spending is not known here. The cost is held all the same.
 HOLD = (
     _PRELUDE
     + """
@@ -303,6 +303,8 @@ local id, now, cost, lease = ARGV[1], clock(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local out, unknown = {0, string.format('%.0f', now)}, {2, string.format('%.0f', now)}
 if call('EXISTS', KEYS[1]) == 1 then return '1 ' .. out[2] end
 for s = 2, #KEYS do
+  release_expired(KEYS[s], now, ':h', ':b')
+  hold(KEYS[s], id, cost, now, lease)
   if not spending(KEYS[s], now) then unknown[#unknown + 1] = s - 1 end
 end
 if #unknown > 2 then return table.concat(unknown, ' ') end
@@ -310,8 +312,6 @@ for s = 2, #KEYS do
   local key, a = KEYS[s], 4 + (s - 2) * 5
   local daily, monthly = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
   local _, spent_day, _, spent_month = spending(key, now)
-  release_expired(key, now, ':h', ':b')
-  hold(key, id, cost, now, lease)
   local open, room = open_cost(key), math.huge
   if daily >= 0 then room = daily - spent_day - open end
   if monthly >= 0 then room = math.min(room, monthly - spent_month - open) end

@@ -385,3 +385,22 @@ def test_a_request_of_unknown_size_is_refused_where_nothing_is_left() -> None:
     with pytest.raises(Limited, match="per day"):
         now(limiter.admit((key(daily_usd=1.0),)))
     now(limiter.admit((key(daily_usd=1.0),), costs=False))
+
+
+def test_background_work_is_held_also_while_the_ledger_does_not_answer() -> None:
+    async def scenario() -> None:
+        answers = asyncio.Event()
+
+        async def spent(subject: Subject, since_ms: int) -> int:
+            await answers.wait()
+            return 0
+
+        limiter, subject = MemoryLimiter(spent, seed_timeout_s=0.01), key(daily_usd=1.0)
+        batch = Reservation("b", [subject], 0, 0, 0, is_background=True)
+        with pytest.raises(Unavailable):
+            await limiter.hold(batch, PICODOLLARS * 6 // 10)
+        answers.set()
+        with pytest.raises(Limited):
+            await limiter.reserve([subject], 0, PICODOLLARS // 2)
+
+    asyncio.run(scenario())
