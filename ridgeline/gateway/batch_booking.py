@@ -219,7 +219,16 @@ class BatchBooking:
     # ---- an order whose batch is not known ----
 
     async def _find_batch(self, order: Owned) -> None:
-        """The gateway died, or the answer was lost: the batch with the order's file that no tenant owns."""
+        """The gateway died, or the answer was lost: the batch with the order's file that no tenant owns.
+
+        An order at an upstream that is no longer configured stays held for UNKNOWN_S more.
+        """
+        if order.upstream not in self._known_upstreams:
+            since = self._missing.setdefault(order.id, time.monotonic())
+            if time.monotonic() - since > UNKNOWN_S:
+                del self._missing[order.id]
+                await drop_order(self._parts, order)
+            return
         owned, after = self._parts.owned, ""
         for _ in range(MAX_PAGES):
             path = f"/v1/batches?limit={PAGE}" + (f"&after={after}" if after else "")
@@ -240,10 +249,13 @@ class BatchBooking:
     # ---- asking ----
 
     async def _guarded(self, look: Any, owned: Owned) -> None:
+        """One batch that cannot be looked after keeps no other from it."""
         try:
             await look(owned)
         except (GatewayError, msgspec.DecodeError, OSError) as error:
             _warn("a batch could not be looked after", owned, error)
+        except Exception:
+            log.exception("a batch could not be looked after", extra={"batch": owned.id})
 
     async def _ask(self, owned: Owned) -> Batch | None:
         """None: its upstream does not know it, or is no longer configured."""

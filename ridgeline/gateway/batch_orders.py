@@ -14,6 +14,7 @@ from ridgeline.gateway.exchange import Exchange
 from ridgeline.gateway.limits.limiter import Reservation, limited_only
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import subjects_of
+from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.owned import Owned
 
 ORDER = "batch_order"  # the kind of an order in the store
@@ -66,16 +67,17 @@ def reservation_of(parts: Parts, owned: Owned) -> Reservation:
     """Of an order or a batch, with the limits that hold now; `meta` says what was reserved."""
     meta: dict[str, Any] = owned.meta
     policy = parts.policy.policy
-    key = policy.known_key(meta.get("key", ""))
+    key_id = meta.get("key", "")
+    # A key that was deleted has no limits. Its team and model still hold what the batch may cost.
+    key = policy.known_key(key_id) or Key(key_id, "")
     try:
         model = parts.catalog.find(meta.get("model", ""))
     except NotFound:  # the configuration has changed
         model = None
     team = policy.team(meta["team"]) if meta.get("team") else None
-    subjects = subjects_of(key, team, model) if key is not None else []
     return Reservation(
         meta.get("order", owned.id),
-        limited_only(subjects),
+        limited_only(subjects_of(key, team, model)),
         meta.get("reserved_tokens", 0),
         meta.get("cost_pusd", 0),
         meta.get("at_ms", owned.created_ms),

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.tenants.audit import Actor
-from ridgeline.gateway.tenants.keys import Limits
+from ridgeline.gateway.tenants.keys import Limits, Team
 from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
 from tests.gateway.object_stage import batch_line, ended, our_server, submit, upload
@@ -308,14 +308,19 @@ class Hosted:
 
 
 @asynccontextmanager
-async def before_hosted(tmp_path: Path, **limits: Any) -> AsyncIterator[tuple[Staged, Hosted]]:
+async def before_hosted(
+    tmp_path: Path,
+    model: Mapping[str, Any] | None = None,
+    gateway: Mapping[str, Any] | None = None,
+    **limits: Any,
+) -> AsyncIterator[tuple[Staged, Hosted]]:
     hosted = Hosted()
     async with ScriptedUpstream(hosted.answer) as upstream:
-        model = {"name": "public", "targets": ("up/m",), "price_in": 0.0, "price_out": 1_000_000.0}
+        public = {"name": "public", "targets": ("up/m",), "price_in": 0.0, "price_out": 1_000_000.0}
         values = {
             "upstreams": [{"name": "up", "kind": "openai", "url": upstream.url, "probe_s": 0.0}],
-            "models": [model],
-            "gateway": {"output_estimate": 1, "batch_poll_s": 3600.0},
+            "models": [public | dict(model or {})],
+            "gateway": {"output_estimate": 1, "batch_poll_s": 3600.0} | dict(gateway or {}),
         }
         async with staged(tmp_path, values, {"limits": Limits(**limits)}) as stage:
             yield stage, hosted
@@ -399,6 +404,59 @@ async def test_an_order_whose_batch_was_never_made_is_dropped(
         assert await stage.parts.owned.pending("batch_order") == []
         refused = await stage.http.post(CHAT, json=asking("public", max_tokens=100))
         assert refused.status_code != 429
+
+
+async def test_an_order_at_an_upstream_that_was_removed_keeps_no_other_batch_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.gateway.batch_booking.ORDER_S", -1e6)
+    async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
+        owned = stage.parts.owned
+        await owned.remember("order_1", "t", "removed", "batch_order", {"input_file_id": "file-0"})
+        batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
+        hosted.done(4, "completed")
+        await stage.parts.batches.look_after_all()
+        assert await owned.pending("batch") == []
+        assert (await booked(stage, batch["id"]))["cost_pusd"] == 28 * DOLLAR
+        monkeypatch.setattr("ridgeline.gateway.batch_booking.UNKNOWN_S", -1.0)
+        await stage.parts.batches.look_after_all()
+        assert await owned.pending("batch_order") == []
+
+
+async def test_a_batch_whose_key_was_deleted_gives_its_team_back_what_it_did_not_use(tmp_path: Path) -> None:
+    by = Actor("test", "127.0.0.1")
+    async with before_hosted(tmp_path) as (stage, hosted):
+        settings = stage.parts.settings
+        registry = Registry(store := Store(settings.store, settings.state_dir))
+        team = await registry.create_team(lambda id: Team(id, "team", Limits(daily_usd=100.0)), by)
+        key, secret = await stage.new_key(name="first", team=team.team.id)
+        _, other = await stage.new_key(name="second", team=team.team.id)
+        async with stage.client(secret) as http:
+            batch = (await submit(http, lines(4, max_tokens=20))).json()
+        await registry.revoke_key(key.id, by)
+        await registry.delete_key(key.id, by)
+        await store.close()
+        await stage.parts.policy.refresh()
+        hosted.done(4, "completed")
+        await booked(stage, batch["id"])
+        async with stage.client(other) as http:
+            answer = await http.post(CHAT, json=asking("public", max_tokens=100 - 28 + 1))
+            assert answer.status_code == 429
+            answer = await http.post(CHAT, json=asking("public", max_tokens=100 - 28))
+            assert answer.status_code == 200
+
+
+async def test_a_batch_without_a_key_is_settled_at_its_model(tmp_path: Path) -> None:
+    async with before_hosted(
+        tmp_path, model={"tokens_per_minute": 1000}, gateway={"require_keys": False}
+    ) as (stage, hosted):
+        async with stage.client("") as http:
+            batch = (await submit(http, lines(4, max_tokens=20))).json()
+        counts = stage.parts.limiter._local.counts["model", "public"]
+        assert len(counts.background) == 1
+        hosted.done(4, "completed")
+        await booked(stage, batch["id"])
+        assert (counts.background, counts.reserved_pusd) == ({}, 0)
 
 
 async def test_a_line_that_asks_for_too_much_is_named_when_the_file_is_uploaded(tmp_path: Path) -> None:
