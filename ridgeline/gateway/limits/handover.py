@@ -22,7 +22,8 @@ from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.limits.limiter import Reservation, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
 
-ASK_S = 2.0  # for the new worker to answer; then the old one counts by itself
+ASK_S = 2.0  # for the new worker to answer, beside its wait for the ledger; then the old one counts by itself
+MOST_SUBJECTS = 3  # key, team and model: the ledger may be asked for each
 _HEAD = struct.Struct("<I")
 
 log = logging.getLogger("ridgeline.gateway")
@@ -120,7 +121,7 @@ class HandoverLimiter:
         assert successor is not None
         call = (method, args, options, None if admitted is None else admitted.id)
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(ASK_S + MOST_SUBJECTS * self._local.seed_timeout_s):
                 return await successor.ask(call)
         except (OSError, EOFError, TimeoutError):
             log.warning("the worker that took over the limits does not answer; this one counts by itself")

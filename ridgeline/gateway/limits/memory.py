@@ -48,7 +48,7 @@ class MemoryLimiter:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = unix_s,
     ) -> None:
-        self._spent, self._seed_timeout_s = spent, seed_timeout_s
+        self._spent, self.seed_timeout_s = spent, seed_timeout_s
         self._clock, self._wall = clock, wall
         self._counts: OrderedDict[tuple[str, str], _Counts] = OrderedDict()
         self._seeding: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -215,7 +215,7 @@ class MemoryLimiter:
             task = asyncio.ensure_future(self._ask_ledger(self._spent, subject, count, at_ms))
             self._seeding[name] = task
             task.add_done_callback(lambda _: self._seeding.pop(name, None))
-        await asyncio.wait((task,), timeout=self._seed_timeout_s)
+        await asyncio.wait((task,), timeout=self.seed_timeout_s)
         if not count.seeded and when_unknown != "open":
             raise unknown(f"what this {subject.kind} has spent")
 

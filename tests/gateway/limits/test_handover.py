@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.gateway.errors import BadRequest, Limited, UpstreamFailed
+from ridgeline.gateway.errors import BadRequest, Limited, Unavailable, UpstreamFailed
 from ridgeline.gateway.limits.handover import HandoverLimiter
 from ridgeline.gateway.limits.limiter import PICODOLLARS, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
@@ -30,8 +30,8 @@ class Workers:
         self._folder = folder
         self.all: list[HandoverLimiter] = []
 
-    async def switch(self) -> HandoverLimiter:
-        new = HandoverLimiter(MemoryLimiter())
+    async def switch(self, local: MemoryLimiter | None = None) -> HandoverLimiter:
+        new = HandoverLimiter(local or MemoryLimiter())
         path = self._folder / f"{len(self.all)}.sock"
         await new.listen(path)
         if self.all:
@@ -160,3 +160,17 @@ async def test_a_worker_whose_successor_is_gone_counts_by_itself(workers: Worker
 def test_an_error_is_the_same_in_another_process(error: Exception) -> None:
     made = pickle.loads(pickle.dumps(error))
     assert (type(made), str(made), vars(made)) == (type(error), str(error), vars(error))
+
+
+async def test_a_slow_ledger_of_the_next_worker_keeps_what_is_under_way(workers: Workers) -> None:
+    async def never(subject: Subject, since_ms: int) -> int:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("it never answers")
+
+    first = await workers.switch()
+    running = await first.reserve([key(concurrent=1)], 0, 0)
+    second = await workers.switch(MemoryLimiter(never, seed_timeout_s=2.2))
+    with pytest.raises(Unavailable):
+        await first.reserve([Subject("key", "with a budget", Limits(daily_usd=1.0))], 0, 0)
+    assert await refused(second, key(concurrent=1)) == "concurrency_limit_exceeded"
+    first.settle(running, 0, 0)
