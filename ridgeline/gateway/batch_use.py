@@ -51,6 +51,7 @@ class Used(NamedTuple):
 
 
 class _Reply(msgspec.Struct):
+    status_code: int = 200
     body: msgspec.Raw = msgspec.Raw(b"{}")
 
 
@@ -84,14 +85,16 @@ _ESTIMATED = ("tokens_in", "tokens_out")
 
 
 async def used_in_all(upstreams: Upstreams, owned: Owned, batch: Batch, prices: TokenPrices) -> Used:
-    """Of a batch that has ended. What was last seen of it, where its output file is gone."""
+    """Of a batch that has ended. Where its output file is gone: by the counts of its answered lines."""
     usage = batch.usage.usage() if batch.usage is not None else Usage()
     if (usage.tokens_in or usage.tokens_out) and not prices.above:
         return Used(usage, prices.cost(usage))
+    counted = used_so_far(batch, owned.meta, prices)._replace(left_pusd=0)
     if not batch.output_file_id:
-        return Used(Usage(), 0)
+        return counted
     kind = KIND_OF_URL.get(batch.endpoint, "chat")
-    return await _sum(upstreams, owned.upstream, batch.output_file_id, kind, prices) or last_seen(owned)
+    used = await _sum(upstreams, owned, batch.output_file_id, kind, prices)
+    return used or (counted if counted.usage.tokens_in or counted.usage.tokens_out else last_seen(owned))
 
 
 def last_seen(owned: Owned) -> Used:
@@ -115,12 +118,13 @@ def _cost_of_lines(usage: Usage, lines: int, prices: TokenPrices) -> int:
 
 
 async def _sum(
-    upstreams: Upstreams, upstream: str, file_id: str, kind: str, prices: TokenPrices
+    upstreams: Upstreams, owned: Owned, file_id: str, kind: str, prices: TokenPrices
 ) -> Used | None:
     """Line by line: an output file may be larger than memory. None: the upstream no longer has it."""
+    mean = _mean_line(owned.meta)
     asked = Outgoing("GET", f"/v1/files/{file_id}/content", [], b"", False)
     deadline = time.monotonic() + ASK_S
-    opened = await upstreams.open([Target(upstream, "")], lambda _: asked, tenant="", deadline=deadline)
+    opened = await upstreams.open([Target(owned.upstream, "")], lambda _: asked, tenant="", deadline=deadline)
     total, cost, rest = Usage(source="reported"), 0, b""
     try:
         if opened.answer.status == 404:
@@ -131,25 +135,39 @@ async def _sum(
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > MAX_LINE:
                 raise GatewayError("a line of a batch's output is too long")
-            cost += sum(_add(total, kind, line, prices) for line in lines)
-        cost += _add(total, kind, rest, prices)
+            cost += sum(_add(total, kind, line, prices, mean) for line in lines)
+        cost += _add(total, kind, rest, prices, mean)
         opened.close(True)
     finally:
         opened.abort()
     return Used(total, cost)
 
 
-def _add(total: Usage, kind: str, line: bytes, prices: TokenPrices) -> int:
-    """The line's cost."""
+def _mean_line(meta: dict[str, Any]) -> Used:
+    """A line by the estimate of its batch."""
+    lines = meta.get("lines", 0) or 1
+    tokens_in, tokens_out = (meta.get(name, 0) // lines for name in _ESTIMATED)
+    return Used(
+        Usage(tokens_in, tokens_out=tokens_out, source="estimated"), meta.get("cost_pusd", 0) // lines
+    )
+
+
+def _add(total: Usage, kind: str, line: bytes, prices: TokenPrices, mean: Used) -> int:
+    """The line's cost. An answer without `usage` counts as the mean line, and marks the sum as estimated."""
     if not line.strip():
         return 0
     answered = _line.decode(line)
-    used = usage_of(kind, "openai", bytes(answered.response.body)) if answered.response is not None else None
-    if used is None:
+    if answered.response is None:
         return 0
-    total.tokens_in += used.tokens_in
-    total.tokens_cached += used.tokens_cached
-    total.tokens_cache_write += used.tokens_cache_write
-    total.tokens_out += used.tokens_out
-    total.tokens_reasoning += used.tokens_reasoning
-    return prices.cost(used)
+    used = usage_of(kind, "openai", bytes(answered.response.body))
+    if used is None and answered.response.status_code >= 400:
+        return 0
+    if used is None:
+        total.source = "estimated"
+    one = used or mean.usage
+    total.tokens_in += one.tokens_in
+    total.tokens_cached += one.tokens_cached
+    total.tokens_cache_write += one.tokens_cache_write
+    total.tokens_out += one.tokens_out
+    total.tokens_reasoning += one.tokens_reasoning
+    return prices.cost(used) if used is not None else mean.cost_pusd

@@ -6,6 +6,7 @@ batch's file is read on its way: every line must be one that its key could have 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from ridgeline.gateway.endpoints import FILES
 from ridgeline.gateway.errors import (
     BadRequest,
     Forbidden,
+    GatewayError,
     NotFound,
     Unavailable,
     UpstreamFailed,
@@ -34,6 +36,8 @@ from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import reserve_request
 from ridgeline.gateway.uploads import checked_batch_file, read_form
 from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.attempts import UNSENT
+from ridgeline.gateway.upstreams.opened import Attempt
 from ridgeline.gateway.upstreams.outgoing import Outgoing, StoredBody, Stretch, Target
 
 T = TypeVar("T")
@@ -164,9 +168,16 @@ class ObjectRequests:
         exchange.stay()  # a batch that was made and is not remembered would never be booked
         order = await order_batch(self._parts, exchange, owned)
         headers: Headers = [(b"content-type", b"application/json")]
-        answer = await self._ask(
-            exchange, owned.upstream, "POST", "/v1/batches", write_fields(exchange.fields), headers
-        )
+        sent, tried = write_fields(exchange.fields), list[Attempt]()
+        try:
+            answer = await self._ask(
+                exchange, owned.upstream, "POST", "/v1/batches", sent, headers, attempts=tried
+            )
+        except GatewayError:
+            if all(400 <= one.status < 500 or one.cause in UNSENT for one in tried):
+                with contextlib.suppress(GatewayError):  # the order stays, and is dropped later
+                    await drop_order(self._parts, order)
+            raise
         body = await self._read(exchange, answer)
         if answer.status >= 400:
             await drop_order(self._parts, order)
@@ -206,6 +217,7 @@ class ObjectRequests:
         path: str,
         body: bytes | StoredBody,
         headers: Headers,
+        attempts: list[Attempt] | None = None,
     ) -> Answer:
         key, team = exchange.key, exchange.team
         assert key is not None
@@ -221,6 +233,7 @@ class ObjectRequests:
             priority=key.priority,
             strategy="ordered",
             deadline=exchange.deadline,
+            attempts=attempts,
             repeatable=method == "GET",
         )
         exchange.row.upstream, exchange.row.attempts = upstream, len(opened.attempts)

@@ -282,6 +282,7 @@ class Hosted:
         }
         self.output = b""
         self.loses_answer = False
+        self.refuses = 0  # the status for a new batch
 
     async def answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.path.endswith("/content"):
@@ -290,6 +291,8 @@ class Hosted:
             writer.write(whole(200, {"id": "file-1", "object": "file"}))
         elif asked.path.startswith("/v1/batches?"):
             writer.write(whole(200, {"data": [self.batch], "has_more": False}))
+        elif asked.method == "POST" and asked.path == "/v1/batches" and self.refuses:
+            writer.write(whole(self.refuses, {}))
         elif asked.method == "POST" and asked.path == "/v1/batches" and self.loses_answer:
             writer.close()
         else:
@@ -341,16 +344,46 @@ async def test_lines_of_a_hosted_batch_are_settled_by_their_estimate_and_booked_
         assert (row["cost_pusd"], row["usage_source"]) == (28 * DOLLAR, "reported")
 
 
-async def test_a_hosted_batch_whose_output_is_gone_is_booked_as_it_was_last_seen(tmp_path: Path) -> None:
+async def test_a_hosted_batch_whose_output_is_gone_is_booked_by_its_answered_lines(tmp_path: Path) -> None:
+    async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
+        batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
+        hosted.done(3, "completed")  # between two looks
+        hosted.output = b""
+        row = await booked(stage, batch["id"])
+        assert (row["cost_pusd"], row["usage_source"]) == (60 * DOLLAR, "estimated")
+
+
+async def test_a_hosted_batch_without_output_and_counts_is_booked_as_it_was_last_seen(tmp_path: Path) -> None:
     async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
         batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
         hosted.done(3)
         await stage.parts.batches.look_after_all()
-        hosted.done(4, "completed")
+        hosted.done(0, "completed")
         hosted.output = b""
         row = await booked(stage, batch["id"])
-        assert row["cost_pusd"] == 60 * DOLLAR
-        assert row["usage_source"] == "estimated"
+        assert (row["cost_pusd"], row["usage_source"]) == (60 * DOLLAR, "estimated")
+
+
+async def test_answered_lines_without_usage_are_estimated_and_marked(tmp_path: Path) -> None:
+    async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
+        batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
+        hosted.done(2, "completed")
+        for status in (200, 400):
+            line = {"custom_id": "c", "response": {"status_code": status, "body": {}}}
+            hosted.output += b"\n" + json.dumps(line).encode()
+        row = await booked(stage, batch["id"])
+        assert (row["cost_pusd"], row["usage_source"]) == ((2 * 7 + 20) * DOLLAR, "estimated")
+
+
+@pytest.mark.parametrize(("status", "is_held"), [(429, False), (500, True)])
+async def test_a_batch_that_its_upstream_refused_holds_no_money(
+    tmp_path: Path, status: int, is_held: bool
+) -> None:
+    async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
+        hosted.refuses = status
+        assert (await submit(stage.http, lines(4, max_tokens=20))).status_code >= 400
+        assert bool(await stage.parts.owned.pending("batch_order")) == is_held
+        assert (await chat(stage, max_tokens=21) == 429) == is_held
 
 
 async def test_a_smaller_budget_stops_a_batch_that_runs(tmp_path: Path) -> None:
