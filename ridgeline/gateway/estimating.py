@@ -8,44 +8,32 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from ridgeline.gateway.accounting.estimate import (
     PROMPT_FIELDS,
-    TOKENS_PER_PART,
     answer_tokens,
     prompt_tokens,
-    texts_of,
     unseen_tokens,
 )
 from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.accounting.tokenizer_counts import TokenizerCounts, unescaped
 from ridgeline.gateway.audio_length import audio_length_s
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.dialects.counts import AUDIO
 from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.exchange import Exchange
+from ridgeline.gateway.offload import LARGE, plain
 from ridgeline.gateway.parts import Parts
 from ridgeline.gateway.reservations import GENERATING, most_used
 from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.gateway.usage import Usage
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 FREE = frozenset({"count_tokens"})  # kinds that no provider bills
-TOKENS_PER_MESSAGE = 4  # of a chat template
 AUDIO_PER_S = 10  # tokens of a second of sound that is read,
 SPEECH_PER_S = 21  # and of one that is spoken, as OpenAI counts
 SPOKEN_PER_S = 12  # characters of text: rather slow, so that the sound is rather long
-_LABELS = frozenset((
-    "role", "type", "id", "tool_call_id", "tool_use_id", "call_id", "media_type", "format", "detail",
-))  # fmt: skip
-_SCHEMAS = frozenset({"tools", "functions", "response_format", "text"})
-_BLOBS = frozenset({"data", "url", "image_url", "file_data"})
 
 
 class OutputBound(NamedTuple):
@@ -58,7 +46,8 @@ class OutputBound(NamedTuple):
 class Estimates:
     def __init__(self, parts: Parts) -> None:
         self._catalog, self._prices = parts.catalog, parts.prices
-        self._tokenizers: dict[Path, Tokenizer] = {}
+        self._offload = parts.offload
+        self._counts = TokenizerCounts()
 
     def is_due(self, exchange: Exchange) -> bool:
         """An upstream may bill the request and has not reported all of what it used."""
@@ -69,7 +58,7 @@ class Estimates:
         return exchange.late_usage or exchange.answer is not None
 
     def is_slow(self, exchange: Exchange) -> bool:
-        """The count needs a tokenizer, which runs in a thread."""
+        """The count needs a tokenizer, which runs in a thread or an offload process."""
         if exchange.place.endpoint.kind in AUDIO:
             return False
         return self._tokenizer_file(exchange) is not None and self.is_due(exchange)
@@ -78,8 +67,14 @@ class Estimates:
         file = self._tokenizer_file(exchange)
         if file is None or exchange.place.endpoint.kind in AUDIO:
             self.fill_now(exchange)
+            return
+        fields = plain({name: exchange.fields[name] for name in PROMPT_FIELDS if name in exchange.fields})
+        answer, texts = exchange.answer, exchange.texts
+        if sum(map(len, (*fields.values(), answer or b"", *texts))) > LARGE:
+            counted = await self._offload.run(exchange.tenant, "count_tokens", file, fields, answer, texts)
         else:
-            await asyncio.to_thread(self._fill_by, exchange, file)
+            counted = await asyncio.to_thread(self._counts.count, file, fields, answer, texts)
+        self._fill(exchange, *counted)
 
     def fill_now(self, exchange: Exchange) -> None:
         """By the formula."""
@@ -108,7 +103,7 @@ class Estimates:
         spoken = exchange.place.endpoint.kind == "speech" and text is not None
         return Usage(
             audio_ms=exchange.audio_ms,
-            characters=len(_unescaped(bytes(text)[1:-1])) if spoken and text else 0,
+            characters=len(unescaped(bytes(text)[1:-1])) if spoken and text else 0,
         )
 
     def input_tokens(self, exchange: Exchange) -> int:
@@ -157,73 +152,15 @@ class Estimates:
         used.source = "counted" if is_told and not used.tokens_in else "estimated"
         exchange.usage = used
 
-    # ---- by a tokenizer ----
-
     def _tokenizer_file(self, exchange: Exchange) -> Path | None:
         model = exchange.row.model
         return self._catalog.find(model).config.tokenizer if model else None
-
-    def _fill_by(self, exchange: Exchange, file: Path) -> None:
-        tokenizer = self._tokenizers.get(file)
-        if tokenizer is None:
-            tokenizer = self._tokenizers[file] = load_tokenizer(file)
-
-        def count(text: str) -> int:
-            return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-        tokens_in = sum(
-            count(one) if isinstance(one, str) else one
-            for name in PROMPT_FIELDS
-            if name in exchange.fields
-            for one in _counted_field(name, exchange.fields[name])
-        )
-        texts = exchange.texts if exchange.answer is None else texts_of(exchange.answer)
-        self._fill(exchange, tokens_in, count("".join(_unescaped(text) for text in texts)))
 
 
 def limit_tokens(used: Usage | LedgerRow) -> int:
     """What a request counts against limits of tokens: seconds of sound and characters at their usual rate."""
     tokens = used.tokens_in + used.tokens_out
     return tokens or math.ceil(used.audio_ms / 1000 * AUDIO_PER_S) + math.ceil(used.characters / 4)
-
-
-def load_tokenizer(file: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(file / "tokenizer.json" if file.is_dir() else file))
-
-
-def _counted_field(name: str, value: msgspec.Raw) -> Iterator[str | int]:
-    if name in _SCHEMAS:
-        return iter([bytes(value).decode("utf-8", "replace")])  # its names are read by the model too
-    return _counted(msgspec.json.decode(value))
-
-
-def _counted(value: Any, name: str = "") -> Iterator[str | int]:
-    """Texts of a prompt, and tokens of what is no text."""
-    if isinstance(value, str):
-        if name in _BLOBS:
-            yield TOKENS_PER_PART
-        elif name not in _LABELS:
-            yield value
-    elif isinstance(value, int | float):
-        yield 1  # a token id, or a number of a schema
-    elif isinstance(value, list):
-        for one in value:
-            yield from _counted(one, name)
-    elif isinstance(value, dict):
-        if "role" in value:
-            yield TOKENS_PER_MESSAGE
-        for key, one in value.items():
-            yield from _counted(one, key)
-
-
-def _unescaped(text: bytes) -> str:
-    """A string of JSON without its quotes, cut anywhere."""
-    try:
-        return str(msgspec.json.decode(b'"' + text + b'"'))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return text.decode("utf-8", "replace")
 
 
 def _without_limits(fields: Fields) -> Fields:

@@ -124,8 +124,7 @@ class Finishing:
         row = exchange.row
         if exchange.opened is not None:
             exchange.opened.abort()  # nothing, if it was closed
-        if exchange.held is not None:
-            exchange.held.release()
+        exchange.body = b""
         for spool in exchange.spools:
             spool.close()
         row.total_ms = (now - exchange.arrived) * 1000
@@ -167,6 +166,8 @@ class Finishing:
         if exchange.reservation is not None:
             tokens = limit_tokens(row) + exchange.tokens_before
             self._parts.limiter.settle(exchange.reservation, tokens, row.cost_pusd + exchange.pusd_before)
+        if exchange.held is not None:  # not before: until here its fields are in memory
+            exchange.held.release()
 
 
 def _attempts(exchange: Exchange) -> dict[str, object]:

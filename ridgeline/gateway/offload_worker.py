@@ -15,9 +15,11 @@ import struct
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from ridgeline.gateway.accounting.prices import Prices
+from ridgeline.gateway.accounting.tokenizer_counts import TokenizerCounts
 from ridgeline.gateway.batch_files import BatchFile, BatchParts, Uploader, lines_of, read_batch_file
 from ridgeline.gateway.body import read_fields
 from ridgeline.gateway.catalog import Catalog
@@ -40,6 +42,7 @@ class Jobs:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._loop = asyncio.new_event_loop()
+        self._token_counts = TokenizerCounts()
         self._batch_parts: BatchParts | None = None
         # The lines of a batch file are checked in order: a second NER process would be idle.
         self._guards = {one.name: Guard(replace(one, ner_processes=1)) for one in settings.guards}
@@ -98,6 +101,11 @@ class Jobs:
 
     def usage(self, kind: str, family: Family, body: bytes) -> Usage | None:
         return usage_of(kind, family, body)
+
+    def count_tokens(
+        self, file: Path, fields: PlainFields, answer: bytes | None, texts: list[bytes]
+    ) -> tuple[int, int]:
+        return self._token_counts.count(file, fields, answer, texts)
 
     def translate_answer(self, kind: str, body: bytes, family: Family, fields: PlainFields) -> bytes:
         return translate_answer(kind, body, family, raw_fields(fields))

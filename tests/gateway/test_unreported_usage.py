@@ -337,11 +337,44 @@ async def test_estimates_count_against_limits(tmp_path: Path) -> None:
     await mock.stop()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_model_s_own_tokenizer_counts_where_it_is_named(tmp_path: Path, stream: bool) -> None:
+def save_tokenizer_of_words(folder: Path) -> None:
     words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.save(str(tmp_path / "tokenizer.json"))
+    words.save(str(folder / "tokenizer.json"))
+
+
+async def test_a_large_request_is_counted_in_another_process_and_its_bytes_are_held_until_then(
+    tmp_path: Path,
+) -> None:
+    save_tokenizer_of_words(tmp_path)
+
+    async def answer(_: Asked, writer: asyncio.StreamWriter) -> None:
+        for process in offload._alive:  # nothing is counted until the test goes on
+            process.send_signal(signal.SIGSTOP)
+        message = {"role": "assistant", "content": "one two three"}
+        writer.write(whole(200, {"id": "x", "choices": [{"message": message}]}))
+
+    models_ = [{"name": "m", "targets": ("up/m",), "tokenizer": tmp_path}]
+    async with scripted(tmp_path, answer, models=models_) as (stage, _):
+        offload, held = stage.parts.offload, stage.parts.body_bytes
+        offload.start()
+        await until(lambda: len(offload._idle) == PROCESSES)
+        messages = [{"role": "user", "content": "word " * 20_000}]
+        assert (await stage.http.post(CHAT, json={"model": "m", "messages": messages})).status_code == 200
+        try:
+            await until(lambda: bool(offload._busy))
+            assert held.total > 100_000
+        finally:
+            for process in offload._alive:
+                process.send_signal(signal.SIGCONT)
+        (row,) = await stage.rows(1)
+        assert (row["usage_source"], row["tokens_in"], row["tokens_out"]) == ("estimated", 20_000 + 4, 3)
+        await until(lambda: held.total == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_model_s_own_tokenizer_counts_where_it_is_named(tmp_path: Path, stream: bool) -> None:
+    save_tokenizer_of_words(tmp_path)
 
     async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if stream:
