@@ -32,8 +32,17 @@ class ConnectionLimits:
     head_s: float
     connections: int
     per_address: int | None
-    by_address: Counter[str] = field(default_factory=Counter)
+    by_address: Counter[str] = field(default_factory=Counter)  # TLS handshakes included
+    handshakes: int = 0  # TLS connections that are accepted and not open yet
     is_draining: bool = False  # every answer that begins is its connection's last
+
+    def enter(self, address: str) -> None:
+        self.by_address[address] += 1
+
+    def leave(self, address: str) -> None:
+        self.by_address[address] -= 1
+        if not self.by_address[address]:
+            del self.by_address[address]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._refusal: Refusal | None = None  # written when the requests before it are answered
         self._running: RequestResponseCycle | None = None  # the oldest one of a pipeline
         self._alarm: asyncio.TimerHandle | None = None
+        self.before_made: Callable[[], None] | None = None  # set by a TlsListener
         self.when_gone: Callable[[], None] | None = None  # set by the app for the request it is answering
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -67,8 +77,10 @@ class BoundedConnection(HttpToolsProtocol):
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         limits = self._limits
         self._address = self.client[0] if self.client else ""
-        limits.by_address[self._address] += 1
-        if len(self.connections) > limits.connections:
+        if self.before_made is not None:
+            self.before_made()
+        limits.enter(self._address)
+        if len(self.connections) + limits.handshakes > limits.connections:
             self._refuse(_too_many(f"{limits.connections} connections are open, this server's limit"))
         elif limits.per_address is not None and limits.by_address[self._address] > limits.per_address:
             self._refuse(_too_many(f"{limits.per_address} connections are open from {self._address}"))
@@ -77,9 +89,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_alarm()
-        self._limits.by_address[self._address] -= 1
-        if not self._limits.by_address[self._address]:
-            del self._limits.by_address[self._address]
+        self._limits.leave(self._address)
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True  # uvicorn tells the newest alone
             self._running.message_event.set()

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from ridgeline.web.connection import BoundedConnection, ConnectionLimits
 from ridgeline.web.tls import Certificate
+from ridgeline.web.tls_listener import TlsListener
 from ridgeline.web.websocket import WebSocketConnection
 
 CLOSING_S = 5  # for a reader to take the last that was written to it; at most twice that
@@ -31,7 +32,6 @@ class HttpServer(uvicorn.Server):
         certificate: Certificate | None = None,
     ) -> None:
         """max_message_bytes: of a WebSocket; 0: the app speaks none. certificate: None for plain HTTP."""
-        self._handshake_s = limits.head_s
         self._certificate = certificate
         self._closing: set[Any] = set()  # connections of uvicorn's several kinds
         self._limits = limits
@@ -55,23 +55,23 @@ class HttpServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with bounds on TLS: it would wait a minute for a handshake."""
-        options: dict[str, Any] = {}
-        if self._certificate is not None:
-            options["ssl"] = self._certificate.context
-            options["ssl_handshake_timeout"] = self._handshake_s
-            options["ssl_shutdown_timeout"] = CLOSING_S
-        loop = asyncio.get_running_loop()
-        backlog = self.config.backlog
-        self.servers = [
-            await loop.create_server(self._connection, sock=one, backlog=backlog, **options)
-            for one in sockets or ()
-        ]
+        """As uvicorn's, with bounds on TLS handshakes: their time and their number."""
+        self.servers = [await self._serving(one) for one in sockets or ()]
         self.started = True
 
-    def _connection(self) -> asyncio.Protocol:
+    async def _serving(self, listener: socket.socket) -> Any:
+        """An asyncio.Server, or what takes its place over TLS."""
+        backlog = self.config.backlog
+        if self._certificate is None:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self._connection, sock=listener, backlog=backlog)
+        connections = self.server_state.connections
+        tls = (self._certificate, self._limits, self._connection)
+        return TlsListener(listener, *tls, connections, closing_s=CLOSING_S, backlog=backlog)
+
+    def _connection(self) -> BoundedConnection:
         kind: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
+        made: BoundedConnection = kind(config=self.config, server_state=self.server_state, app_state={})
         return made
 
     def drain(self, idle_s: float) -> None:

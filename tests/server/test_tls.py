@@ -19,7 +19,7 @@ from ridgeline.cli.main import main
 from ridgeline.engine.output import OutputChunk
 from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
-from ridgeline.web import listener
+from ridgeline.web import listener, tls_listener
 from ridgeline.web.tls import Certificate
 from tests.certificates import RSA_KEY, Authority
 from tests.patience import PATIENCE_S
@@ -179,6 +179,42 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(authority: Authority, 
             writer.close()
 
     run(wait())
+
+
+def test_silent_connections_before_their_handshake_count_as_connections_of_their_address(
+    authority: Authority, run: Run
+) -> None:
+    stage = staged(authority, say("x"), max_connections_per_address=3, head_timeout_s=600)
+
+    async def crowd() -> None:
+        async with stage.served(authority.trusting()) as http:
+            where = (http.base_url.host, http.base_url.port)
+            most = 3 + tls_listener.REFUSED_AT_ONCE
+            silent = [await asyncio.open_connection(*where) for _ in range(most + 20)]
+            for reader, _ in silent[most:]:  # closed at once, long before their handshake is late
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            assert not any(reader.at_eof() for reader, _ in silent[:most])
+            silent[most - 1][1].close()  # room for a handshake, but for no connection
+            async with asyncio.timeout(PATIENCE_S):
+                while (refused := await _status(http)) == 0:
+                    await asyncio.sleep(0.01)
+            assert refused == 503
+            for _, writer in silent:
+                writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                while await _status(http) != 200:
+                    await asyncio.sleep(0.01)
+
+    run(crowd())
+
+
+async def _status(http: httpx.AsyncClient) -> int:
+    """Of an answer; 0: the connection was closed without one."""
+    try:
+        return (await http.get("/health")).status_code
+    except httpx.TransportError:
+        return 0
 
 
 def test_certificates_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
