@@ -55,6 +55,9 @@ async def test_half_open_heads_of_one_address_reset_no_other_client(
             worker.stdin.write(to_json(settings) + b"\n")
             worker.stdin.flush()
             assert worker.stdout.readline() == b"ready\n"
+            worker.stdin.write(b"serve\n")
+            worker.stdin.flush()
+            assert worker.stdout.readline() == b"serving\n"
             for _ in range(400):  # more than the files that one of the workers may open
                 opened.append(socket.create_connection(("127.0.0.1", port), timeout=10))
                 opened[-1].sendall(HALF_A_HEAD)
