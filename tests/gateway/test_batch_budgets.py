@@ -14,8 +14,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from ridgeline.gateway.accounting.ledger import Ledger
+from ridgeline.gateway.accounting.prices import TokenPrices
+from ridgeline.gateway.batch_use import Batch, used_in_all
 from ridgeline.gateway.tenants.audit import Actor
 from ridgeline.gateway.tenants.keys import Limits, Team
+from ridgeline.gateway.tenants.owned import Owned
 from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
 from tests.gateway.object_stage import batch_line, ended, our_server, submit, upload
@@ -507,3 +510,17 @@ async def test_money_that_other_requests_spend_is_not_there_for_the_batch(tmp_pa
         await completed(stage, batch["id"], 2)  # 20 more, and 10 are left: less than the next two lines cost
         await stage.parts.batches.look_after_all()
         assert (await ended(stage.http, batch["id"]))["status"] == "cancelled"
+
+
+async def test_reported_usage_counts_without_an_output_file_where_long_prompts_cost_more(
+    tmp_path: Path,
+) -> None:
+    usage = {"prompt_tokens": 20, "completion_tokens": 10}
+    shown = {"status": "completed", "usage": usage, "request_counts": {"total": 2, "completed": 2}}
+    prices = TokenPrices(out=3, above=((1000, TokenPrices(out=9)),))
+    async with before_hosted(tmp_path) as (stage, _):
+        used = await used_in_all(
+            stage.parts.upstreams, Owned("b", "t", "up", "batch"), msgspec.convert(shown, Batch), prices
+        )
+    assert (used.cost_pusd, used.usage.source) == (prices.cost(used.usage), "reported")
+    assert used.cost_pusd > 0
