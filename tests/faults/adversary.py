@@ -50,7 +50,7 @@ def _on_json(endpoint: Endpoint) -> Iterator[Attack]:
     known = {field.encode_name: field for field in msgspec.structs.fields(endpoint.request)}
     served = {name for name, about in fields_of(endpoint.request).items() if about.status == "supported"}
     good = next((one for one in endpoint.examples if "messages" in one), endpoint.examples[0])
-    first = next(iter(good))
+    first = next(iter(good), "model")
 
     def with_field(name: str, raw: str) -> bytes:
         """The good body with this text, which need not be JSON, as a field's value."""

@@ -205,7 +205,7 @@ async def test_thinking_and_calls_are_what_the_openapi_document_says(stream: boo
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
 async def test_a_schema_constrains_the_answer(place: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False}
     given = {"type": "json_schema", "schema": schema}
     stage = Stage()
     await whole(stage, **{place: {"format": given} if place == "output_config" else given})

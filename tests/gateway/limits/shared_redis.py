@@ -20,7 +20,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def config(url: str, **values: Any) -> RedisConfig:
-    values = {"timeout_ms": 5000, "prefix": f"test:{uuid.uuid4().hex}", **values}  # the machine may be busy
+    values = {"timeout_ms": 60_000, "prefix": f"test:{uuid.uuid4().hex}", **values}  # the machine may be busy
     return RedisConfig(url=url, **values)
 
 
