@@ -50,9 +50,9 @@ test: lint native           ## every test but the slow and GPU ones, in two proc
 
 # What depends on the instruction set or the BLAS, once more with the ones of an AVX2-only machine. Each variable
 # chooses for one library: the native one, numpy's OpenBLAS, torch's own kernels, its oneDNN and its MKL.
-ISA_TESTS ?= tests/ops tests/quality tests/models/test_packed.py tests/models/test_encoder.py tests/gateway/routing \
-  $(wildcard tests/engine/test_native_*.py tests/engine/test_cuda_*.py) tests/engine/test_determinism.py \
-  tests/engine/test_invariance.py tests/engine/test_families.py tests/engine/test_encoder_engine.py
+ISA_TESTS ?= tests/ops/test_cpu_library.py tests/quality tests/models/test_packed.py tests/models/test_encoder.py \
+  tests/gateway/routing/test_evaluation.py tests/gateway/routing/test_prediction.py tests/engine/test_cuda_runner.py \
+  tests/engine/test_determinism.py tests/engine/test_native_runner.py tests/engine/test_families.py
 test-isa: $(VENV)/.dev native  ## the tests that depend on the instruction set, on AVX2 alone
 	RIDGELINE_ISA=avx2 OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 	  OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not gpu' $(ISA_TESTS) $(ARGS)

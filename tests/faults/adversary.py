@@ -98,7 +98,7 @@ def _on_json(endpoint: Endpoint) -> Iterator[Attack]:
         yield attack("a temperature of 1e308", with_field("temperature", "1e308"), "temperature")
     for name in {"prompt", "input"} & served & good.keys():
         text = json.dumps("word " * 1_500_000)
-        names = None if endpoint.path == "/v1/embeddings" else name  # there is no model for it
+        names = None if "/embed" in endpoint.path else name  # there is no model for it
         yield attack("megabytes of text", with_field(name, text), names)
     if "messages" in served:
         yield from _on_messages(attack, with_field, endpoint.path == "/apply_template")

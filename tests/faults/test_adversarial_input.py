@@ -21,6 +21,7 @@ from tests.faults.listener import Listener
 
 HANGS_S = 60.0  # generous: the machine is shared, and what is measured is printed
 LONGEST_GAP_S = 20.0
+COMPACT = "/v1/responses/compact"  # what passes there writes a summary of 1,024 tokens
 OVERFLOW = "prompt is too long"  # Anthropic's words, which name no field
 
 
@@ -43,6 +44,8 @@ def test_an_attack_is_a_4xx_that_names_the_field(
     timed: list[tuple[float, str]] = []
     with httpx.Client(base_url=live_server.base_url, timeout=HANGS_S) as http:
         for attack in attacks(endpoint):
+            if attack.may_pass and endpoint.path == COMPACT:
+                continue
             asked = time.monotonic()
             answer = http.request(endpoint.method, endpoint.path, content=attack.body, headers=attack.headers)
             timed.append((time.monotonic() - asked, attack.what))
