@@ -341,7 +341,10 @@ def _failing_closed() -> Iterator[None]:
     except GatewayError:
         raise
     except OutOfTime:
-        raise GuardFailed("the guard took longer than it may; nothing was forwarded") from None
+        message = (
+            "the guard could not check this much text in the time it has (timeout_ms); nothing was forwarded"
+        )
+        raise BadRequest(message, code="guard_text_too_long") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
     except Exception as error:

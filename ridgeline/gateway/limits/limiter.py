@@ -143,6 +143,11 @@ class Reservation:
         return any(one.kind == subject.kind and one.id == subject.id for one in before.subjects)
 
     @property
+    def arrived_ms(self) -> int:
+        """When its head was admitted: as in the ledger, money belongs to the day of arrival."""
+        return self.at_ms if self.admitted is None else self.admitted.at_ms
+
+    @property
     def headers(self) -> dict[str, str]:
         return rate_headers(self.standings)
 

@@ -394,12 +394,13 @@ class RedisLimiter:
         wires: Sequence[Wire] = reservation.holds
         return b"".join(
             (
-                self._scripts["settle"].head(1 + len(wires), 6 + len(wires)),
+                self._scripts["settle"].head(1 + len(wires), 7 + len(wires)),
                 self._mark(reservation),
                 *[wire.key for wire in wires],
                 bulk(reservation.id),
                 self._now(),
                 bulk(reservation.at_ms),
+                bulk(reservation.arrived_ms),
                 bulk(more_tokens),
                 bulk(cost_pusd),
                 bulk(ago_ms),

@@ -245,18 +245,19 @@ return table.concat(out, ' ')
 """
 )
 
-# KEYS: the reservation's mark, subjects. ARGV: id, now, reserved at (0: never), tokens more than reserved,
-# cost, how long ago it ended; per subject the letters of what it has: t(okens), l(ease), h(old of
+# KEYS: the reservation's mark, subjects. ARGV: id, now, reserved at, arrived at (0: never), tokens more than
+# reserved, cost, how long ago it ended; per subject the letters of what it has: t(okens), l(ease), h(old of
 # background work), m(oney).
 SETTLE = (
     _PRELUDE
     + """
 if not call('SET', KEYS[1], '1', 'NX', 'PX', SETTLED_TTL) then return 0 end
-local id, now, at, more = ARGV[1], clock(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local cost, ended = ARGV[5], now - tonumber(ARGV[6])
+local id, now, at, more = ARGV[1], clock(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
+local arrived, cost, ended = tonumber(ARGV[4]), ARGV[6], now - tonumber(ARGV[7])
 if at == 0 then at = now end
+if arrived == 0 then arrived = now end
 for s = 2, #KEYS do
-  local key, has = KEYS[s], ARGV[5 + s]
+  local key, has = KEYS[s], ARGV[6 + s]
   if more ~= 0 and string.find(has, 't', 1, true) then
     local requests, tokens, oldest, newest, bucket, _, current = window(key, floor(now / WIDTH))
     if more > 0 then
@@ -279,7 +280,7 @@ for s = 2, #KEYS do
     -- counts.
     local asked = current_day and tonumber(call('HGET', key .. ':m', 's'))
     if current_day and (asked <= ended or now < asked) then
-      local day, month = calendar(at)
+      local day, month = calendar(arrived)
       -- A clock that was set back over midnight spends of the later day, which is the one that is counted.
       local today, this_month = calendar(now)
       if today < current_day then day = current_day end
