@@ -13,10 +13,13 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from ridgeline.web.websocket import WebSocketConnection
 
 MAX_HEADERS = 100
 CONNECTION = "ridgeline.connection"  # where a scope has it
@@ -173,8 +176,13 @@ class BoundedConnection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_alarm()
-        if not self._refused:
-            super().handle_websocket_upgrade()
+        if self._refused:
+            return
+        super().handle_websocket_upgrade()
+        # The transport tells its end to the new protocol alone.
+        upgraded = self.transport.get_protocol()
+        assert isinstance(upgraded, WebSocketConnection)
+        upgraded.when_lost = partial(self._limits.leave, self._address)
 
     # ---- refusals ----
 

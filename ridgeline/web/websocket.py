@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -16,6 +17,13 @@ log = logging.getLogger("ridgeline.web")
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):
+    when_lost: Callable[[], None] | None = None  # set by the connection that was upgraded
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.when_lost is not None:
+            self.when_lost()
+
     async def run_asgi(self) -> None:
         try:
             await self.app(self.scope, self.receive, self.send)

@@ -321,6 +321,23 @@ async def test_a_path_that_does_not_stream_has_no_websocket(path: str) -> None:
     assert refused.value.response.status_code == 404
 
 
+async def test_a_websocket_counts_for_its_address_until_it_is_closed() -> None:
+    async with Stage(config=ServerConfig(max_connections_per_address=1)).served() as http:
+        url = f"ws://{http.base_url.host}:{http.base_url.port}"
+        for path in (CHAT, CHAT, "/health"):  # the last one refuses its handshake
+            with contextlib.suppress(InvalidStatus):
+                async with connect(url + path):
+                    refused = await http.get("/health")
+                    assert (refused.status_code, refused.json()["error"]["code"]) == (
+                        503,
+                        "too_many_connections",
+                    )
+            async with asyncio.timeout(PATIENCE_S):
+                headers = {"connection": "close"}
+                while (await http.get("/health", headers=headers)).status_code != 200:
+                    await asyncio.sleep(0.01)
+
+
 async def test_a_page_of_another_origin_may_not_connect_unless_it_is_allowed() -> None:
     with pytest.raises(InvalidStatus) as refused:
         async with connected(Stage(), origin="https://evil.example"):
