@@ -108,7 +108,7 @@ async def read_batch_file(
         if guard is not None:
             fields = (await guard.request(endpoint.kind, fields, uploader.tenant)).fields
             named = {"custom_id": raw(line.custom_id)}
-            if (await guard.request("batches", named)).fields != named:
+            if (await guard.request("batches", named, uploader.tenant)).fields != named:
                 raise _bad(number, "custom_id holds what this key's policy lets nobody send")
         if takes_salt(keeper, endpoint.kind):
             fields = salted(fields, fields, uploader.tenant, parts.catalog.find(public).config)

@@ -70,6 +70,23 @@ async def test_the_guard_checks_a_batch_in_its_tenants_own_queue(tmp_path: Path)
         asked.cancel()
 
 
+async def test_the_guard_checks_the_names_of_a_batchs_lines_in_their_tenants_own_queue(
+    tmp_path: Path,
+) -> None:
+    guards = [{"name": "mail", "redact": ("email",)}]
+    async with scripted(tmp_path, always(200, {}), {"guard": "mail"}, guards=guards) as (stage, _):
+        offload, key = stage.parts.offload, stage.parts.policy.policy.lookup(stage.secret)
+        offload.start()
+        await until(lambda: len(offload._idle) == PROCESSES)
+        for process in offload._alive:  # the job stays where it can be seen
+            process.send_signal(signal.SIGSTOP)
+        line = batch_line(1, custom_id="x" * 4096, body={"model": "open"})
+        asked = asyncio.create_task(upload(stage.http, line))
+        await until(lambda: bool(offload._busy))
+        assert list(offload._busy) == [key.tenant]
+        asked.cancel()
+
+
 async def test_a_batch_whose_connection_dies_is_not_made_twice(tmp_path: Path) -> None:
     async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.path == "/v1/files":
