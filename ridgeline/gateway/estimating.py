@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ridgeline.gateway.accounting.estimate import (
     PROMPT_FIELDS,
     answer_tokens,
+    answer_tokens_so_far,
     prompt_tokens,
     unseen_tokens,
 )
@@ -48,6 +49,9 @@ class Estimates:
         self._catalog, self._prices = parts.catalog, parts.prices
         self._offload = parts.offload
         self._counts = TokenizerCounts()
+        self._weighing = (
+            asyncio.Lock()
+        )  # of one piece of an answer: the event loop does not run many in a row
 
     def is_due(self, exchange: Exchange) -> bool:
         """An upstream may bill the request and has not reported all of what it used."""
@@ -58,15 +62,22 @@ class Estimates:
         return exchange.late_usage or exchange.answer is not None
 
     def is_slow(self, exchange: Exchange) -> bool:
-        """The count needs a tokenizer, which runs in a thread or an offload process."""
-        if exchange.place.endpoint.kind in AUDIO:
+        """The count needs a tokenizer, which runs in a thread or an offload process, or many steps."""
+        if not self.is_due(exchange):
             return False
-        return self._tokenizer_file(exchange) is not None and self.is_due(exchange)
+        has_tokenizer = (
+            exchange.place.endpoint.kind not in AUDIO and self._tokenizer_file(exchange) is not None
+        )
+        return has_tokenizer or self.is_long(exchange)
+
+    def is_long(self, exchange: Exchange) -> bool:
+        """The answer is too long to be weighed in one step."""
+        return len(self._written(exchange)) > LARGE
 
     async def fill(self, exchange: Exchange) -> None:
         file = self._tokenizer_file(exchange)
         if file is None or exchange.place.endpoint.kind in AUDIO:
-            self.fill_now(exchange)
+            await self.fill_by_formula(exchange)
             return
         fields = plain({name: exchange.fields[name] for name in PROMPT_FIELDS if name in exchange.fields})
         answer, texts = exchange.answer, exchange.texts
@@ -76,12 +87,37 @@ class Estimates:
             counted = await asyncio.to_thread(self._counts.count, file, fields, answer, texts)
         self._fill(exchange, *counted)
 
-    def fill_now(self, exchange: Exchange) -> None:
-        """By the formula."""
-        if exchange.place.endpoint.kind in AUDIO:
-            self._fill_audio(exchange)
+    async def fill_by_formula(self, exchange: Exchange) -> None:
+        """Weigh a long answer piece by piece, with the loop's other work between the pieces."""
+        if not self.is_long(exchange):
+            self.fill_now(exchange)
             return
-        self._fill(exchange, self.input_tokens(exchange), answer_tokens(exchange.answer or b""))
+        answered = 0
+        steps = answer_tokens_so_far(self._written(exchange))
+        while True:
+            async with self._weighing:
+                step = next(steps, None)
+                await asyncio.sleep(0)
+            if step is None:
+                break
+            answered = step
+        self._fill_by_formula(exchange, answered)
+
+    def fill_now(self, exchange: Exchange) -> None:
+        """By the formula, in one step."""
+        self._fill_by_formula(exchange, answer_tokens(self._written(exchange)))
+
+    def _fill_by_formula(self, exchange: Exchange, answered: int) -> None:
+        if exchange.place.endpoint.kind in AUDIO:
+            self._fill_audio(exchange, answered)
+        else:
+            self._fill(exchange, self.input_tokens(exchange), answered)
+
+    def _written(self, exchange: Exchange) -> bytes:
+        """The answer where it is text that the model wrote; vectors, scores and sound are not."""
+        kind = exchange.place.endpoint.kind
+        is_text = kind in GENERATING or (kind in AUDIO and kind != "speech")
+        return exchange.answer or b"" if is_text else b""
 
     def input(self, exchange: Exchange, model: str, target: Target) -> Usage:
         """The input of a request, in the units that this target has a price for."""
@@ -137,7 +173,7 @@ class Estimates:
             usage.tokens_out = unseen_tokens(seconds, bound.limit, bound.answers)
         exchange.usage = usage
 
-    def _fill_audio(self, exchange: Exchange) -> None:
+    def _fill_audio(self, exchange: Exchange, answered: int) -> None:
         """Seconds and characters are what is billed; tokens in their place are an estimate."""
         row = exchange.row
         used = self.input(exchange, row.model, Target(row.upstream, row.upstream_model))
@@ -147,7 +183,7 @@ class Estimates:
             if is_known:
                 used.tokens_out = used.audio_out = math.ceil(seconds * SPEECH_PER_S)
         elif answer and used.tokens_in:
-            used.tokens_out = answer_tokens(answer)
+            used.tokens_out = answered
         is_told = answer is not None and (exchange.audio_told or not exchange.audio_ms)
         used.source = "counted" if is_told and not used.tokens_in else "estimated"
         exchange.usage = used

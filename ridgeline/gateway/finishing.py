@@ -39,7 +39,7 @@ class Booking:
         self.refusals = Refusals(self._write_refused)
 
     def is_late(self, exchange: Exchange) -> bool:
-        """Its usage is still to be asked for, or to be counted by a tokenizer."""
+        """Its usage is still to be asked for, or to be counted by a tokenizer or in many steps."""
         return self._is_known_upstream(exchange) or self.estimates.is_slow(exchange)
 
     async def settle(self, exchange: Exchange) -> None:
@@ -52,7 +52,7 @@ class Booking:
             except Exception as error:  # of a tokenizer: the formula needs none
                 extra = {"request_id": exchange.id, "kind": type(error).__name__}
                 log.error("a tokenizer could not count what a request used", extra=extra)
-                self.estimates.fill_now(exchange)
+                await self.estimates.fill_by_formula(exchange)
 
     def settle_now(self, exchange: Exchange) -> None:
         """The same without waiting for anything."""
@@ -134,7 +134,9 @@ class Finishing:
             self._parts.metrics.refused(row.status)
             return
         self._booking.attempts.end(exchange)
-        if self._booking.is_late(exchange) and len(self._late) < MAX_LATE:
+        # A long answer takes its steps in any case: one step over all of it would hold the event loop.
+        has_room = len(self._late) < MAX_LATE or self._booking.estimates.is_long(exchange)
+        if self._booking.is_late(exchange) and has_room:
             task = asyncio.get_running_loop().create_task(self._finish_late(exchange))
             self._late.add(task)
             task.add_done_callback(self._late.discard)

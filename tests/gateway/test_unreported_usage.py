@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from ridgeline.gateway.offload import PROCESSES
+from ridgeline.gateway.accounting import estimate
+from ridgeline.gateway.offload import LARGE, PROCESSES
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.mock_upstream import MockUpstream
 from tests.gateway.scripted_upstream import Answer, Asked, ScriptedUpstream, always, whole
@@ -176,6 +177,32 @@ async def test_a_large_answer_whose_client_leaves_while_it_is_read_is_estimated_
             assert (row["outcome"], row["usage_source"]) == ("client_gone", "estimated")
             assert row["tokens_in"] > 0
             assert 20_000 <= row["tokens_out"] <= 40_000
+
+
+async def test_a_large_answer_without_usage_is_weighed_in_small_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def watch(name: str) -> None:
+        real = getattr(estimate, name)
+
+        def watched(text: bytes) -> Any:
+            sizes.append(len(text))
+            return real(text)
+
+        monkeypatch.setattr(estimate, name, watched)
+
+    watch("weight")
+    watch("texts_of")
+    message = {"role": "assistant", "content": "wörd " * 200_000}
+    answer = always(200, {"choices": [{"message": message}]})
+    async with scripted(tmp_path, answer, models=PRICED) as (stage, _):
+        assert (await stage.http.post(CHAT, json=asking("m"))).status_code == 200
+        (row,) = await stage.rows(1)
+    assert row["usage_source"] == "estimated"
+    assert 200_000 <= row["tokens_out"] <= 400_000
+    assert max(sizes) <= LARGE
 
 
 class Hosted(Gateway):

@@ -22,6 +22,7 @@ PER_TWO_BYTES, PER_MORE_BYTES = 0.4, 1.0  # characters of two bytes of UTF-8, an
 SHORTEST_BLOB = 1024  # characters of base64
 LARGEST_READ = 256 << 10  # bytes of a JSON value that are read whole; of a longer one, samples are
 SAMPLES, SAMPLE_BYTES = 64, 4096
+PIECE_BYTES = 32 << 10  # of an answer that is weighed step by step
 
 # The fields that an upstream reads as its prompt, of every endpoint.
 PROMPT_FIELDS = (
@@ -44,11 +45,17 @@ _PART = re.compile(
 )
 _IDS = re.compile(rb"\s*+\[[\s\[]*+\d")
 _LONGEST_INDENT = 256  # bytes before the first token id
-# Texts of an answer or of a stream's events, in every dialect.
-TEXTS = re.compile(
-    rb'"(?:content|text|delta|reasoning_content|reasoning|refusal|arguments|thinking|partial_json)"\s*:\s*'
-    rb'"((?:[^"\\]++|\\.)*+)'
+# Texts of an answer or of a stream's events, in every dialect: what stands before one, and its characters.
+_BEFORE_TEXT = (
+    rb'"(?:content|text|delta|reasoning_content|reasoning|refusal|arguments|thinking|partial_json)"'
+    rb'\s{0,64}:\s{0,64}"'
 )
+_CHARACTERS = rb'(?:[^"\\]++|\\.)*+'
+_LONGEST_BEFORE_TEXT = 256  # bytes
+_QUOTE = ord('"')
+_before_text = re.compile(_BEFORE_TEXT)
+_characters = re.compile(_CHARACTERS, re.DOTALL)
+TEXTS = re.compile(_BEFORE_TEXT + b"(" + _CHARACTERS + b")", re.DOTALL)
 
 
 def weight(text: bytes) -> float:
@@ -85,6 +92,45 @@ def prompt_tokens(fields: Mapping[str, msgspec.Raw], count: CountTokens = text_t
 def answer_tokens(body: bytes, count: CountTokens = text_tokens) -> int:
     """Output tokens of a whole answer, or of a stream's events."""
     return sum(count(text) for text in texts_of(body)) or count(body)
+
+
+def answer_tokens_so_far(body: bytes) -> Iterator[int]:
+    """`answer_tokens` by the formula, in steps over `PIECE_BYTES` at most: what each has found in all."""
+    tokens, text, at, is_in_text = 0, 0.0, 0, False
+    while at < len(body):
+        end = min(at + PIECE_BYTES, len(body))
+        while at < end:
+            if not is_in_text:
+                found = _before_text.search(body, at, end)
+                if found is None:
+                    at = end if end == len(body) else max(at, end - _LONGEST_BEFORE_TEXT)
+                    break
+                at, text, is_in_text = found.end(), 0.0, True
+            stop = _end_of_text(body, at, end)
+            text += weight(body[at:stop])
+            at = stop
+            if at == len(body) or body[at] == _QUOTE:
+                tokens, is_in_text = tokens + math.ceil(text), False
+            else:
+                break  # the text goes on in the next piece
+        yield tokens
+    if not tokens:
+        for at in range(0, len(body), PIECE_BYTES):
+            tokens += text_tokens(body[at : at + PIECE_BYTES])
+            yield tokens
+
+
+def _end_of_text(body: bytes, at: int, end: int) -> int:
+    """Where a text's part before `end` stops: at its quote, or at `end`. An escape is never cut."""
+    found = _characters.match(body, at, end)
+    assert found is not None  # it matches nothing too
+    stop = found.end()
+    if end == len(body):
+        return stop if stop < end and body[stop] == _QUOTE else end
+    if stop < end:
+        return stop
+    escape = body.rfind(b"\\u", max(at + 1, stop - 5), stop)
+    return stop if escape < 0 else escape
 
 
 def texts_of(body: bytes) -> Iterable[bytes]:

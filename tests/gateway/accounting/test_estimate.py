@@ -9,9 +9,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from ridgeline.gateway.accounting.estimate import TOKENS_PER_PART, prompt_tokens, text_tokens, unseen_tokens
+from ridgeline.gateway.accounting import estimate
+from ridgeline.gateway.accounting.estimate import (
+    TOKENS_PER_PART,
+    answer_tokens,
+    answer_tokens_so_far,
+    prompt_tokens,
+    text_tokens,
+    texts_of,
+    unseen_tokens,
+)
 from ridgeline.gateway.body import raw, read_fields
 from tests.models.tokenizer_corpus import published_tokenizer
 
@@ -86,3 +97,32 @@ def test_an_answer_that_never_came_is_bounded_by_its_time_and_its_limit() -> Non
     assert unseen_tokens(2.0, None, 3) == 600
     assert unseen_tokens(2.0, 50, 3) == 150
     assert unseen_tokens(-1.0, None) == 0
+
+
+PARTS = (
+    '"text": "',
+    '"content":"',
+    '","',
+    "word ",
+    "\\\\",
+    '\\"',
+    "\\n",
+    "\\u0434",
+    "7",
+    "д",
+    "{",
+    ": ",
+    "x" * 400,
+)
+
+
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=200))
+def test_an_answer_weighs_the_same_in_steps(parts: list[str]) -> None:
+    body = "".join(parts).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "PIECE_BYTES", 300)
+        steps = list(answer_tokens_so_far(body))
+    found = steps[-1] if steps else 0
+    has_text = any(text_tokens(text) for text in texts_of(body))
+    # Sums of fractions differ in their last bit; without any text each piece is rounded up.
+    assert abs(found - answer_tokens(body)) <= (1 if has_text else len(steps))
