@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from ridgeline.lab.bench.compare import compare
-from ridgeline.lab.bench.difference import Side
-from ridgeline.lab.bench.metrics import summarize
-from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.compare.compare import compare
+from ridgeline.lab.bench.compare.difference import Side
+from ridgeline.lab.bench.figures.metrics import summarize
+from ridgeline.lab.bench.figures.record import RequestRecord
 
 RATE, SLOTS, STEP_S = 6.0, 8, 0.018
 CASES = {

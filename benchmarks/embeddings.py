@@ -45,10 +45,10 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from sentence_transformers import SentenceTransformer
 
-    from ridgeline.engine.build import usable_cpus
-    from ridgeline.engine.client import AsyncClient
-    from ridgeline.models.encoder_config import read_encoder_spec
-    from ridgeline.models.pull import ensure
+    from ridgeline.engine.client.client import AsyncClient
+    from ridgeline.engine.start.build import usable_cpus
+    from ridgeline.models.files.pull import ensure
+    from ridgeline.models.spec.encoder_config import read_encoder_spec
     from ridgeline.ops.cpu import library
     from ridgeline.ops.cpu.library import Peak
 

@@ -35,8 +35,8 @@ def main() -> int:
 
 
 def _profile(model: str, args: argparse.Namespace) -> int:
-    from ridgeline.engine.build import build_engine
     from ridgeline.engine.config import EngineConfig
+    from ridgeline.engine.start.build import build_engine
     from ridgeline.lab.profile.load import PHASES, Shape
     from ridgeline.lab.profile.run import Wishes, profile_engine
     from ridgeline.lab.profile.table import profile_lines

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ridgeline.engine.build import build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.core import EngineCore
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.keywords import schema_grammar
-from ridgeline.engine.request import Request, SamplingParams
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.start.build import build_engine
+from ridgeline.models.text.tokenizer import Tokenizer
 
 BATCH = 16
 PERSON = {

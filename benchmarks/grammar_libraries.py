@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.models.pull import ensure
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.files.pull import ensure
+from ridgeline.models.text.tokenizer import Tokenizer
 
 LIBRARIES = ("llguidance", "xgrammar")
 COMPILE_LIMIT_S = 10.0

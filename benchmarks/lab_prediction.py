@@ -39,15 +39,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import msgspec
 from versus.quiet_machine import busy_seconds, own_seconds
 
-from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.bench.config import BenchConfig, OpenLoop
-from ridgeline.lab.bench.metrics import flat, summarize
-from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.figures.metrics import flat, summarize
+from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.run import in_loop, run_bench
+from ridgeline.lab.perfmodel.fit_steps import error_on
 from ridgeline.lab.plan.times import FITTED_SPREAD
 from ridgeline.lab.simulate import FrontTimes, SimulatedRun, StepTimes, fit_step_times, simulate
 from ridgeline.lab.simulate.collect import collect_steps
-from ridgeline.lab.simulate.fit import error_on
 from ridgeline.lab.simulate.measure import Measured, measure_steps
 from ridgeline.lab.traffic.operations import at_rate, clipped, first, window
 from ridgeline.lab.traffic.request import Traffic
@@ -389,7 +389,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     setup = CPU
     if args.gpu:
-        from ridgeline.engine.decode_graphs import ladder
+        from ridgeline.engine.run.cuda.graphs import ladder
 
         setup = replace(GPU, batches=tuple(ladder(GPU.max_running)))
     if args.dummy:

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.lab.plan import fitting
-from ridgeline.lab.plan.analytic import tpot_seconds
-from ridgeline.lab.plan.constants import (
+from ridgeline.lab.perfmodel import fitting
+from ridgeline.lab.perfmodel.analytic import tpot_seconds
+from ridgeline.lab.perfmodel.constants import (
     NAMES,
     ClassWidths,
     Coefficients,
@@ -32,9 +32,9 @@ from ridgeline.lab.plan.constants import (
     shipped,
     write_constants,
 )
-from ridgeline.lab.plan.held_out import HeldOut, class_widths, covered, leave_one_out, score
-from ridgeline.lab.plan.intervals import describe, range_of
-from ridgeline.lab.plan.measured import MeasuredPoint, read_points
+from ridgeline.lab.perfmodel.held_out import HeldOut, class_widths, covered, leave_one_out, score
+from ridgeline.lab.perfmodel.intervals import describe, range_of
+from ridgeline.lab.perfmodel.measured import MeasuredPoint, read_points
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"

@@ -30,21 +30,21 @@ import numpy as np
 import uvloop
 
 from ridgeline.gateway.body import raw
-from ridgeline.gateway.routing.artefact import Artefact, save
 from ridgeline.gateway.routing.config import EmbeddingsConfig, RouteConfig
 from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed, Vectors
-from ridgeline.gateway.routing.evaluation import GRID, evaluate
-from ridgeline.gateway.routing.examples import Costing, Examples, read_examples
-from ridgeline.gateway.routing.features import Recipe
-from ridgeline.gateway.routing.fitting import Prepared, fit_artefact
+from ridgeline.gateway.routing.learned.artifact import Artefact, save
+from ridgeline.gateway.routing.learned.evaluation import GRID, evaluate
+from ridgeline.gateway.routing.learned.examples import Costing, Examples, read_examples
+from ridgeline.gateway.routing.learned.features import Recipe
+from ridgeline.gateway.routing.learned.fitting import Prepared, fit_artefact
+from ridgeline.gateway.routing.learned.report import lines_of
+from ridgeline.gateway.routing.learned.vectors import VectorServer, store_path, vectors_of
+from ridgeline.gateway.routing.learned.words import READ_CHARS, WORD_TOKENS, WordVectors
 from ridgeline.gateway.routing.own_server import OwnServer
-from ridgeline.gateway.routing.report import lines_of
 from ridgeline.gateway.routing.router import ModelRouter, Question
-from ridgeline.gateway.routing.vectors import VectorServer, store_path, vectors_of
-from ridgeline.gateway.routing.words import READ_CHARS, WORD_TOKENS, WordVectors
 from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
 from ridgeline.gateway.upstreams.origin import read_url
-from ridgeline.models.registry import cache_dir
+from ridgeline.models.files.registry import cache_dir
 
 ROUTING = Path(__file__).resolve().parents[2] / "shared" / "data" / "routing"
 MODELS = ("mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview")

@@ -25,8 +25,8 @@ from ridgeline.engine.grammar.keywords import schema_grammar
 from ridgeline.engine.grammar.library import Compiled, Vocabulary, compile_grammar
 from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
 from ridgeline.engine.grammar.trial import Trial
-from ridgeline.models.pull import ensure
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.files.pull import ensure
+from ridgeline.models.spec.read_spec import read_spec
 
 WALK_TOKENS = 600
 

@@ -293,7 +293,7 @@ QUESTIONS: tuple[tuple[str, str, str, str, str, str], ...] = (
 
 
 async def vectors_of(model: str, texts: list[str]) -> np.ndarray[Any, Any]:
-    from ridgeline.engine.client import AsyncClient
+    from ridgeline.engine.client.client import AsyncClient
 
     async with await AsyncClient.start(model) as client:
         rows = np.asarray(await client.embed(client.tokenizer.encode_all(texts)))

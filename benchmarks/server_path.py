@@ -33,7 +33,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 import numpy as np
 
-from ridgeline.engine.runner import step_result
+from ridgeline.engine.run.runner import step_result
 
 LONGEST_S = 120  # of one round; then something is stuck
 MARGIN_TOKENS = 20  # of every stream at its beginning and end are not measured
@@ -84,10 +84,10 @@ class InstantRunner:
 
 
 def engine_process(report: Path, profile: bool, steps_per_s: float) -> None:
-    """`ridgeline.engine.process` with its runner replaced, and its stages' CPU time written down."""
-    from ridgeline.engine import process
-    from ridgeline.engine.sampler import Sampler
-    from ridgeline.models.tokenizer import Tokenizer
+    """`ridgeline.engine.link.process` with its runner replaced, and its stages' CPU time written down."""
+    from ridgeline.engine.link import process
+    from ridgeline.engine.run.sampler import Sampler
+    from ridgeline.models.text.tokenizer import Tokenizer
 
     spent = dict.fromkeys(STAGES, 0.0)
     steps = 0
@@ -129,8 +129,8 @@ def front_process(
 ) -> None:
     """`ridgeline serve`, with an engine program of ours."""
     from ridgeline.engine.config import EngineConfig
-    from ridgeline.server import main
     from ridgeline.server.config import ServerConfig
+    from ridgeline.server.process import main
 
     engine_report = report.with_name("engine.json")
     program = (sys.executable, __file__, "--role=engine", f"--report={engine_report}")

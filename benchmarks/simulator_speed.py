@@ -1,7 +1,7 @@
 """How much faster than real time is the simulator? An hour of the Azure conversation trace on one core.
 
 19,366 requests with 4.1 M output tokens at the trace's own rate, on an 8B model on an H200 by first
-principles (`lab.simulate.analytic`): the real scheduler, KV pool and prefix index, steps launched ahead.
+principles (`lab.perfmodel`): the real scheduler, KV pool and prefix index, steps launched ahead.
 The claim: at least 200 times real time. CPU seconds are counted, so that others on the machine matter little.
 
     python benchmarks/simulator_speed.py [--trace conv|code] [--lookahead 1] [--rounds 3] [--json FILE]
@@ -15,11 +15,11 @@ import platform
 import time
 from pathlib import Path
 
-from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.hardware import chip
-from ridgeline.lab.plan.analytic import Deployment
+from ridgeline.lab.perfmodel.analytic import Deployment
+from ridgeline.lab.perfmodel.analytic_times import analytic_times
 from ridgeline.lab.simulate import simulate
-from ridgeline.lab.simulate.analytic import analytic_times
 from ridgeline.lab.traffic.traces import read_azure
 from ridgeline.models.shapes import read_shape
 

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline import LLM, AsyncClient, SamplingParams, __version__
+from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.keywords import schema_grammar
-from ridgeline.engine.inbox import Inbox
-from ridgeline.models.pull import ensure
+from ridgeline.models.files.pull import ensure
 
 BATCH = 16
 TOKENS = 40

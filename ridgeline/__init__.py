@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:
-    from ridgeline.engine.client import AsyncClient
-    from ridgeline.engine.llm import LLM
-    from ridgeline.engine.request import SamplingParams
+    from ridgeline.engine.client.client import AsyncClient
+    from ridgeline.engine.client.llm import LLM
+    from ridgeline.engine.plan.request import SamplingParams
 
 _PUBLIC = {
-    "LLM": "ridgeline.engine.llm",
-    "AsyncClient": "ridgeline.engine.client",
-    "SamplingParams": "ridgeline.engine.request",
+    "LLM": "ridgeline.engine.client.llm",
+    "AsyncClient": "ridgeline.engine.client.client",
+    "SamplingParams": "ridgeline.engine.plan.request",
 }
 
 __all__ = ["LLM", "AsyncClient", "SamplingParams", "__version__"]

@@ -57,7 +57,7 @@ def _logs_are_set_up_for_one_test() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The real SmolLM2-135M-Instruct GGUF, fetched on first use."""
-    from ridgeline.models.pull import ensure
+    from ridgeline.models.files.pull import ensure
 
     return ensure("smollm2-135m").path
 

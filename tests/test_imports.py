@@ -54,15 +54,15 @@ ctypes.CDLL = Absent
 """
 # What computes by torch, for the models that the native library does not serve.
 NEED_TORCH = {
-    "ridgeline.engine.cuda_masks",
-    "ridgeline.engine.decode_graphs",
-    "ridgeline.engine.step_block",
-    "ridgeline.engine.torch_runner",
-    "ridgeline.engine.torch_limits",
-    "ridgeline.models.decoder",
-    "ridgeline.models.encoder",
-    "ridgeline.models.weights",
-    "ridgeline.models.weights_stream",
+    "ridgeline.engine.run.cuda.masks",
+    "ridgeline.engine.run.cuda.graphs",
+    "ridgeline.engine.run.cuda.step_block",
+    "ridgeline.engine.run.torch_runner",
+    "ridgeline.engine.limits.torch_limits",
+    "ridgeline.models.decoders.reference",
+    "ridgeline.models.encoders.reference",
+    "ridgeline.models.weights.torch_weights",
+    "ridgeline.models.weights.stream",
     "ridgeline.ops.backend",
     "ridgeline.ops.inputs",
     "ridgeline.ops.reference",
@@ -71,7 +71,7 @@ NEED_TORCH = {
 # What runs on a GPU, beside all of ridgeline.ops.cuda. It needs torch as well.
 NEED_TRITON = {
     *(f"ridgeline.engine.{name}" for name in ("cuda_inputs", "cuda_runner", "cuda_sampling", "cuda_trial")),
-    "ridgeline.engine.prompt_scores",
+    "ridgeline.engine.run.prompt_scores",
     *(f"ridgeline.models.{name}" for name in ("cuda_buffers", "cuda_decoder", "cuda_warm")),
 }
 GENERATE = """
@@ -125,9 +125,11 @@ def run(program: str) -> str:
 def test_engine_models_ops_and_telemetry_import_without_the_fronts_packages():
     packages = ("ops", "models", "engine", "telemetry")
     imported = run(without(FRONT_PACKAGES) + import_everything(packages)).split()
-    assert {"ridgeline.engine.llm", "ridgeline.models.decoder", "ridgeline.telemetry.metrics"} <= set(
-        imported
-    )
+    assert {
+        "ridgeline.engine.client.llm",
+        "ridgeline.models.decoders.reference",
+        "ridgeline.telemetry.metrics",
+    } <= set(imported)
 
 
 def test_the_in_process_engine_imports_without_messages_web_and_the_native_library():
@@ -136,7 +138,7 @@ def test_the_in_process_engine_imports_without_messages_web_and_the_native_libra
     everything = import_everything(("ops", "models", "engine"), NEED_MESSAGES | NEED_JINJA)
     imported = set(run(NO_NATIVE_LIBRARY + forbidden + everything).split())
     needed = {f"ridgeline.engine.{name}" for name in ("llm", "build", "core", "calibration", "torch_runner")}
-    assert needed | {"ridgeline.models.decoder", "ridgeline.ops.reference"} <= imported
+    assert needed | {"ridgeline.models.decoders.reference", "ridgeline.ops.reference"} <= imported
 
 
 def test_the_gpu_engine_and_its_benchmark_import_where_there_is_nothing_but_torch_and_triton():
@@ -145,7 +147,7 @@ def test_the_gpu_engine_and_its_benchmark_import_where_there_is_nothing_but_torc
     left_out = NEED_MESSAGES | NEED_JINJA
     everything = import_everything(("ops", "models", "engine"), left_out, with_triton=True)
     imported = set(run(NO_NATIVE_LIBRARY + forbidden + everything + "\nimport benchmarks.gpu_engine").split())
-    assert {"ridgeline.engine.cuda_build", "ridgeline.ops.cuda.gemm"} | NEED_TRITON <= imported
+    assert {"ridgeline.engine.start.cuda_build", "ridgeline.ops.cuda.linear.gemm"} | NEED_TRITON <= imported
 
 
 def test_only_what_runs_on_a_gpu_needs_triton():
@@ -156,7 +158,7 @@ def test_only_what_runs_on_a_gpu_needs_triton():
     everything = import_everything(("ops", "models", "engine"))
     found = run(without(("triton",)) + attempts + everything).split()
     assert set(found[: len(NEED_TRITON)]) == NEED_TRITON
-    assert {"ridgeline.engine.cuda_build", "ridgeline.models.cuda_workspace"} <= set(found)
+    assert {"ridgeline.engine.start.cuda_build", "ridgeline.models.decoders.cuda_workspace"} <= set(found)
 
 
 @pytest.mark.parametrize("module", sorted(NEED_MESSAGES))
@@ -173,9 +175,11 @@ def test_the_python_api_generates_without_torch_and_the_fronts_packages(smollm2_
 def test_everything_but_the_torch_backend_imports_without_torch():
     packages = ("ops", "models", "engine", "telemetry", "server", "cli")
     imported = run(without(TORCH_PACKAGES) + import_everything(packages, NEED_TORCH)).split()
-    assert {"ridgeline.engine.process", "ridgeline.engine.native_runner", "ridgeline.server.main"} <= set(
-        imported
-    )
+    assert {
+        "ridgeline.engine.link.process",
+        "ridgeline.engine.run.native_runner",
+        "ridgeline.server.process.main",
+    } <= set(imported)
 
 
 @pytest.mark.parametrize("module", sorted(NEED_TORCH))
@@ -185,7 +189,9 @@ def test_only_the_torch_backend_needs_torch(module):
         run(without(TORCH_PACKAGES) + f"import {module}")
 
 
-@pytest.mark.parametrize("module", ["ridgeline.server.main", "ridgeline.engine.client", "ridgeline.cli.main"])
+@pytest.mark.parametrize(
+    "module", ["ridgeline.server.process.main", "ridgeline.engine.client.client", "ridgeline.cli.main"]
+)
 def test_the_front_imports_no_torch(module):
     """Tensors never enter it; importing torch would cost it seconds and hundreds of megabytes."""
     heavy = run(f"import sys, {module}; print(*sorted(sys.modules.keys() & {set(TORCH_PACKAGES)!r}))")
@@ -194,8 +200,10 @@ def test_the_front_imports_no_torch(module):
 
 def test_a_front_that_has_read_its_tokenizer_has_no_numpy_in_it(smollm2_path):
     """It would take 13 MB, a twentieth of a second, and a thread that spins."""
-    imports = "import pathlib, sys, ridgeline.server.main, ridgeline.server.app, ridgeline.web.listener"
-    load = f"ridgeline.engine.launch.load_tokenizer(pathlib.Path({str(smollm2_path)!r}))"
+    imports = (
+        "import pathlib, sys, ridgeline.server.process.main, ridgeline.server.app, ridgeline.web.listener"
+    )
+    load = f"ridgeline.engine.client.launch.load_tokenizer(pathlib.Path({str(smollm2_path)!r}))"
     assert run(f"{imports}; {load}; print('numpy' in sys.modules)").strip() == "False"
 
 
@@ -211,13 +219,13 @@ async def test_an_engine_process_that_has_answered_has_no_torch_in_it(smollm2_pa
 
 
 def test_a_server_imports_the_http_stack_only_after_its_engine_was_started():
-    """The two load side by side; whatever `server.main` imports first delays the engine."""
-    early = run("import sys, ridgeline.server.main; print(*sys.modules)").split()
+    """The two load side by side; whatever `server.process.main` imports first delays the engine."""
+    early = run("import sys, ridgeline.server.process.main; print(*sys.modules)").split()
     late = {"uvicorn", "starlette", "tokenizers", "jinja2", "numpy", "prometheus_client", "msgspec"}
     assert late.isdisjoint(early)
 
 
-@pytest.mark.parametrize("module", ["ridgeline.gateway.main", "ridgeline.gateway.worker"])
+@pytest.mark.parametrize("module", ["ridgeline.gateway.process.main", "ridgeline.gateway.process.worker"])
 def test_the_gateway_imports_nothing_of_the_server_nor_what_few_gateways_need(module):
     """It talks to servers over HTTP; whatever is for some settings only is imported where they ask for it."""
     imported = set(run(f"import sys, {module}; print(*sys.modules)").split())
@@ -236,5 +244,7 @@ def test_the_gateway_imports_nothing_of_the_server_nor_what_few_gateways_need(mo
 
 
 def test_the_gateway_s_supervisor_leaves_the_http_stack_and_what_answers_requests_to_its_workers():
-    imported = set(run("import sys, ridgeline.gateway.main; print(*sys.modules)").split())
-    assert imported.isdisjoint({"uvicorn", "starlette", "ridgeline.gateway.app", "ridgeline.gateway.worker"})
+    imported = set(run("import sys, ridgeline.gateway.process.main; print(*sys.modules)").split())
+    assert imported.isdisjoint(
+        {"uvicorn", "starlette", "ridgeline.gateway.pipeline.app", "ridgeline.gateway.process.worker"}
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.models import registry
-from ridgeline.models.registry import KnownModel, WheelMember, cached_file
+from ridgeline.models.files import registry
+from ridgeline.models.files.registry import KnownModel, WheelMember, cached_file
 
 FIRST, SECOND = b"GGUF" + os.urandom(300_000), os.urandom(200_000)
 

@@ -17,10 +17,15 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Report, copies_beyond_l2
 from ridgeline.ops import reference
-from ridgeline.ops.cuda.decode_attention import DecodeConfig, decode_attention, decode_config, decode_splits
-from ridgeline.ops.cuda.decode_combine import DecodeScratch, decode_scratch
-from ridgeline.ops.cuda.prefix_groups import find_shared_prefixes, prefix_tiles
-from ridgeline.ops.cuda.shared_prefix import (
+from ridgeline.ops.cuda.attention.decode_attention import (
+    DecodeConfig,
+    decode_attention,
+    decode_config,
+    decode_splits,
+)
+from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, decode_scratch
+from ridgeline.ops.cuda.attention.prefix_groups import find_shared_prefixes, prefix_tiles
+from ridgeline.ops.cuda.attention.shared_prefix import (
     PrefixConfig,
     SharedPrefix,
     prefix_parts,

@@ -16,9 +16,9 @@ from torch import Tensor
 from gpu.timing import Report, copies_beyond_l2
 from ridgeline.ops import reference
 from ridgeline.ops.cuda.activation import gated
+from ridgeline.ops.cuda.attention.rope_kv import rope_write
 from ridgeline.ops.cuda.blocks import copy_blocks
 from ridgeline.ops.cuda.norm import add_norm, embed_norm
-from ridgeline.ops.cuda.rope_kv import rope_write
 
 EPS = 1e-6
 BLOCK_SIZE = 16

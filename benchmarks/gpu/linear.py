@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu.timing import Report, copies_beyond_l2
-from ridgeline.ops.cuda import activation, gemm, gemm_stream, gemv, launch, linear, norm
-from ridgeline.ops.cuda.gemm import gated_linear, split_linear
-from ridgeline.ops.cuda.gemm_stream import StreamConfig, stream_config, stream_linear
+from ridgeline.ops.cuda import activation, launch, norm
+from ridgeline.ops.cuda.linear import gemm, gemm_stream, gemv, linear
+from ridgeline.ops.cuda.linear.gemm import gated_linear, split_linear
+from ridgeline.ops.cuda.linear.gemm_stream import StreamConfig, stream_config, stream_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16

@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from benchmarks.gpu.timing import Report, median_seconds
-from ridgeline.ops.cuda.gather_kv import PrefillScratch, gather_kv, make_prefill_scratch
-from ridgeline.ops.cuda.prefill_attention import PrefillConfig, prefill_attention, prefill_config
-from ridgeline.ops.cuda.prefill_plan import PrefillViews, plan_prefill
+from ridgeline.ops.cuda.attention.gather_kv import PrefillScratch, gather_kv, make_prefill_scratch
+from ridgeline.ops.cuda.attention.prefill_attention import PrefillConfig, prefill_attention, prefill_config
+from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews, plan_prefill
 
 DTYPE = torch.bfloat16
 BLOCK_SIZE = 16

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Report, copies_beyond_l2
 from ridgeline.ops import sampling as spec
-from ridgeline.ops.cuda import sampling
 from ridgeline.ops.cuda.launch import INTERPRETED
-from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
-from ridgeline.ops.cuda.sampling_state import PLAIN, RowParams, SamplePlan, SamplerState
+from ridgeline.ops.cuda.sampling import sampling
+from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers
+from ridgeline.ops.cuda.sampling.state import PLAIN, RowParams, SamplePlan, SamplerState
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # small where the kernels are interpreted: that only shows that all of this runs

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from ridgeline.engine.build import usable_cpus
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.registry import cache_dir
+from ridgeline.engine.start.build import usable_cpus
+from ridgeline.models.files.registry import cache_dir
+from ridgeline.models.spec.read_spec import read_spec
 from versus import engine_rates
 from versus.engine_rates import Ceilings
 from versus.peer_llamacpp import LlamaCpp, Tuned, Variant

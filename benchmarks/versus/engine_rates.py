@@ -13,11 +13,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.engine.build import BuiltEngine, build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.request import Request, SamplingParams
-from ridgeline.models.gguf import GgufFile
-from ridgeline.models.spec import ModelSpec
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.start.build import BuiltEngine, build_engine
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.model_spec import ModelSpec
 
 KV_BYTES = 2  # bf16 or f16: what both engines keep by default
 _names = itertools.count()

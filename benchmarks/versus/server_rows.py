@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
 from versus import engine_rates
 from versus import rival_servers as servers
 from versus.bench import Bench, measure_ceilings, median_ceilings

@@ -14,8 +14,8 @@ from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
 
 if TYPE_CHECKING:
-    from ridgeline.engine.output import OutputChunk
-    from ridgeline.engine.request import SamplingParams
+    from ridgeline.engine.client.output import OutputChunk
+    from ridgeline.engine.plan.request import SamplingParams
     from ridgeline.telemetry.timing import TimingRecord
 
 Message = dict[str, str]
@@ -93,7 +93,7 @@ class LocalAnswers:
     def __init__(self, config: EngineConfig) -> None:
         from dataclasses import asdict
 
-        from ridgeline.engine.llm import LLM
+        from ridgeline.engine.client.llm import LLM
 
         self.model = config.model
         self._llm = LLM(**asdict(config))

@@ -96,7 +96,7 @@ async def _run(args: argparse.Namespace) -> int:
 
 def _change(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
     """What every body is given: --model for its own, and with --url the priority that our batches have."""
-    from ridgeline.engine.request import BACKGROUND_PRIORITY
+    from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
 
     if not args.url and not args.model:
         return None
@@ -136,13 +136,13 @@ async def _engine(config: EngineConfig) -> AsyncIterator[tuple[Post, int, dict[s
     """A server's front over an engine of our own, without its sockets."""
     from functools import partial
 
-    from ridgeline.models.pull import ensure
+    from ridgeline.models.files.pull import ensure
     from ridgeline.server.app import app_over
     from ridgeline.server.batches.inner import post
     from ridgeline.server.config import ServerConfig
     from ridgeline.server.front import Front, Model
-    from ridgeline.server.setup import public_name
-    from ridgeline.server.supervisor import Supervisor
+    from ridgeline.server.process.setup import public_name
+    from ridgeline.server.process.supervisor import Supervisor
     from ridgeline.telemetry import logs
     from ridgeline.telemetry.metrics import ServerMetrics
 

@@ -24,26 +24,26 @@ from ridgeline.telemetry import logs
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
-# Each a module beside this one.
-VERBS = (
-    "serve",
-    "gateway",
-    "chat",
-    "run",
-    "batch",
-    "models",
-    "doctor",
-    "bench",
-    "plan",
-    "tune",
-    "profile",
-    "explain",
-    "router",
-    "keys",
-    "teams",
-    "usage",
-    "lint-prompts",
-)
+# Each verb's module in this package.
+VERBS = {
+    "serve": "serve",
+    "gateway": "gateway.gateway",
+    "chat": "chat",
+    "run": "run",
+    "batch": "batch",
+    "models": "models",
+    "doctor": "doctor.doctor",
+    "bench": "lab.bench",
+    "plan": "lab.plan",
+    "tune": "lab.tune",
+    "profile": "lab.profile",
+    "explain": "lab.explain",
+    "router": "gateway.router",
+    "keys": "gateway.keys",
+    "teams": "gateway.teams",
+    "usage": "gateway.usage",
+    "lint-prompts": "gateway.lint_prompts",
+}
 
 LAB_PACKAGES = ("scipy", "genai_prices")  # of the extra `lab`, imported where they are needed
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 pipe closed."""
     arguments = sys.argv[1:] if arguments is None else arguments
     first = next((argument for argument in arguments if not argument.startswith("-")), "")
-    args, unknown = build_parser((first,) if first in VERBS else VERBS).parse_known_args(arguments)
+    args, unknown = build_parser([first] if first in VERBS else list(VERBS)).parse_known_args(arguments)
     if unknown:
         args.parser.refuse(unknown)
     debug = args.debug or bool(os.environ.get("RIDGELINE_DEBUG"))
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def build_parser(verbs: Sequence[str] = VERBS) -> Parser:
+def build_parser(verbs: Sequence[str] = tuple(VERBS)) -> Parser:
     parser = Parser(
         prog="ridgeline",
         description="Run language models on your own machine: serve, chat, inspect.",
@@ -119,7 +119,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> Parser:
     parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
     parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in verbs:
-        import_module(f"ridgeline.cli.{verb.replace('-', '_')}").add_parser(parsers)
+        import_module(f"ridgeline.cli.{VERBS[verb]}").add_parser(parsers)
     return parser
 
 

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.progress import fetch
 from ridgeline.models.errors import ModelError
-from ridgeline.models.registry import KNOWN_MODELS, KnownModel, cached_file, find_known, model_path, resolve
+from ridgeline.models.files.registry import (
+    KNOWN_MODELS,
+    KnownModel,
+    cached_file,
+    find_known,
+    model_path,
+    resolve,
+)
 
 if TYPE_CHECKING:
-    from ridgeline.models.generation_config import SamplingDefaults
-    from ridgeline.models.spec import ModelSpec
+    from ridgeline.models.files.generation_config import SamplingDefaults
+    from ridgeline.models.spec.model_spec import ModelSpec
 
 DESCRIPTION = "List the models known by short name, fetch one into the cache, or inspect any model's files."
 
@@ -99,9 +106,9 @@ def run_pull(args: argparse.Namespace) -> int:
 
 def run_inspect(args: argparse.Namespace) -> int:
     path = Path(args.model) if args.model.endswith(".json") else resolve(args.model).path
-    from ridgeline.models.describe import describe
-    from ridgeline.models.encoder_config import is_encoder
-    from ridgeline.models.read_spec import read_spec
+    from ridgeline.models.spec.describe import describe
+    from ridgeline.models.spec.encoder_config import is_encoder
+    from ridgeline.models.spec.read_spec import read_spec
 
     if is_encoder(path):
         return inspect_encoder(path, as_json=args.json)
@@ -119,15 +126,15 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def recommended_sampling(model: str, path: Path) -> SamplingDefaults:
-    from ridgeline.models.generation_config import sampling_defaults
+    from ridgeline.models.files.generation_config import sampling_defaults
 
     known = find_known(model)
     return sampling_defaults(path, recommended=known.sampling if known is not None else None)
 
 
 def inspect_encoder(path: Path, *, as_json: bool) -> int:
-    from ridgeline.models.describe_encoder import describe_encoder, encoder_figures
-    from ridgeline.models.encoder_config import read_encoder_spec
+    from ridgeline.models.spec.describe_encoder import describe_encoder, encoder_figures
+    from ridgeline.models.spec.encoder_config import read_encoder_spec
 
     spec = read_encoder_spec(path)
     if as_json:
@@ -161,7 +168,7 @@ def figures(spec: ModelSpec, path: Path, template: str | dict[str, str] | None) 
 
 def chat_template(path: Path) -> tuple[str | dict[str, str] | None, str]:
     """The template's text (or its named texts), None where there is none; and why it could not be read."""
-    from ridgeline.models.tokenizer import Tokenizer
+    from ridgeline.models.text.tokenizer import Tokenizer
 
     if path.suffix == ".json":
         return None, "not looked for: the tokenizer's files say, not this one"

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from ridgeline.models.pull import Report, ensure, pull
-from ridgeline.models.registry import KnownModel, ResolvedModel, cached_file, find_known
+from ridgeline.models.files.pull import Report, ensure, pull
+from ridgeline.models.files.registry import KnownModel, ResolvedModel, cached_file, find_known
 
 LINE_EVERY_S = 5.0
 MB = 1_000_000

@@ -13,7 +13,7 @@ from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
 from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.lab.bench.options import BenchOptions
-from ridgeline.lab.bench.sweep_options import SweepOptions
+from ridgeline.lab.bench.sweeps.options import SweepOptions
 from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import markdown_table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.options import option
 
 if TYPE_CHECKING:
-    from ridgeline.engine.request import SamplingParams
+    from ridgeline.engine.plan.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Sampling:
 
     def check(self) -> None:
         """Raise InvalidRequest for a wrong value, before a model is loaded."""
-        from ridgeline.engine.request import SamplingParams
+        from ridgeline.engine.plan.request import SamplingParams
 
         self.params(SamplingParams())
 

@@ -22,7 +22,7 @@ from ridgeline.options import (
     to_toml,
 )
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.setup import ModelSetup, named
+from ridgeline.server.process.setup import ModelSetup, named
 from ridgeline.telemetry import logs
 
 SECTIONS = {"engine": EngineConfig, "server": ServerConfig}
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         if len(setups) > 1:
             print("".join(_model_toml(setup) for setup in setups), end="")
         return 0
-    from ridgeline.server.main import check, serve
+    from ridgeline.server.process.main import check, serve
 
     logs.setup(server.log_level, server.log_format)
     check(server)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.engine.errors import InvalidConfig
-from ridgeline.models.generation_config import parse_overrides
+from ridgeline.models.files.generation_config import parse_overrides
 from ridgeline.options import option
 
 KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels

@@ -1,4 +1,4 @@
-"""The HTTP app: which path is answered by what. Built once by `server.main`, driven by any ASGI server."""
+"""The HTTP app: which path is answered by what. Built once by `server.process.main`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from starlette.types import ASGIApp
 
 from ridgeline.server import health
 from ridgeline.server.batches import endpoints as batches
-from ridgeline.server.bodies import (
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.front import Front, Model
+from ridgeline.server.http.endpoint import Endpoint, Generating
+from ridgeline.server.http.gate import Gate
+from ridgeline.server.http.unknown_path import UnknownPath
+from ridgeline.server.http.websocket import WebSockets
+from ridgeline.server.messages_api import endpoints as messages_api
+from ridgeline.server.ollama_api import endpoints as ollama_api
+from ridgeline.server.openai_api.bodies import (
     ChatChunk,
     ChatCompletion,
     Health,
@@ -23,29 +31,21 @@ from ridgeline.server.bodies import (
     Tokens,
     Version,
 )
-from ridgeline.server.chat import chat_completions
-from ridgeline.server.completions import completions
-from ridgeline.server.config import ServerConfig
-from ridgeline.server.endpoint import Endpoint, Generating
-from ridgeline.server.front import Front, Model
-from ridgeline.server.gate import Gate
-from ridgeline.server.messages_api import endpoints as messages_api
-from ridgeline.server.ollama_api import endpoints as ollama_api
-from ridgeline.server.openapi.handlers import self_description
-from ridgeline.server.protocol import (
+from ridgeline.server.openai_api.chat import chat_completions
+from ridgeline.server.openai_api.completions import completions
+from ridgeline.server.openai_api.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TemplateRequest,
     TokenizeRequest,
 )
+from ridgeline.server.openai_api.tokenize import apply_template, detokenize, tokenize
+from ridgeline.server.openapi.handlers import self_description
+from ridgeline.server.records.state import StateStore
+from ridgeline.server.records.usage_book import RequestUsage, UsageBook, show_usage
 from ridgeline.server.responses_api import endpoints as responses
-from ridgeline.server.state import StateStore
-from ridgeline.server.tokenize import apply_template, detokenize, tokenize
-from ridgeline.server.unknown_path import UnknownPath
-from ridgeline.server.usage_book import RequestUsage, UsageBook, show_usage
 from ridgeline.server.vectors import endpoints as vectors
-from ridgeline.server.websocket import WebSockets
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from starlette.requests import HTTPConnection
 
 import ridgeline
-from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.client.client import AsyncClient
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, ErrorReply, NotReady
-from ridgeline.server.exchange import Exchange
+from ridgeline.server.http.exchange import Exchange
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.metrics import ServerMetrics
 
 if TYPE_CHECKING:
-    from ridgeline.server.recording import TrafficRecorder
-    from ridgeline.server.state import StateStore
-    from ridgeline.server.tracing import Tracing
+    from ridgeline.server.records.recording import TrafficRecorder
+    from ridgeline.server.records.state import StateStore
+    from ridgeline.server.records.tracing import Tracing
 
 T = TypeVar("T")
 Task = Literal["generate", "embed"]

@@ -1,0 +1,1 @@
+"""What the server and the gateway share as HTTP servers: listener, TLS, connection bounds, host checks."""

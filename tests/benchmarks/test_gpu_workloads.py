@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks.gpu import limits, workloads
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.telemetry.stats import StepRecord
 from tests.conftest import SHARED_DATA
 

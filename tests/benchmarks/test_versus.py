@@ -20,10 +20,10 @@ from versus.peer_llamacpp import FORMATS, Variant, every_cache, find, tune
 from versus.quiet_machine import Sample, measured
 from versus.random_gguf import Shape, write_random_gguf
 
-from ridgeline.models.dequant import dequantize
-from ridgeline.models.gguf import GgufFile
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.text.tokenizer import Tokenizer
+from ridgeline.models.weights.dequant import dequantize
 
 
 def figure(*values: float, limit: float | None = None, disturbed: int = 0) -> Figure:

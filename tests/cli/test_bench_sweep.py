@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.lab.bench.selftest import mock_server
-from ridgeline.lab.bench.sweep import SweepResult
+from ridgeline.lab.bench.sweeps.sweep import SweepResult
 
 
 async def test_a_sweep_prints_a_line_for_each_load_and_goes_on(

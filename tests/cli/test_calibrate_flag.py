@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType
 
-from ridgeline.cli.calibrate import busy_warning, ceiling_lines, line_report, overall, step_lines
-from ridgeline.cli.doctor import check_calibration
+from ridgeline.cli.doctor.calibrate import busy_warning, ceiling_lines, line_report, overall, step_lines
+from ridgeline.cli.doctor.doctor import check_calibration
 from ridgeline.cli.main import main
-from ridgeline.engine.calibrate import STAGES, Calibrated
-from ridgeline.engine.calibration import Calibration, Ceilings, Machine, ReadRate
-from ridgeline.engine.step_costs import BESIDE, StepChoice, StepCost, StepCosts
+from ridgeline.engine.limits.calibration import Calibration, Ceilings, Machine, ReadRate
+from ridgeline.engine.limits.step_costs import BESIDE, StepChoice, StepCost, StepCosts
+from ridgeline.engine.start.calibrate import STAGES, Calibrated
 from tests.engine.test_calibrate import measure_each_once
 from tests.models.tiny_checkpoints import packed_as, tiny_model, write_gguf
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli import doctor, machine, measure
+from ridgeline.cli.doctor import doctor, machine, measure
 from ridgeline.cli.main import main
 
 GIB = 1 << 30

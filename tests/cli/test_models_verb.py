@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.cli import progress
 from ridgeline.cli.main import main
-from ridgeline.models.registry import KNOWN_MODELS
+from ridgeline.models.files.registry import KNOWN_MODELS
 
 
 def test_the_list_says_which_models_are_here(

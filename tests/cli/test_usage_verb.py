@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.gateway.accounting.records import line_of
-from ridgeline.gateway.accounting.sqlite import SqliteLedger
+from ridgeline.gateway.accounting.store.records import line_of
+from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
 from ridgeline.gateway.admin.listener import AdminListener
 from ridgeline.gateway.config import make_settings
 from tests.gateway.accounting.books import row

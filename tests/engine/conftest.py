@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from ridgeline import LLM
-from ridgeline.engine.core import EngineCore
-from ridgeline.engine.request import FinishReason, Request, SamplingParams
-from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.step import TokenLogprob
-from ridgeline.models import packed_cache
+from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.plan.scheduler import Scheduler
+from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.models.weights import packed_cache
 from ridgeline.telemetry.timing import TimingRecord
 
 KV_TOKENS = 16_384

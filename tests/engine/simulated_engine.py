@@ -13,12 +13,20 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from ridgeline.engine.forecast import OutputLengths
 from ridgeline.engine.grammar.masks import Mask, allows
-from ridgeline.engine.intake import sample_seed
-from ridgeline.engine.request import FinishReason, Request, SamplingParams, SeqState, Sequence
-from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
-from ridgeline.engine.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepRow, TokenLogprob
+from ridgeline.engine.plan.forecast import OutputLengths
+from ridgeline.engine.plan.intake import sample_seed
+from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams, SeqState, Sequence
+from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.plan.step import (
+    RowResult,
+    Sampled,
+    SeqDelta,
+    StepPlan,
+    StepResult,
+    StepRow,
+    TokenLogprob,
+)
 
 VOCAB = 13
 EOS = 0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine import backend_choice
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
-from ridgeline.engine.gpu_probe import Gpu, find_gpu, torch_cuda, why_not_usable
-from ridgeline.models.read_spec import read_spec
+from ridgeline.engine.start import backend_choice
+from ridgeline.engine.start.gpu_probe import Gpu, find_gpu, torch_cuda, why_not_usable
+from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.ops.cpu import interface
 
 H200 = Gpu("NVIDIA H200", 140 << 30, (9, 0), (13, 0))
@@ -169,7 +169,7 @@ def test_the_installed_torch_says_what_it_was_built_for():
 
 def test_looking_for_a_gpu_imports_nothing_heavy_and_respects_a_hidden_one():
     program = (
-        "import sys; from ridgeline.engine.gpu_probe import find_gpu, why_not_usable, Gpu; "
+        "import sys; from ridgeline.engine.start.gpu_probe import find_gpu, why_not_usable, Gpu; "
         "gpu = find_gpu(); why_not_usable(Gpu('any', 1, (9, 0), (13, 0))); "
         "print(gpu, *sys.modules.keys() & {'torch', 'triton', 'numpy'})"
     )

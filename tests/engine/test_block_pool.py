@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.engine.block_pool import BlockPool, PoolCorrupted, PoolExhausted
+from ridgeline.engine.kv.block_pool import BlockPool, PoolCorrupted, PoolExhausted
 
 
 def name(number: int) -> bytes:

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType
 
-from ridgeline.engine import calibrate
-from ridgeline.engine.build import build_engine
-from ridgeline.engine.calibrate import (
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import EngineError
+from ridgeline.engine.limits.calibration import load_calibration, this_machine
+from ridgeline.engine.limits.step_costs import BESIDE, choose_steps
+from ridgeline.engine.plan.step import StepPlan, StepResult
+from ridgeline.engine.start import calibrate
+from ridgeline.engine.start.build import build_engine
+from ridgeline.engine.start.calibrate import (
     BATCHES,
     CHUNKS,
     STAGES,
@@ -22,13 +27,8 @@ from ridgeline.engine.calibrate import (
     calibrate_model,
     measure_costs,
 )
-from ridgeline.engine.calibration import load_calibration, this_machine
-from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.errors import EngineError
-from ridgeline.engine.step import StepPlan, StepResult
-from ridgeline.engine.step_costs import BESIDE, choose_steps
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.spec import ModelSpec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.read_spec import read_spec
 from tests.models.tiny_checkpoints import packed_as, tiny_model, write_gguf
 
 BLOCK = 16

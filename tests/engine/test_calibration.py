@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine import calibration
-from ridgeline.engine.calibration import (
+from ridgeline.engine.limits import calibration
+from ridgeline.engine.limits.calibration import (
     Calibration,
     Ceilings,
     Machine,
@@ -23,7 +23,7 @@ from ridgeline.engine.calibration import (
     store_calibration,
     this_machine,
 )
-from ridgeline.engine.step_costs import StepChoice, StepCost, StepCosts
+from ridgeline.engine.limits.step_costs import StepChoice, StepCost, StepCosts
 from ridgeline.ops.cpu.library import NativeUnavailable
 
 MIB = 1 << 20

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.errors import EngineDied
-from ridgeline.engine.messages import (
+from ridgeline.engine.link.messages import (
     FRAME_HEADER,
     Abort,
     Hello,
@@ -26,10 +26,10 @@ from ridgeline.engine.messages import (
     Submit,
     frame,
 )
-from ridgeline.engine.request import FinishReason, Request, SamplingParams
-from ridgeline.engine.step import SeqDelta
-from ridgeline.engine.transport import Closed, EngineSocket, Opened
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.engine.link.transport import Closed, EngineSocket, Opened
+from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from tests.patience import PATIENCE_S
 

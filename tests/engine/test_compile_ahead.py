@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine import compile_ahead as module
-from ridgeline.engine.compile_ahead import compile_ahead
+from ridgeline.engine.start import compile_ahead as module
+from ridgeline.engine.start.compile_ahead import compile_ahead
 from tests.models.tiny_checkpoints import tiny_model
 from tests.patience import PATIENCE_S
 
@@ -35,9 +35,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import create_function_from_signature
-from ridgeline.engine.compile_ahead import compile_ahead
+from ridgeline.engine.start.compile_ahead import compile_ahead
 from ridgeline.models import cuda_warm
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
 wanted = dict(

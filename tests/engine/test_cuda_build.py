@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.engine.backend_choice import BackendChoice
-from ridgeline.engine.build import StartupBudget, build_engine, step_sizes
-from ridgeline.engine.compile_ahead import compile_ahead
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.cuda_build import CudaBuild, what_to_lower
-from ridgeline.engine.cuda_limits import ceilings_path, device_ceilings
-from ridgeline.engine.cuda_wake import tell_errors
 from ridgeline.engine.errors import InvalidConfig, OutOfMemoryPlan
-from ridgeline.engine.limits import Ceilings
-from ridgeline.engine.loading import StepSizes
-from ridgeline.engine.memory import GIB, plan_memory
-from ridgeline.engine.memory_receipt import PARTS, MemoryReceipt, receipt_of
-from ridgeline.engine.request import Request, SamplingParams
-from ridgeline.models.cuda_workspace import workspace, workspace_bytes
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.spec import ModelSpec
-from ridgeline.models.weights import random_weights
+from ridgeline.engine.limits.cuda_limits import ceilings_path, device_ceilings
+from ridgeline.engine.limits.machine_limits import Ceilings
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.start.backend_choice import BackendChoice
+from ridgeline.engine.start.build import StartupBudget, build_engine, step_sizes
+from ridgeline.engine.start.compile_ahead import compile_ahead
+from ridgeline.engine.start.cuda_build import CudaBuild, what_to_lower
+from ridgeline.engine.start.cuda_wake import tell_errors
+from ridgeline.engine.start.loading import StepSizes
+from ridgeline.engine.start.memory import GIB, plan_memory
+from ridgeline.engine.start.memory_receipt import PARTS, MemoryReceipt, receipt_of
+from ridgeline.models.decoders.cuda_workspace import workspace, workspace_bytes
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.torch_weights import random_weights
 from tests.models.tiny_checkpoints import tiny_model
 
 SIZES = StepSizes(step_tokens=8192, prefill_chunk=8192, max_running=256)
@@ -237,7 +237,7 @@ def test_the_runner_is_made_as_planned(tmp_path: Path) -> None:
 
 def test_a_stage_within_another_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 4.0, 10.0, 20.0, 25.0])
-    monkeypatch.setattr("ridgeline.engine.build.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("ridgeline.engine.start.build.time.monotonic", lambda: next(times))
     budget = StartupBudget()
     with budget.stage("weights"), budget.stage("buffers"):
         pass
@@ -260,7 +260,7 @@ def test_larger_steps_are_left_to_another_process_once_the_first_kernels_are_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
-    from ridgeline.models import cuda_warm
+    from ridgeline.engine.run.cuda import warm as cuda_warm
     from ridgeline.ops.cuda import recording
 
     tiny_model("qwen3").config.save_pretrained(tmp_path)
@@ -270,7 +270,7 @@ def test_larger_steps_are_left_to_another_process_once_the_first_kernels_are_the
     monkeypatch.setattr(cuda_warm, "first_kernels", lambda rehearsal: ["first"])
     monkeypatch.setattr(recording, "compile_all", lambda launches: happened.append(launches) or [])
     monkeypatch.setattr(
-        "ridgeline.engine.cuda_build.in_thread", lambda target, *args: happened.append((target, *args))
+        "ridgeline.engine.start.cuda_build.in_thread", lambda target, *args: happened.append((target, *args))
     )
     build._compiler = threading.Thread(target=int)
     build._compiler.start()

@@ -11,10 +11,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from ridgeline.engine.cuda_sampling import NOT_FINITE, DeviceSampler, Pick
 from ridgeline.engine.grammar.masks import Mask, clear_bits
-from ridgeline.engine.intake import SchedulerLimits, sequences_of
-from ridgeline.engine.request import Request, SamplingParams, SeqState, Sequence
+from ridgeline.engine.plan.intake import SchedulerLimits, sequences_of
+from ridgeline.engine.plan.request import Request, SamplingParams, SeqState, Sequence
+from ridgeline.engine.run.cuda.sampling import NOT_FINITE, DeviceSampler, Pick
 
 VOCAB, EOS = 300, 2
 LIMITS = SchedulerLimits(64, 64, 8, 8, 16, 64, 512, eos_ids=(EOS,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.engine.decode_graphs import DecodeGraphs, GraphKey, ladder
+from ridgeline.engine.run.cuda.graphs import DecodeGraphs, GraphKey, ladder
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.forecast import OutputLengths
-from ridgeline.engine.request import SeqState, Sequence
-from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
-from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult
+from ridgeline.engine.plan.forecast import OutputLengths
+from ridgeline.engine.plan.request import SeqState, Sequence
+from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult
 from tests.engine.simulated_engine import limits, request
 
 TOKEN = 3

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.engine.build import BuiltEngine, build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.core import EngineCore
-from ridgeline.engine.request import Request, SamplingParams
-from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.plan.scheduler import Scheduler
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.ops.cpu.interface import NativeUnavailable
 from ridgeline.ops.cpu.library import available_isas
 from tests.models.tiny_checkpoints import VOCAB, tiny_model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ridgeline.engine.device_rows import DeviceRows
-from ridgeline.engine.request import Request, SamplingParams, Sequence
+from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
+from ridgeline.engine.run.cuda.rows import DeviceRows
 
 WIDTH = 8
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.encoder_build import build_encoder
-from ridgeline.engine.encoder_core import EncoderCore, EncoderLimits
+from ridgeline.engine.encoder.build import build_encoder
+from ridgeline.engine.encoder.core import EncoderCore, EncoderLimits
 from ridgeline.engine.errors import InvalidConfig, InvalidRequest, QueueFull, RequestFailed
-from ridgeline.engine.messages import Embed
-from ridgeline.models.pull import ensure
+from ridgeline.engine.link.messages import Embed
+from ridgeline.models.files.pull import ensure
 
 POISON = 13
 

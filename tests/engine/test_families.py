@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from ridgeline.engine.build import build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.request import Request, SamplingParams
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.start.build import build_engine
 from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
 
 BACKENDS = {

@@ -15,7 +15,7 @@ from ridgeline.engine.grammar.compiler import GrammarCompiler
 from ridgeline.engine.grammar.library import Compiled
 from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
 from ridgeline.engine.grammar.trial import NO_TIME
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
 
 # Each compiles for ever, or for minutes.
 ENDLESS = [

@@ -22,7 +22,7 @@ from ridgeline.engine.grammar.conformance import fault
 from ridgeline.engine.grammar.keywords import schema_grammar
 from ridgeline.engine.grammar.library import Compiled, Vocabulary, compile_grammar
 from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
 
 VALIDATORS = {
     "draft2020-12": jsonschema.Draft202012Validator,

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import RequestFailed
-from ridgeline.engine.inbox import Inbox
-from ridgeline.engine.output import OutputChunk
 
 
 def opened(requests: int = 1, **options: bool) -> Inbox:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline import AsyncClient, SamplingParams
+from ridgeline.engine.client.launch import EngineCannotStart
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.launch import EngineCannotStart
-from ridgeline.engine.process import EngineLoop
-from ridgeline.engine.transport import EngineSocket
+from ridgeline.engine.link.process import EngineLoop
+from ridgeline.engine.link.transport import EngineSocket
 from tests.patience import PATIENCE_S
 
 

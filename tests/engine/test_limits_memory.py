@@ -10,9 +10,9 @@ PROGRAM = """
 import re, sys
 from pathlib import Path
 from ridgeline.engine import limits
-from ridgeline.engine.build import build_engine
+from ridgeline.engine.start.build import build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.native_build import NativeBuild
+from ridgeline.engine.start.native_build import NativeBuild
 
 def peak_bytes():
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

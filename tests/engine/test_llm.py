@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from ridgeline import LLM
-from ridgeline.engine.build import checked_sampling_defaults
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
-from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.start.build import checked_sampling_defaults
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.generation_config import SamplingDefaults
+from ridgeline.models.files.generation_config import SamplingDefaults
 from tests.engine.prompts import PROMPTS
 from tests.models.test_spec_read import CONFIG
 

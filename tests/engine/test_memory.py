@@ -2,11 +2,11 @@
 
 import pytest
 
-from ridgeline.engine import memory
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import OutOfMemoryPlan
-from ridgeline.engine.loading import StepSizes
-from ridgeline.engine.memory import (
+from ridgeline.engine.start import memory
+from ridgeline.engine.start.loading import StepSizes
+from ridgeline.engine.start.memory import (
     DEFAULT_KV_TOKENS,
     GIB,
     DeviceRoom,
@@ -15,8 +15,8 @@ from ridgeline.engine.memory import (
     plan_memory,
     resident_bytes,
 )
-from ridgeline.engine.torch_build import TorchBuild
-from ridgeline.models.read_spec import read_spec
+from ridgeline.engine.start.torch_build import TorchBuild
+from ridgeline.models.spec.read_spec import read_spec
 
 SIZES = StepSizes(step_tokens=512, prefill_chunk=512, max_running=64)
 

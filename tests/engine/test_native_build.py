@@ -5,10 +5,10 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable
-from ridgeline.engine.loading import StepSizes
-from ridgeline.engine.memory import GIB, plan_memory
-from ridgeline.engine.native_build import NativeBuild
-from ridgeline.models.read_spec import read_spec
+from ridgeline.engine.start.loading import StepSizes
+from ridgeline.engine.start.memory import GIB, plan_memory
+from ridgeline.engine.start.native_build import NativeBuild
+from ridgeline.models.spec.read_spec import read_spec
 
 SIZES = StepSizes(step_tokens=512, prefill_chunk=512, max_running=64)
 
@@ -80,7 +80,7 @@ def test_the_limits_are_bandwidth_over_bytes_and_rate_over_operations(llm):
 
 
 def test_a_backend_whose_first_step_fails_does_not_start(smollm2_path, monkeypatch):
-    from ridgeline.engine import native_runner
+    from ridgeline.engine.run import native_runner
 
     def refuse(*args):
         raise MemoryError("made to fail")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.loading import StepSizes
-from ridgeline.engine.memory import GIB, plan_memory
-from ridgeline.engine.native_build import NativeBuild
-from ridgeline.engine.native_runner import StepArrays, step_arrays
-from ridgeline.engine.request import Request, SamplingParams, Sequence
-from ridgeline.engine.step import StepRow
-from ridgeline.models.read_spec import read_spec
+from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
+from ridgeline.engine.plan.step import StepRow
+from ridgeline.engine.run.native_runner import StepArrays, step_arrays
+from ridgeline.engine.start.loading import StepSizes
+from ridgeline.engine.start.memory import GIB, plan_memory
+from ridgeline.engine.start.native_build import NativeBuild
+from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.ops.cpu.interface import NativeUnavailable
 from ridgeline.ops.cpu.library import available_isas
 from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.engine.errors import DeviceOutOfMemory, InvalidRequest, QueueFull
-from ridgeline.engine.forecast import OutputLengths
-from ridgeline.engine.request import FinishReason, Request
-from ridgeline.engine.scheduler import SchedulerLimits
-from ridgeline.engine.step import StepPlan
-from ridgeline.engine.step_budget import FIRST_TRIAL_STEPS
+from ridgeline.engine.plan.forecast import OutputLengths
+from ridgeline.engine.plan.request import FinishReason, Request
+from ridgeline.engine.plan.scheduler import SchedulerLimits
+from ridgeline.engine.plan.step import StepPlan
+from ridgeline.engine.plan.step_budget import FIRST_TRIAL_STEPS
 from tests.engine.fake_device import Failure, never
 from tests.engine.overlapped import Overlapped
 from tests.engine.simulated_engine import answer_alone, engine_with, limits, request, shape

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.prefix_index import HASH_BYTES, PrefixIndex, block_hash
+from ridgeline.engine.kv.prefix_index import HASH_BYTES, PrefixIndex, block_hash
 
 
 def names(index: PrefixIndex, tokens: list[int], **salt: str) -> list[bytes]:

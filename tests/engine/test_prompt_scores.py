@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed; the CUDA runner cannot be imported")
 
-from ridgeline.engine import prompt_scores
-from ridgeline.engine.prompt_scores import PromptScores
+from ridgeline.engine.run import prompt_scores
+from ridgeline.engine.run.prompt_scores import PromptScores
 from ridgeline.ops.sampling import log_normalizer, top_tokens
 
 VOCAB = 301

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.request import Request, SamplingParams, Sequence
-from ridgeline.engine.sampler import Sampler, logprob_of
+from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
+from ridgeline.engine.run.sampler import Sampler, logprob_of
 
 VOCAB = 300
 EOS = 7

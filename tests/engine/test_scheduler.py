@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from ridgeline.engine.block_pool import PoolCorrupted
 from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.request import FinishReason
-from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.step import StepResult
+from ridgeline.engine.kv.block_pool import PoolCorrupted
+from ridgeline.engine.plan.request import FinishReason
+from ridgeline.engine.plan.scheduler import Scheduler
+from ridgeline.engine.plan.step import StepResult
 from tests.engine.simulated_engine import (
     EOS,
     VOCAB,

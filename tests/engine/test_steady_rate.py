@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ridgeline.engine.steady import Clock, steady_rate
+from ridgeline.engine.limits.steady import Clock, steady_rate
 
 
 class Machine:

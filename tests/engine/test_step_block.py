@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("torch")
 
-from ridgeline.engine.step_block import ALIGN, StepBlock, aligned
+from ridgeline.engine.run.cuda.step_block import ALIGN, StepBlock, aligned
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.step_costs import (
+from ridgeline.engine.limits.step_costs import (
     BESIDE,
     ENOUGH,
     LEAST,

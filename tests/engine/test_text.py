@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.request import FinishReason, SamplingParams
-from ridgeline.engine.step import SeqDelta
-from ridgeline.engine.text import TextStream
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.engine.client.text import TextStream
+from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.telemetry.timing import TimingRecord
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.engine.encoder.text_queue import TextQueue, TextRequest
 from ridgeline.engine.errors import QueueFull
-from ridgeline.engine.text_queue import TextQueue, TextRequest
 
 STEP = 100
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from ridgeline.server.app import ENDPOINTS
-from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.http.endpoint import Endpoint
+from ridgeline.server.openai_api.protocol import fields_of
 from ridgeline.server.openapi.schemas import structs_of
-from ridgeline.server.protocol import fields_of
 
 JSON_TYPE = {"content-type": "application/json"}
 MEGABYTE = "x" * 1_000_000

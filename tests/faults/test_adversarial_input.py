@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ridgeline.server.app import ENDPOINTS
-from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.http.endpoint import Endpoint
 from tests.conftest import LiveServer
 from tests.faults.adversary import ATTACKED, Attack, attacks
 from tests.faults.conftest import chat_body

@@ -38,7 +38,7 @@ def test_a_truncated_gguf_is_refused_by_name(smollm2_path, tmp_path, kept):
 
 
 def test_an_altered_scale_is_refused_by_tensor_name(smollm2_path, tmp_path):
-    from ridgeline.models.gguf import GgufFile
+    from ridgeline.models.files.gguf import GgufFile
 
     altered = tmp_path / "altered.gguf"
     shutil.copy(smollm2_path, altered)

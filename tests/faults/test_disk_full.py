@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.models import pull as pull_module
-from ridgeline.models.pull import PullFailed, needed_bytes, pull
-from ridgeline.models.registry import KnownModel, cached_file
+from ridgeline.models.files import pull as pull_module
+from ridgeline.models.files.pull import PullFailed, needed_bytes, pull
+from ridgeline.models.files.registry import KnownModel, cached_file
 from tests.tiny_wheel import FIRST, files_left
 
 

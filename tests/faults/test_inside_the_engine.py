@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ridgeline import AsyncClient, SamplingParams
+from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import RequestFailed
-from ridgeline.engine.output import OutputChunk
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from ridgeline.server.state import open_state
+from ridgeline.server.records.state import open_state
 from tests.gateway.stage import CHAT, Staged, staged
 from tests.patience import PATIENCE_S
 from tests.server.batch_stage import Server

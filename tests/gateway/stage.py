@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from ridgeline.gateway.app import Gateway
-from ridgeline.gateway.assembly import Assembly
 from ridgeline.gateway.config import GatewaySettings, checked, make_settings
-from ridgeline.gateway.own_embeddings import KEY
+from ridgeline.gateway.pipeline.app import Gateway
+from ridgeline.gateway.pipeline.own_embeddings import KEY
+from ridgeline.gateway.process.assembly import Assembly
 from ridgeline.gateway.tenants.audit import Actor
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.registry import Registry

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.gateway.audio_length import audio_length_s
+from ridgeline.gateway.objects.audio_length import audio_length_s
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.scripted_upstream import Asked, always, whole
 from tests.gateway.test_trust import TRANSCRIPTIONS, scripted

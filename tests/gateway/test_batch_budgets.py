@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import TokenPrices
-from ridgeline.gateway.batch_use import Batch, used_in_all
+from ridgeline.gateway.objects.batch_use import Batch, used_in_all
 from ridgeline.gateway.tenants.audit import Actor
 from ridgeline.gateway.tenants.keys import Limits, Team
 from ridgeline.gateway.tenants.owned import Owned
@@ -188,7 +188,7 @@ def renamed(name: str, new_name: str) -> Any:
 async def test_a_store_that_is_away_delays_no_start_and_batches_are_held_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ridgeline.gateway.assembly.RESTORE_S", 0.05, raising=False)
+    monkeypatch.setattr("ridgeline.gateway.process.assembly.RESTORE_S", 0.05, raising=False)
     async with a_dollar_a_token(tmp_path, {}, hang(), daily_usd=100.0) as (stage, values):
         await submit(stage.http, lines(2, max_tokens=45))
         store, secret = stage.parts.owned._store, stage.secret
@@ -203,7 +203,7 @@ async def test_a_store_that_is_away_delays_no_start_and_batches_are_held_when_it
 async def test_a_ledger_that_does_not_answer_delays_no_start(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ridgeline.gateway.assembly.RESTORE_S", 0.05, raising=False)
+    monkeypatch.setattr("ridgeline.gateway.process.assembly.RESTORE_S", 0.05, raising=False)
     answers = asyncio.Event()
 
     async def spent(ledger: Ledger, kind: str, id: str, since_ms: int) -> int:
@@ -421,7 +421,7 @@ async def test_a_batch_whose_answer_was_lost_is_found_and_held_meanwhile(
         lost = await submit(stage.http, lines(4, max_tokens=20))
         assert lost.status_code >= 500
         assert await chat(stage, max_tokens=21) == 429
-        monkeypatch.setattr("ridgeline.gateway.batch_booking.ORDER_S", -1e6)
+        monkeypatch.setattr("ridgeline.gateway.objects.batch_booking.ORDER_S", -1e6)
         hosted.done(4, "completed")
         row = await booked(stage, "batch_1")
         assert row["cost_pusd"] == 28 * DOLLAR
@@ -435,7 +435,7 @@ async def test_an_order_whose_batch_was_never_made_is_dropped(
         hosted.loses_answer = True
         hosted.batch["input_file_id"] = "file-of-somebody-else"
         await submit(stage.http, lines(4, max_tokens=20))
-        monkeypatch.setattr("ridgeline.gateway.batch_booking.ORDER_S", -1e6)
+        monkeypatch.setattr("ridgeline.gateway.objects.batch_booking.ORDER_S", -1e6)
         await stage.parts.batches.look_after_all()
         assert await stage.parts.owned.pending("batch_order") == []
         refused = await stage.http.post(CHAT, json=asking("public", max_tokens=100))
@@ -445,7 +445,7 @@ async def test_an_order_whose_batch_was_never_made_is_dropped(
 async def test_an_order_at_an_upstream_that_was_removed_keeps_no_other_batch_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ridgeline.gateway.batch_booking.ORDER_S", -1e6)
+    monkeypatch.setattr("ridgeline.gateway.objects.batch_booking.ORDER_S", -1e6)
     async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
         owned = stage.parts.owned
         await owned.remember("order_1", "t", "removed", "batch_order", {"input_file_id": "file-0"})
@@ -454,7 +454,7 @@ async def test_an_order_at_an_upstream_that_was_removed_keeps_no_other_batch_fro
         await stage.parts.batches.look_after_all()
         assert await owned.pending("batch") == []
         assert (await booked(stage, batch["id"]))["cost_pusd"] == 28 * DOLLAR
-        monkeypatch.setattr("ridgeline.gateway.batch_booking.UNKNOWN_S", -1.0)
+        monkeypatch.setattr("ridgeline.gateway.objects.batch_booking.UNKNOWN_S", -1.0)
         await stage.parts.batches.look_after_all()
         assert await owned.pending("batch_order") == []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cli.gateway import EXAMPLE_FILE
+from ridgeline.cli.gateway.gateway import EXAMPLE_FILE
 from ridgeline.gateway.catalog import Catalog, allows
 from ridgeline.gateway.config import (
     LISTS,

@@ -25,7 +25,7 @@ import resource, runpy, sys
 soft, hard = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 sys.argv[0] = "worker"
-runpy.run_module("ridgeline.gateway.worker", run_name="__main__")
+runpy.run_module("ridgeline.gateway.process.worker", run_name="__main__")
 """
 
 
@@ -91,7 +91,7 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pyte
 
 
 def test_an_address_has_a_quarter_of_all_connections_by_default() -> None:
-    from ridgeline.gateway.connection_limits import connection_limits
+    from ridgeline.gateway.process.connection_limits import connection_limits
 
     assert connection_limits(GatewayConfig(max_connections=100)).per_address == 25
     assert connection_limits(GatewayConfig(max_connections_per_address=7)).per_address == 7

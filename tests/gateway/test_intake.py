@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.gateway import uploads
-from ridgeline.gateway.assembly import Assembly
-from ridgeline.gateway.offload import LARGE
-from ridgeline.gateway.spool import remove_stale_uploads, uploads_path
+from ridgeline.gateway.objects import uploads
+from ridgeline.gateway.objects.spool import remove_stale_uploads, uploads_path
+from ridgeline.gateway.offload.offload import LARGE
+from ridgeline.gateway.process.assembly import Assembly
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, Staged, asking, staged
 from tests.gateway.test_trust import always, scripted

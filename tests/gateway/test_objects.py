@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.gateway.offload import PROCESSES
+from ridgeline.gateway.offload.offload import PROCESSES
 from tests.gateway.object_stage import batch_line, before_our_server, ended, upload
 from tests.gateway.scripted_upstream import Asked, ScriptedUpstream, always, whole
 from tests.gateway.stage import CHAT, staged

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ridgeline.gateway import forwarding, model_requests, reservations
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.config import make_settings
 from ridgeline.gateway.errors import BadRequest, GatewayError, Unavailable
 from ridgeline.gateway.guard.guards import Guard
-from ridgeline.gateway.offload import LARGE, Offload
+from ridgeline.gateway.offload.offload import LARGE, Offload
+from ridgeline.gateway.pipeline import forwarding, model_requests, reservations
 from ridgeline.gateway.routing import router
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import staged

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.gateway import finishing
+from ridgeline.gateway.pipeline import finishing
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, asking, staged
 from tests.patience import PATIENCE_S

@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.gateway.body import read_fields
 from ridgeline.gateway.errors import BadRequest
-from ridgeline.gateway.references import LONGEST_PLACE, references
+from ridgeline.gateway.objects.references import LONGEST_PLACE, references
 from tests.gateway.scripted_upstream import Asked, whole
 from tests.gateway.stage import CHAT, Staged
 from tests.gateway.test_trust import always, batch_line, scripted, upload

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.gateway import refusals
-from ridgeline.gateway.accounting.reports import Question
+from ridgeline.gateway.accounting.store.reports import Question
+from ridgeline.gateway.pipeline import refusals
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, asking, staged
 

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ridgeline.gateway.accounting import estimate
-from ridgeline.gateway.offload import LARGE, PROCESSES
+from ridgeline.gateway.offload.offload import LARGE, PROCESSES
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.mock_upstream import MockUpstream
 from tests.gateway.scripted_upstream import Answer, Asked, ScriptedUpstream, always, whole

@@ -22,8 +22,8 @@ from transformers import (  # noqa: F401
 )
 from transformers.utils import logging
 
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights_stream import stream_weights
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.stream import stream_weights
 from tests.gpu.collection import DEVICE, scaled
 from tests.gpu.engines import Sizes, cuda_runner, serve
 from tests.gpu.models import DTYPES, compile_kernels, greedy

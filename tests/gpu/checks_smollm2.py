@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.registry import cached_file, find_known
-from ridgeline.models.weights_stream import stream_weights
+from ridgeline.models.files.registry import cached_file, find_known
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.stream import stream_weights
 from tests.gpu.collection import DEVICE, Skipped
 from tests.gpu.engines import Sizes, cuda_runner, serve
 from tests.gpu.models import DTYPES, compile_kernels, greedy

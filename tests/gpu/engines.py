@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.engine.core import EngineCore
-from ridgeline.engine.cuda_runner import CudaRunner
-from ridgeline.engine.request import Request, SamplingParams
-from ridgeline.engine.sampler import Sampler
-from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
-from ridgeline.engine.step import TokenLogprob
-from ridgeline.engine.torch_runner import TorchRunner
-from ridgeline.models.decoder import Decoder, allocate_kv
-from ridgeline.models.spec import LayerSpec, ModelSpec, RopeSpec
-from ridgeline.models.weights import DecoderWeights, LayerWeights, random_weights
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.run.cuda.runner import CudaRunner
+from ridgeline.engine.run.sampler import Sampler
+from ridgeline.engine.run.torch_runner import TorchRunner
+from ridgeline.models.decoders.reference import Decoder, allocate_kv
+from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, RopeSpec
+from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights, random_weights
 from ridgeline.ops.backend import select_backend
 
 BLOCK_SIZE = 16

@@ -10,11 +10,11 @@ from functools import cache
 
 import torch
 
-from ridgeline.engine.decode_graphs import ladder
-from ridgeline.engine.request import SamplingParams
-from ridgeline.models import cuda_warm
-from ridgeline.models.spec import ModelSpec
-from ridgeline.models.weights import DecoderWeights
+from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.run.cuda import warm as cuda_warm
+from ridgeline.engine.run.cuda.graphs import ladder
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.torch_weights import DecoderWeights
 from ridgeline.ops.cuda.launch import INTERPRETED
 from ridgeline.ops.cuda.recording import compile_all, distinct
 from tests.gpu.collection import DEVICE, scaled

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.calibration import Calibration, Ceilings, ReadRate, store_calibration, this_machine
+from ridgeline.engine.limits.calibration import (
+    Calibration,
+    Ceilings,
+    ReadRate,
+    store_calibration,
+    this_machine,
+)
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import chip, chips, this_cpu
 from ridgeline.lab.hardware.page import page

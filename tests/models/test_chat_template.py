@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.models import template_sandbox
-from ridgeline.models.chat_template import ChatTemplate
 from ridgeline.models.errors import TemplateError
+from ridgeline.models.text import template_sandbox
+from ridgeline.models.text.chat_template import ChatTemplate
 
 BOS, EOS = "<s>", "</s>"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ridgeline.models.checkpoint_files import weights_file
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.registry import resolve
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.files.checkpoint_files import weights_file
+from ridgeline.models.files.registry import resolve
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.text.tokenizer import Tokenizer
 from tests.models.tiny_sentencepiece import VOCAB_SIZE, train
 
 CONFIG: dict[str, Any] = {

@@ -46,15 +46,15 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from ridgeline.engine import shared_rows
-from ridgeline.engine.core import EngineCore
-from ridgeline.engine.cuda_runner import CudaRunner
-from ridgeline.engine.cuda_trial import cost_of_determinism
-from ridgeline.engine.decode_graphs import ladder
-from ridgeline.engine.request import Request, SamplingParams
-from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.run.cuda.runner import CudaRunner
+from ridgeline.engine.start.cuda_trial import cost_of_determinism
+from ridgeline.engine.run.cuda.graphs import ladder
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
 from ridgeline.models import cuda_warm
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights import random_weights
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.torch_weights import random_weights
 from ridgeline.ops.cuda.recording import recorded
 
 spec, deterministic = read_spec(Path(sys.argv[1])), sys.argv[2] == "deterministic"
@@ -147,8 +147,8 @@ DRAWS = """
 import json
 import torch
 from ridgeline.ops.cuda.recording import recorded
-from ridgeline.ops.cuda.sampling import SampleScratch, draw
-from ridgeline.ops.cuda.sampling_state import PLAIN, SamplerState
+from ridgeline.ops.cuda.sampling.sampling import SampleScratch, draw
+from ridgeline.ops.cuda.sampling.state import PLAIN, SamplerState
 
 vocab, most = 151936, 512
 state, scratch = SamplerState(most, vocab, "meta"), SampleScratch(most, vocab, "meta")

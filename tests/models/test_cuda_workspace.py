@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.models.cuda_workspace import LADDER_STEP, workspace
-from ridgeline.models.hf_config import spec_from_hf
-from ridgeline.models.spec import ModelSpec
+from ridgeline.models.decoders.cuda_workspace import LADDER_STEP, workspace
+from ridgeline.models.spec.hf_config import spec_from_hf
+from ridgeline.models.spec.model_spec import ModelSpec
 
 pytest.importorskip("triton", reason="triton is not installed; no buffer of its kernels can be made")
 
-from ridgeline.models.cuda_buffers import Buffers
+from ridgeline.models.decoders.cuda_buffers import Buffers
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ridgeline.models.decoder import Decoder, allocate_kv
+from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.spec import LayerSpec, ModelSpec, RopeScaling, RopeSpec
-from ridgeline.models.weights import load_weights, random_weights
+from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, RopeScaling, RopeSpec
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.torch_weights import load_weights, random_weights
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model

@@ -8,8 +8,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as their_dequantize
 from gguf.quants import quantize as their_quantize
 
-from ridgeline.models import dequant
-from ridgeline.models.gguf import TENSOR_TYPES
+from ridgeline.models.files.gguf import TENSOR_TYPES
+from ridgeline.models.weights import dequant
 
 # Where each type keeps its float16 scales within a block: random bytes there could be NaN.
 SCALE_OFFSETS = {

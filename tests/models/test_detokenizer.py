@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from ridgeline.models.detokenizer import IncrementalDetokenizer, TokenSpelling, spelling_of
 from ridgeline.models.errors import UnsupportedModel
-from ridgeline.models.gguf_tokenizer import read_gguf_tokenizer
-from ridgeline.models.tokenizer import Tokenizer
-from ridgeline.models.tokenizer_parts import TokenizerParts
+from ridgeline.models.text.detokenizer import IncrementalDetokenizer, TokenSpelling, spelling_of
+from ridgeline.models.text.gguf_tokenizer import read_gguf_tokenizer
+from ridgeline.models.text.tokenizer import Tokenizer
+from ridgeline.models.text.tokenizer_parts import TokenizerParts
 from tests.models import tiny_sentencepiece
 from tests.models.tokenizer_corpus import CORPUS, SMOLLM2_UNWRITABLE
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from ridgeline.models.encoder import TorchEncoder
-from ridgeline.models.encoder_config import read_encoder_spec
-from ridgeline.models.encoder_packed import POOLINGS, encoder_table
-from ridgeline.models.encoder_weights import load_encoder_weights
+from ridgeline.models.encoders.packed import POOLINGS, encoder_table
+from ridgeline.models.encoders.reference import TorchEncoder
+from ridgeline.models.encoders.weights import load_encoder_weights
+from ridgeline.models.spec.encoder_config import read_encoder_spec
 from ridgeline.ops.cpu.encoder import NativeEncoder
 
 VOCAB = 200

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.models.encoder_config import is_encoder, read_encoder_spec
-from ridgeline.models.encoder_weights import load_encoder_weights
+from ridgeline.models.encoders.weights import load_encoder_weights
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.pull import ensure
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.files.pull import ensure
+from ridgeline.models.spec.encoder_config import is_encoder, read_encoder_spec
+from ridgeline.models.spec.read_spec import read_spec
 
 CONFIG = {
     "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 48, "num_attention_heads": 4,

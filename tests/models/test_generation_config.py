@@ -10,8 +10,8 @@ import gguf
 import pytest
 
 from ridgeline.models.errors import BrokenModel, ModelNotFound
-from ridgeline.models.generation_config import SamplingDefaults, parse_overrides, sampling_defaults
-from ridgeline.models.registry import find_known
+from ridgeline.models.files.generation_config import SamplingDefaults, parse_overrides, sampling_defaults
+from ridgeline.models.files.registry import find_known
 
 # As published with Qwen2.5-7B-Instruct.
 QWEN = {

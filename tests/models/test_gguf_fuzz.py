@@ -18,11 +18,11 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import ModelError
-from ridgeline.models.gguf import GgufFile
-from ridgeline.models.packed import load_packed
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights import load_weights
-from ridgeline.models.weights_layout import pieces
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.layout import pieces
+from ridgeline.models.weights.packed import load_packed
+from ridgeline.models.weights.torch_weights import load_weights
 from ridgeline.ops.cpu.library import NativeDecoder, unpack
 from tests.models.test_dequant import random_blocks
 

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.models.errors import BrokenModel, ModelError
-from ridgeline.models.gguf import GgufFile
-from ridgeline.models.gguf_config import spec_from_gguf
-from ridgeline.models.gguf_tokenizer import read_gguf_tokenizer
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.tokenizer import Tokenizer
-from ridgeline.models.weights import load_weights
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.gguf_config import spec_from_gguf
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.text.gguf_tokenizer import read_gguf_tokenizer
+from ridgeline.models.text.tokenizer import Tokenizer
+from ridgeline.models.weights.torch_weights import load_weights
 from tests.models.tiny_checkpoints import add_value
 
 HIDDEN, HEADS, FFN = 8, 2, 12

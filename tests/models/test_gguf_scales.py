@@ -10,8 +10,8 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.gguf import BLOCK_SIZES, TENSOR_TYPES, GgufFile
-from ridgeline.models.gguf_scales import check_scales
+from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES, GgufFile
+from ridgeline.models.files.gguf_scales import check_scales
 
 TYPES = [name for name, _, _ in TENSOR_TYPES.values()]
 QUANTIZED = [name for name in TYPES if BLOCK_SIZES[name][0] > 1]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.gguf import GgufFile
-from ridgeline.models.gguf_strings import GgufStrings
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.files.gguf_strings import GgufStrings
+from ridgeline.models.text.tokenizer import Tokenizer
 
 STRINGS = ["", "a", "é", "ab c", "", "東京"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.models import gguf
 from ridgeline.models.errors import BrokenModel, ModelError
-from ridgeline.models.gguf import GgufFile
+from ridgeline.models.files import gguf
+from ridgeline.models.files.gguf import GgufFile
 
 F32, Q4_0, Q4_K = 0, 2, 12
 ALIGNMENT = 32

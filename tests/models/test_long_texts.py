@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.models import tokenizer as module
-from ridgeline.models.tokenizer import PIECE_CHARACTERS, Tokenizer
+from ridgeline.models.text import tokenizer as module
+from ridgeline.models.text.tokenizer import PIECE_CHARACTERS, Tokenizer
 from tests.conftest import LiveServer
 
 MEGABYTES = {  # each 7.6 MB as UTF-8, just below what a body may have

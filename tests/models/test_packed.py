@@ -14,10 +14,10 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.packed import POLICIES, PackedDecoder, load_packed, native_refusal, plan_packed
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.spec import MoESpec
-from ridgeline.models.weights import DecoderWeights, load_weights
+from ridgeline.models.spec.model_spec import MoESpec
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.packed import POLICIES, PackedDecoder, load_packed, native_refusal, plan_packed
+from ridgeline.models.weights.torch_weights import DecoderWeights, load_weights
 from ridgeline.ops.cpu.library import Format, PackedMatrix, unpack
 from tests.models.test_dequant import random_blocks
 from tests.models.test_weights import rewrite
@@ -396,8 +396,8 @@ def test_nothing_of_this_imports_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from ridgeline.models.packed import load_packed
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.weights.packed import load_packed
+from ridgeline.models.spec.read_spec import read_spec
 path = Path({str(tmp_path)!r})
 load_packed(path, read_spec(path), keep=False).table(max_context=64, num_blocks=1, max_step_tokens=1)
 print(sorted(sys.modules.keys() & {{"torch", "safetensors", "transformers"}}))

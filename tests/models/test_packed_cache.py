@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.models import packed_cache
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.packed import PackedDecoder, load_packed, plan_packed
-from ridgeline.models.packed_file import huge_memory, read_image
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights import packed_cache
+from ridgeline.models.weights.packed import PackedDecoder, load_packed, plan_packed
+from ridgeline.models.weights.packed_file import huge_memory, read_image
 from tests.models.test_weights import rewrite
 from tests.models.tiny_checkpoints import tiny_model
 

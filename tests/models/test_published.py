@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.errors import ModelNotFound
-from ridgeline.models.published import find_published, published_models
 from ridgeline.models.shapes import read_shape
 from ridgeline.models.shapes.read import published_for
+from ridgeline.models.spec.published import find_published, published_models
 from tests.models.test_shapes import CONFIGS
 
 # Totals on Hugging Face, of the language model; those of the configs at hand are in test_shapes.

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.models import pull as pull_module
-from ridgeline.models import registry
 from ridgeline.models.errors import BrokenModel, ModelNotFound
-from ridgeline.models.pull import PullFailed, ensure, pull
-from ridgeline.models.registry import KnownModel, SmallFile, WheelMember, cached_file
+from ridgeline.models.files import pull as pull_module
+from ridgeline.models.files import registry
+from ridgeline.models.files.pull import PullFailed, ensure, pull
+from ridgeline.models.files.registry import KnownModel, SmallFile, WheelMember, cached_file
 from tests.patience import PATIENCE_S
 from tests.tiny_wheel import FIRST, SECOND, build_wheel, files_left, known_model
 

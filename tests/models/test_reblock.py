@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.models.dequant import dequantize
-from ridgeline.models.packed_formats import LOSSLESS
-from ridgeline.models.reblock import reblock
+from ridgeline.models.weights.dequant import dequantize
+from ridgeline.models.weights.packed_formats import LOSSLESS
+from ridgeline.models.weights.reblock import reblock
 from tests.models.test_dequant import random_blocks
 
 PAIRS = sorted({(stored, target) for stored, formats in LOSSLESS.items() for target in formats.values()})

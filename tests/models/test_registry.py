@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from ridgeline.models import registry
 from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
-from ridgeline.models.registry import KnownModel, WheelMember, resolve
+from ridgeline.models.files import registry
+from ridgeline.models.files.registry import KnownModel, WheelMember, resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 
@@ -162,7 +162,7 @@ def test_a_malformed_hub_name_is_refused_before_any_request(name: str) -> None:
 
 
 def test_an_unreachable_hub_says_what_to_do_instead(tmp_path: Path) -> None:
-    code = "from ridgeline.models.registry import resolve; resolve('hf:org/name')"
+    code = "from ridgeline.models.files.registry import resolve; resolve('hf:org/name')"
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1

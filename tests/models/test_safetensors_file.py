@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ridgeline.models.dequant import dequantize
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.safetensors_file import SafetensorsFile
+from ridgeline.models.files.safetensors_file import SafetensorsFile
+from ridgeline.models.weights.dequant import dequantize
 
 
 def write(path: Path, header: Any, data: bytes) -> Path:

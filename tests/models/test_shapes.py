@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.registry import resolve
+from ridgeline.models.files.registry import resolve
 from ridgeline.models.shapes import (
     Experts,
     FullAttention,
@@ -24,6 +23,7 @@ from ridgeline.models.shapes import (
     read_shape,
 )
 from ridgeline.models.shapes.attention import CompressedAttention
+from ridgeline.models.spec.read_spec import read_spec
 
 CONFIGS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "configs"
 NAMES = sorted(

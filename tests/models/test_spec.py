@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.models.describe import describe
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.families import check_servable
-from ridgeline.models.spec import LayerSpec, ModelSpec, MoESpec, RopeScaling, RopeSpec, longest_context
+from ridgeline.models.spec.describe import describe
+from ridgeline.models.spec.families import check_servable
+from ridgeline.models.spec.model_spec import (
+    LayerSpec,
+    ModelSpec,
+    MoESpec,
+    RopeScaling,
+    RopeSpec,
+    longest_context,
+)
 
 ROPE = RopeSpec(theta=10_000.0, dim=4)
 

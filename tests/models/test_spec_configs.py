@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.errors import UnsupportedModel
-from ridgeline.models.families import check_servable
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.families import check_servable
+from ridgeline.models.spec.read_spec import read_spec
 
 CONFIGS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "configs"
 NAMES = sorted(

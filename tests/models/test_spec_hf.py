@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ridgeline.models.errors import BrokenModel, ModelError, UnsupportedModel
-from ridgeline.models.hf_config import spec_from_hf
-from ridgeline.models.spec import ModelSpec, RopeScaling, RopeSpec
+from ridgeline.models.spec.hf_config import spec_from_hf
+from ridgeline.models.spec.model_spec import ModelSpec, RopeScaling, RopeSpec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

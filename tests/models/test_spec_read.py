@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from ridgeline.models.errors import BrokenModel, TemplateError
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.text.tokenizer import Tokenizer
 from tests.models.tokenizer_corpus import CORPUS
 
 EOS = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "rstrip": False, "normalized": False}

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
-from ridgeline.models.config_values import ConfigValues
-from ridgeline.models.end_tokens import gguf_end_ids
 from ridgeline.models.errors import BrokenModel, TemplateError, UnsupportedModel
-from ridgeline.models.gguf_tokenizer import TokenType, read_gguf_tokenizer
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.files.config_values import ConfigValues
+from ridgeline.models.spec.end_tokens import gguf_end_ids
+from ridgeline.models.text.gguf_tokenizer import TokenType, read_gguf_tokenizer
+from ridgeline.models.text.tokenizer import Tokenizer
 from tests.models import tiny_sentencepiece
 from tests.models.tokenizer_corpus import CORPUS, SMOLLM2_UNWRITABLE, random_texts
 

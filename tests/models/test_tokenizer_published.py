@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.models.gguf_tokenizer import TokenType, read_gguf_tokenizer
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.text.gguf_tokenizer import TokenType, read_gguf_tokenizer
+from ridgeline.models.text.tokenizer import Tokenizer
 from tests.models.tokenizer_corpus import CORPUS, published_tokenizer, random_texts
 
 PUBLISHED = ("llama3_2", "qwen3", "gemma3", "deepseek_v3", "mistral_nemo")

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights import DecoderWeights, load_weights, random_weights
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.torch_weights import DecoderWeights, load_weights, random_weights
 from tests.models.tiny_checkpoints import tiny_model
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from ridgeline.models.decoder import Decoder, allocate_kv
+from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights import load_weights
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.torch_weights import load_weights
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.models.test_dequant import random_blocks

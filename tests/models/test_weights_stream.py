@@ -14,12 +14,12 @@ import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
-from ridgeline.models import weights_stream
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights import DecoderWeights, LayerWeights, load_weights
-from ridgeline.models.weights_layout import pieces
-from ridgeline.models.weights_stream import stream_weights
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights import stream as weights_stream
+from ridgeline.models.weights.layout import pieces
+from ridgeline.models.weights.stream import stream_weights
+from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights, load_weights
 from tests.models.test_weights import assert_same, rewrite
 from tests.models.tiny_checkpoints import packed_as, tiny_model, write_gguf
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from ridgeline.models.gguf_tokenizer import TokenType
+from ridgeline.models.text.gguf_tokenizer import TokenType
 
 VOCAB_SIZE = 700
 LETTERS = "abcdeé"

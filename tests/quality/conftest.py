@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ridgeline.models.packed import load_packed
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.text.tokenizer import Tokenizer
+from ridgeline.models.weights.packed import load_packed
 from ridgeline.ops.cpu.library import DecoderTable, Format
 from tests.quality.native_paths import ISAS, Text, with_matrices
 

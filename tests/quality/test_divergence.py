@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.models.decoder import Decoder, allocate_kv
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.weights import load_weights
+from ridgeline.models.decoders.reference import Decoder, allocate_kv
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.torch_weights import load_weights
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.cpu.library import BLOCK_TOKENS, KvFormat
 from ridgeline.ops.inputs import InputRow, StepInputs

@@ -7,11 +7,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ridgeline.engine.output import OutputChunk
-from ridgeline.engine.request import SamplingParams
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.server.batches.endpoints import Batches
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 from tests.patience import PATIENCE_S
 from tests.server.scripted_client import Script, say
 from tests.server.stage import CHAT, Stage

@@ -30,7 +30,7 @@ class VectorServer:
 
 @pytest.fixture(scope="session")
 def vector_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VectorServer]:
-    from ridgeline.models.pull import ensure
+    from ridgeline.models.files.pull import ensure
     from tests.server.tiny_cross_encoder import save_cross_encoder
 
     ensure("all-minilm-l6-v2")

@@ -12,7 +12,7 @@ import jsonschema
 from jsonschema import Draft202012Validator
 
 from ridgeline.server.app import ENDPOINTS
-from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.openapi.document import document
 from tests.server.events import events
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from anthropic import AsyncAnthropic
 
-from ridgeline.engine.output import OutputChunk
-from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.plan.request import FinishReason, SamplingParams
 from tests.server.events import events
 from tests.server.scripted_client import Script, say, timing
 from tests.server.stage import Stage

@@ -9,7 +9,7 @@ import pydantic
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseStreamEvent
 
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 from tests.server.events import events
 from tests.server.scripted_client import Script, say
 from tests.server.stage import Stage

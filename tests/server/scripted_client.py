@@ -9,13 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
-from ridgeline.engine.inbox import Inbox
-from ridgeline.engine.messages import Hello
-from ridgeline.engine.output import OutputChunk
-from ridgeline.engine.request import FinishReason, SamplingParams
-from ridgeline.engine.step import TokenLogprob
-from ridgeline.models.chat_template import ChatTemplate
+from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.link.messages import Hello
+from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.models.errors import TemplateError
+from ridgeline.models.text.chat_template import ChatTemplate
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from ridgeline.telemetry.timing import TimingRecord
 

@@ -15,8 +15,8 @@ import httpx
 from ridgeline.server.app import app_over
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.front import Front, Model
-from ridgeline.server.main import http_server
-from ridgeline.server.state import StateStore
+from ridgeline.server.process.main import http_server
+from ridgeline.server.records.state import StateStore
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import Script, ScriptedClient, ScriptedSupervisor, say
 

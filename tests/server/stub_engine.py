@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from ridgeline.engine.launch import stack_file
-from ridgeline.engine.messages import FRAME_HEADER, Hello, Ping, Pong, Stop
-from ridgeline.engine.transport import EngineSocket, Opened
+from ridgeline.engine.client.launch import stack_file
+from ridgeline.engine.link.messages import FRAME_HEADER, Hello, Ping, Pong, Stop
+from ridgeline.engine.link.transport import EngineSocket, Opened
 from ridgeline.telemetry.stats import EngineStats
 
 HELLO = Hello(1, "stub", "none", 128, 8, 4096, 300, 16, {}, {}, {})

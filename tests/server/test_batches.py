@@ -14,12 +14,12 @@ import pytest
 from openai import OpenAI
 
 from ridgeline.engine.errors import EngineDied, QueueFull
-from ridgeline.engine.request import BACKGROUND_PRIORITY
+from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
 from ridgeline.server.batches import answering
 from ridgeline.server.batches.journal import Journal
 from ridgeline.server.batches.lines import MAX_ERRORS
 from ridgeline.server.batches.store import Finished
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 from tests.conftest import LiveServer
 from tests.server.batch_stage import HELLO, Server, line, lines, taking_turns
 from tests.server.scripted_client import fail, hang, say

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine.output import OutputChunk
-from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.plan.request import FinishReason, SamplingParams
 from tests.server.events import chunks
 from tests.server.responses import RESPONSES
 from tests.server.scripted_client import Script, say, timing

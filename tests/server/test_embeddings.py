@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ridgeline.server.app import ENDPOINTS
-from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.vectors.protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from tests.server.conftest import VectorServer
 from tests.server.documented import assert_answer
@@ -55,7 +55,7 @@ def test_answers_are_what_the_openapi_document_says(http: httpx.Client, endpoint
 
 def test_vectors_are_those_of_sentence_transformers(http: httpx.Client) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    from ridgeline.models.pull import ensure
+    from ridgeline.models.files.pull import ensure
 
     model = sentence_transformers.SentenceTransformer(str(ensure("all-minilm-l6-v2").path), device="cpu")
     answer = embed(http, TEXTS)

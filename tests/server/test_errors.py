@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ridgeline.engine.errors import EngineDied, InvalidRequest, QueueFull, RequestFailed
-from ridgeline.engine.request import BACKGROUND_PRIORITY
+from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
 from ridgeline.server.config import ServerConfig
 from tests.server.scripted_client import fail, hang, say
 from tests.server.stage import CHAT, HELLO, Stage

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import QueueFull
-from ridgeline.engine.output import OutputChunk
-from ridgeline.engine.request import SamplingParams
-from ridgeline.server import feed
-from ridgeline.server.feed import parts_of
+from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.server.answering import feed
+from ridgeline.server.answering.feed import parts_of
 from tests.conftest import LiveServer
 from tests.server.events import chunks
 from tests.server.scripted_client import last_chunk, say

@@ -15,7 +15,7 @@ from ridgeline.server.batches.endpoints import Batches
 from ridgeline.server.batches.multipart import MultipartReader, PartBegins, PartData, PartEnds, boundary_of
 from ridgeline.server.batches.store import BatchStore
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 from tests.server.stage import Stage
 
 LINES = b'{"custom_id": "a"}\n{"custom_id": "b"}\n'

@@ -17,13 +17,16 @@ import pytest
 from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from ridgeline.server import protocol
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.errors import ErrorCode
-from ridgeline.server.protocol import About, fields_of
+from ridgeline.server.openai_api import protocol
+from ridgeline.server.openai_api.protocol import About, fields_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
-BEGIN, END = "<!-- fields: generated from ridgeline/server/protocol.py -->\n", "<!-- end of fields -->\n"
+BEGIN, END = (
+    "<!-- fields: generated from ridgeline/server/openai_api/protocol.py -->\n",
+    "<!-- end of fields -->\n",
+)
 
 COMMON = tuple(fields_of(protocol.GenerationRequest))
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.models.chat_template import ChatTemplate
+from ridgeline.models.text.chat_template import ChatTemplate
 from tests.server.scripted_client import ByteTokenizer, say
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from ridgeline.engine.grammar import keywords
-from ridgeline.server import limits, prompts, websocket, weight
+from ridgeline.server.answering import prompts
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.batches import lines, multipart
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.http import limits, websocket, weight
 from ridgeline.server.openapi.schemas import Schema, Schemas
 from ridgeline.server.vectors.protocol import MAX_TEXTS
 from ridgeline.web import connection

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine.output import OutputChunk
-from ridgeline.engine.request import FinishReason, SamplingParams
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.plan.request import FinishReason, SamplingParams
 from ridgeline.server.config import ServerConfig
 from tests.server.messages import (
     ASK,

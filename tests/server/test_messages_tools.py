@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine.request import FinishReason
+from ridgeline.engine.plan.request import FinishReason
 from ridgeline.server.app import ENDPOINTS
 from tests.server.messages import (
     ASK,

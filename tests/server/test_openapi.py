@@ -14,11 +14,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ridgeline.server.app import ENDPOINTS, ROUTES
-from ridgeline.server.endpoint import Endpoint
-from ridgeline.server.gate import OPEN_PATHS
+from ridgeline.server.http.endpoint import Endpoint
+from ridgeline.server.http.gate import OPEN_PATHS
+from ridgeline.server.openai_api.protocol import Body, fields_of
 from ridgeline.server.openapi.schemas import structs_of
-from ridgeline.server.protocol import Body, fields_of
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 from tests.server.documented import DOCUMENT, SCHEMAS, assert_answer, endpoint_at, operation, validator
 from tests.server.scripted_client import say
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage

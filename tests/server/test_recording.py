@@ -12,10 +12,10 @@ import pytest
 
 from ridgeline.lab.traffic.traces import read_recorded
 from ridgeline.options import OptionError
-from ridgeline.server import recording
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.main import _front
-from ridgeline.server.recording import EndedRequest, TrafficRecorder
+from ridgeline.server.process.main import _front
+from ridgeline.server.records import recording
+from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
 from tests.server.scripted_client import hang
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
 

@@ -13,9 +13,9 @@ import openai
 import pytest
 from starlette.types import Message
 
+from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import EngineDied, QueueFull
-from ridgeline.engine.output import OutputChunk
-from ridgeline.engine.request import SamplingParams
+from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.responses_api.background import Replay
 from ridgeline.server.responses_api.bodies import ResponseBody

@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 from tests.server.responses import CALL, RESPONSES, THINKING, WEATHER, keeping, prompt_of, sdk, told
 from tests.server.scripted_client import say
 from tests.server.stage import Stage

@@ -29,9 +29,9 @@ from schemathesis.checks import (
 )
 
 from ridgeline.server.app import ENDPOINTS
-from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.openapi.document import document
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 from tests.server.stage import Stage
 
 CHECKS = [

@@ -22,7 +22,7 @@ from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError
 from ridgeline.server.front import Front, Model
-from ridgeline.server.setup import ModelSetup, named, sharing_memory
+from ridgeline.server.process.setup import ModelSetup, named, sharing_memory
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import ScriptedClient, ScriptedSupervisor, fail, say
 from tests.server.stage import CHAT, HELLO

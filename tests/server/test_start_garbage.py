@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from ridgeline.server.main import garbage_not_looked_for
+from ridgeline.server.process.main import garbage_not_looked_for
 
 
 @pytest.fixture(autouse=True)

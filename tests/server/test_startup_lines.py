@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import msgspec
 
-from ridgeline.engine.memory_receipt import PARTS, MemoryReceipt
-from ridgeline.engine.messages import Hello
-from ridgeline.models.generation_config import SamplingDefaults
-from ridgeline.server.main import serving_line, startup_lines
+from ridgeline.engine.link.messages import Hello
+from ridgeline.engine.start.memory_receipt import PARTS, MemoryReceipt
+from ridgeline.models.files.generation_config import SamplingDefaults
+from ridgeline.server.process.main import serving_line, startup_lines
 
 HELLO = Hello(
     pid=1,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.errors import ModelNotFound
-from ridgeline.models.registry import cache_dir
+from ridgeline.models.files.registry import cache_dir
 from ridgeline.options import OptionError
-from ridgeline.server.state import open_state
+from ridgeline.server.records.state import open_state
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import EngineDied, QueueFull, RequestFailed
-from ridgeline.engine.output import OutputChunk
 from ridgeline.server.config import ServerConfig
 from tests.server.events import chunks, events
 from tests.server.scripted_client import Script, fail, flood, hang, last_chunk, say, timing

@@ -11,17 +11,17 @@ import pytest
 from ridgeline.engine.errors import SchemaViolation
 from ridgeline.engine.grammar import Grammar, enforced, keywords
 from ridgeline.engine.grammar.conformance import AnswerCheck, fault
-from ridgeline.server import structured
-from ridgeline.server.decoding import decode
-from ridgeline.server.errors import BadRequest, ErrorReply
-from ridgeline.server.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.structured import (
+from ridgeline.server.answering import structured
+from ridgeline.server.answering.structured import (
     asked_grammar,
     check_strict_schema,
     embedded,
     json_schema_grammar,
     schema_headers,
 )
+from ridgeline.server.errors import BadRequest, ErrorReply
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.openai_api.protocol import ChatRequest, CompletionRequest
 
 POINT = {
     "type": "object",

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.engine.client.launch import EngineCannotStart
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied
-from ridgeline.engine.launch import EngineCannotStart
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.tokenizer import Tokenizer
-from ridgeline.server import supervisor as module
+from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.main import Supervised, _start_all
-from ridgeline.server.setup import ModelSetup
-from ridgeline.server.supervisor import Supervisor
+from ridgeline.server.process import supervisor as module
+from ridgeline.server.process.main import Supervised, _start_all
+from ridgeline.server.process.setup import ModelSetup
+from ridgeline.server.process.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 
 STUB = Path(__file__).with_name("stub_engine.py")

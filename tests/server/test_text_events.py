@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.server.bodies import (
+from ridgeline.server.openai_api.bodies import (
     ChatChunk,
     ChatChunkChoice,
     CompletionChoice,

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.engine.client import AsyncClient
+from ridgeline.engine.client.client import AsyncClient
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.front import Model

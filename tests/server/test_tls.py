@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 
 from ridgeline.cli.main import main
-from ridgeline.engine.output import OutputChunk
+from ridgeline.engine.client.output import OutputChunk
 from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
 from ridgeline.web import listener, tls_listener

@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.engine.errors import InvalidRequest, RequestFailed
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.usage_book import UsageBook, counted
+from ridgeline.server.records.usage_book import UsageBook, counted
 from tests.server.scripted_client import fail, hang, say
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
 

@@ -17,8 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.state import StateStore
-from ridgeline.server.websocket import Conversation
+from ridgeline.server.http.websocket import Conversation
+from ridgeline.server.records.state import StateStore
 from ridgeline.telemetry.logs import JsonFormatter
 from tests.conftest import LiveServer
 from tests.patience import PATIENCE_S

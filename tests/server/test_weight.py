@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.weight import MAX_CONTAINERS, MAX_VALUES, check_weight
+from ridgeline.server.http.weight import MAX_CONTAINERS, MAX_VALUES, check_weight
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 

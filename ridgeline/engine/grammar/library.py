@@ -24,7 +24,7 @@ from ridgeline.engine.grammar.masks import Mask, clear_bits, mask_words
 from ridgeline.engine.grammar.patterns import WHITESPACE
 
 if TYPE_CHECKING:
-    from ridgeline.models.tokenizer import Tokenizer
+    from ridgeline.models.text.tokenizer import Tokenizer
 
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
 _BAD_EXPRESSION = re.compile(r"regex parse error:.*?\nerror: ([^\n]+)", re.DOTALL)
@@ -44,7 +44,7 @@ class Vocabulary:
     """The model's tokens as the library takes them. Making one holds Python's lock for 0.1 s."""
 
     def __init__(self, path: Path, size: int, eos_ids: tuple[int, ...]) -> None:
-        from ridgeline.models.tokenizer import Tokenizer  # and with it the chat templates' library
+        from ridgeline.models.text.tokenizer import Tokenizer  # and with it the chat templates' library
 
         tokenizer = Tokenizer.load(path)
         self.size = size

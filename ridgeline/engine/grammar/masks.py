@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ridgeline.engine.request import Sequence
+    from ridgeline.engine.plan.request import Sequence
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 FloatRow = np.ndarray[Any, np.dtype[np.float32]]

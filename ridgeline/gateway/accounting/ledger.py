@@ -16,12 +16,12 @@ import msgspec
 
 from ridgeline.gateway.accounting.config import LedgerConfig
 from ridgeline.gateway.accounting.errors import LedgerError
-from ridgeline.gateway.accounting.journal import Journal
 from ridgeline.gateway.accounting.lost import CostOf, LostRequests, UsageOf
-from ridgeline.gateway.accounting.mover import Mover
-from ridgeline.gateway.accounting.reader import LedgerReader, usage_reader
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
-from ridgeline.gateway.accounting.table import JOURNALS, LedgerStore, store_at
+from ridgeline.gateway.accounting.store.journal import Journal
+from ridgeline.gateway.accounting.store.mover import Mover
+from ridgeline.gateway.accounting.store.reader import LedgerReader, usage_reader
+from ridgeline.gateway.accounting.store.table import JOURNALS, LedgerStore, store_at
 from ridgeline.gateway.errors import Unavailable
 
 _SAY_AGAIN_S = 10.0

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 from ridgeline.gateway.accounting.estimate import unseen_tokens
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
-from ridgeline.gateway.usage import Usage
+from ridgeline.gateway.accounting.usage import Usage
 
 # What a request used in the end, by its upstream, its id and when it came (unix milliseconds). None: the
 # upstream does not know it, or is of a kind that cannot be asked. Raises where it could not be reached or is

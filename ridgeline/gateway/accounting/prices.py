@@ -16,7 +16,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Protocol
 
 from ridgeline.gateway.accounting.config import PricesConfig
-from ridgeline.gateway.usage import Usage
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.options import OptionError
 
 PUSD_PER_USD = 10**12

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.gateway.accounting.errors import LedgerError
-from ridgeline.gateway.accounting.reader import LedgerReader, usage_reader
-from ridgeline.gateway.accounting.reports import (
+from ridgeline.gateway.accounting.store.reader import LedgerReader, usage_reader
+from ridgeline.gateway.accounting.store.reports import (
     FILTERS,
     MAX_LINES,
     Question,

@@ -13,7 +13,7 @@ from ridgeline.gateway.accounting.routes import usage_reader, usage_routes
 from ridgeline.gateway.admin.app import admin_app
 from ridgeline.gateway.admin.credentials import AdminKeys, key_file
 from ridgeline.gateway.config import GatewaySettings
-from ridgeline.gateway.endpoints import NAMES
+from ridgeline.gateway.pipeline.endpoints import NAMES
 from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.options import OptionError

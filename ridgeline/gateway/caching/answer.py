@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ridgeline.gateway.usage import Usage
+from ridgeline.gateway.accounting.usage import Usage
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.caching.answer import Headers, Hit, Recorder, StoredAnswer
 from ridgeline.gateway.caching.partition import HEADER, partition, wanted
-from ridgeline.gateway.offload import is_large
-from ridgeline.gateway.usage import Usage
+from ridgeline.gateway.offload.offload import is_large
 
 if TYPE_CHECKING:
     from ridgeline.gateway.caching.exact import ExactCache
     from ridgeline.gateway.caching.semantic import Question, SemanticCache
     from ridgeline.gateway.catalog import PublicModel
-    from ridgeline.gateway.exchange import Exchange
-    from ridgeline.gateway.parts import Parts
+    from ridgeline.gateway.pipeline.exchange import Exchange
+    from ridgeline.gateway.pipeline.parts import Parts
 
 # A client's headers that change what an upstream answers.
 _TELLING = (b"anthropic-beta", b"anthropic-version", b"openai-beta")

@@ -3,8 +3,8 @@
 from ridgeline.gateway.dialects.counts import usage_of
 from ridgeline.gateway.dialects.error_bodies import error_body, error_event, translated_error
 from ridgeline.gateway.dialects.families import Family, family_of, shape_of
+from ridgeline.gateway.dialects.streams.usage_reader import Hide, UsageReader, ask_for_usage
 from ridgeline.gateway.dialects.translate import StreamTranslator, translate_answer, translate_request
-from ridgeline.gateway.dialects.usage_reader import Hide, UsageReader, ask_for_usage
 
 __all__ = [
     "Family",

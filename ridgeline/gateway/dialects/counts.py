@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.gateway.dialects.events import payload_of, split
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.dialects.families import shape_of
-from ridgeline.gateway.usage import Usage
+from ridgeline.gateway.dialects.streams.events import payload_of, split
 
 
 class Details(msgspec.Struct):

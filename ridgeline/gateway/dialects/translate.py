@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.gateway.body import Fields, field
-from ridgeline.gateway.dialects.chat_source import ChatSource
 from ridgeline.gateway.dialects.chat_to_messages import messages_from_chat
-from ridgeline.gateway.dialects.chat_writer import ChatWriter
 from ridgeline.gateway.dialects.config import DialectConfig
-from ridgeline.gateway.dialects.events import Events
 from ridgeline.gateway.dialects.families import Family, family_of, shape_of
-from ridgeline.gateway.dialects.message_source import MessageSource
-from ridgeline.gateway.dialects.message_writer import MessageWriter
 from ridgeline.gateway.dialects.messages_to_chat import chat_from_messages
-from ridgeline.gateway.dialects.response_writer import ResponseWriter
 from ridgeline.gateway.dialects.responses_to_chat import as_responses_error, chat_from_responses
-from ridgeline.gateway.dialects.steps import Done, Failed, Source, Step, Writer
+from ridgeline.gateway.dialects.streams.chat_source import ChatSource
+from ridgeline.gateway.dialects.streams.chat_writer import ChatWriter
+from ridgeline.gateway.dialects.streams.events import Events
+from ridgeline.gateway.dialects.streams.message_source import MessageSource
+from ridgeline.gateway.dialects.streams.message_writer import MessageWriter
+from ridgeline.gateway.dialects.streams.response_writer import ResponseWriter
+from ridgeline.gateway.dialects.streams.steps import Done, Failed, Source, Step, Writer
 from ridgeline.gateway.errors import INVALID, BadRequest, GatewayError
 
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.gateway.usage import Usage
+from ridgeline.gateway.accounting.usage import Usage
 
 
 def chat_usage(usage: Usage) -> dict[str, Any]:

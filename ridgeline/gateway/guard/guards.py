@@ -59,7 +59,7 @@ class GuardedRequest:
 
 
 class Offload(Protocol):
-    """Where large bodies are checked: `ridgeline.gateway.offload`."""
+    """Where large bodies are checked: `ridgeline.gateway.offload.offload`."""
 
     async def run(self, tenant: str, job: str, *arguments: Any) -> Any: ...
 

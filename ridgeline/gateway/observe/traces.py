@@ -24,7 +24,7 @@ from ridgeline.telemetry.traces import (
 
 if TYPE_CHECKING:
     from ridgeline.gateway.accounting.row import LedgerRow
-    from ridgeline.gateway.exchange import Exchange
+    from ridgeline.gateway.pipeline.exchange import Exchange
 
 # By the ledger's name of an endpoint; others go by that name.
 OPERATIONS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.gateway.accounting.table import TABLE, LedgerStore
+from ridgeline.gateway.accounting.store.table import TABLE, LedgerStore
 
 MOST_ROWS = 200_000  # the latest
 

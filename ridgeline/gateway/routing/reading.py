@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.body import Fields, field
-from ridgeline.gateway.routing.language import language_of
+from ridgeline.gateway.routing.learned.language import language_of
 
 USER_TURNS = 3  # the last and two before it
 CHARS_PER_TOKEN = 4  # of English; an estimate

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.gateway.errors import Forbidden, NotFound
-from ridgeline.gateway.offload import is_large
-from ridgeline.gateway.routing.artefact import Artefact, load
+from ridgeline.gateway.offload.offload import is_large
 from ridgeline.gateway.routing.cascade import DEFAULT_THRESHOLD, Cascade
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
 from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed, Vectors
+from ridgeline.gateway.routing.learned.artifact import Artefact, load
 from ridgeline.gateway.routing.question import Decision, Question
 from ridgeline.gateway.routing.reading import Reading, read
 from ridgeline.gateway.routing.rules import Rule, compiled

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import UpstreamFailed
 from ridgeline.gateway.upstreams.attempts import Attempts, Means
 from ridgeline.gateway.upstreams.budget import RetryBudget
@@ -22,7 +23,6 @@ from ridgeline.gateway.upstreams.opened import Attempt, AttemptKind, Opened
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Prepare, Target
 from ridgeline.gateway.upstreams.upstream import Upstream, UpstreamState
 from ridgeline.gateway.upstreams.usage_reports import reported_usage
-from ridgeline.gateway.usage import Usage
 
 __all__ = ["Attempt", "Opened", "UpstreamState", "Upstreams"]
 

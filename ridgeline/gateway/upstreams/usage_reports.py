@@ -9,10 +9,10 @@ from time import monotonic
 
 import msgspec
 
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import UpstreamFailed, UpstreamTimeout
 from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
 from ridgeline.gateway.upstreams.upstream import Upstream
-from ridgeline.gateway.usage import Usage
 
 WAIT_S = 2.0  # for a request to end that was broken off a moment ago
 UNKNOWN_S = 0.4  # for a request to arrive whose bytes are read after the question for it

@@ -15,7 +15,7 @@ from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from ridgeline.models.tokenizer import Tokenizer
+    from ridgeline.models.text.tokenizer import Tokenizer
 
 DEFAULT_CONCURRENCY = 8
 
@@ -128,8 +128,8 @@ def config_of(
 
 
 def _tokenizer(model: str) -> Tokenizer:
-    from ridgeline.models.registry import resolve
-    from ridgeline.models.tokenizer import Tokenizer
+    from ridgeline.models.files.registry import resolve
+    from ridgeline.models.text.tokenizer import Tokenizer
 
     return Tokenizer.load(resolve(model).path)
 

@@ -20,7 +20,7 @@ from typing import cast
 import httptools
 import msgspec
 
-from ridgeline.lab.bench.timer import Alarm, now
+from ridgeline.lab.bench.client.timer import Alarm, now
 
 GOLDEN = 0.618033988749895  # its multiples modulo 1 are spread more evenly than random numbers
 EARLY_S = 0.000_03  # tokens due within this are sent together

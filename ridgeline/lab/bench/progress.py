@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
-from ridgeline.lab.bench.client import Exchange
+from ridgeline.lab.bench.client.client import Exchange
 
 RECENT = 200  # answers, whose median TTFT is shown
 LINE_EVERY_S = 5.0

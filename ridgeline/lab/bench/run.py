@@ -23,19 +23,19 @@ from typing import Any, TypeVar
 import msgspec
 
 import ridgeline
-from ridgeline.engine.steady import UNCERTAIN
-from ridgeline.lab.bench.ceilings import shares
+from ridgeline.engine.limits.steady import UNCERTAIN
+from ridgeline.lab.bench.client.load import Load
+from ridgeline.lab.bench.client.script import PlannedScript, Scripts, make_scripts
+from ridgeline.lab.bench.client.target import Target, find_target
+from ridgeline.lab.bench.client.timer import now
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
-from ridgeline.lab.bench.load import Load
-from ridgeline.lab.bench.metrics import summarize
+from ridgeline.lab.bench.figures.ceilings import shares
+from ridgeline.lab.bench.figures.metrics import summarize
+from ridgeline.lab.bench.figures.rates import Mode
+from ridgeline.lab.bench.figures.record import RequestRecord
+from ridgeline.lab.bench.figures.result import BenchResult
+from ridgeline.lab.bench.figures.validity import judge
 from ridgeline.lab.bench.progress import OnProgress, Tally
-from ridgeline.lab.bench.rates import Mode
-from ridgeline.lab.bench.record import RequestRecord
-from ridgeline.lab.bench.result import BenchResult
-from ridgeline.lab.bench.script import PlannedScript, Scripts, make_scripts
-from ridgeline.lab.bench.target import Target, find_target
-from ridgeline.lab.bench.timer import now
-from ridgeline.lab.bench.validity import judge
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.describe import describe
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.lab.bench.client import Address
+from ridgeline.lab.bench.client.client import Address
+from ridgeline.lab.bench.client.plain_http import ask
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
-from ridgeline.lab.bench.metrics import Summary
+from ridgeline.lab.bench.figures.metrics import Summary
+from ridgeline.lab.bench.figures.result import BenchResult
 from ridgeline.lab.bench.mock_server import MockStats
-from ridgeline.lab.bench.plain_http import ask
-from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic

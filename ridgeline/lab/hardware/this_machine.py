@@ -17,7 +17,7 @@ UNIT_NAMES = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
 
 def load_per_core() -> float | None:
     """Runnable tasks per core over the last minute; None where the system does not tell."""
-    from ridgeline.engine.build import usable_cpus
+    from ridgeline.engine.start.build import usable_cpus
 
     try:
         return os.getloadavg()[0] / usable_cpus()
@@ -26,9 +26,9 @@ def load_per_core() -> float | None:
 
 
 def this_cpu() -> Chip:
-    from ridgeline.engine.calibrate import measure_ceilings
-    from ridgeline.engine.calibration import load_calibration, this_machine
-    from ridgeline.engine.memory import available_memory
+    from ridgeline.engine.limits.calibration import load_calibration, this_machine
+    from ridgeline.engine.start.calibrate import measure_ceilings
+    from ridgeline.engine.start.memory import available_memory
     from ridgeline.ops.cpu.library import NativeError
 
     try:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.lab.hardware import Chip
+from ridgeline.lab.perfmodel.intervals import unlike
+from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.ask import Budget, Demand
 from ridgeline.lab.plan.break_even import BreakEven
 from ridgeline.lab.plan.decide import PrecisionFigures
 from ridgeline.lab.plan.estimate import Estimate, Times, verdict
-from ridgeline.lab.plan.intervals import unlike
 from ridgeline.lab.plan.prices import Offers
 from ridgeline.lab.plan.residuals import Correction
-from ridgeline.lab.plan.roofline import Roofline
 from ridgeline.lab.plan.search import Way
 from ridgeline.lab.plan.settings import EngineSettings, model_setting
 from ridgeline.lab.plan.sharing import Sharing

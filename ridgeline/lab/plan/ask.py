@@ -1,6 +1,6 @@
 """The question a plan answers: which traffic, within which limits, for how much money. Parsed and checked.
 
-`cli.plan` hands over what was typed; `make` answers. Nothing is computed here but what the words mean.
+`cli.lab.plan` hands over what was typed; `make` answers. Nothing is computed here but what the words mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One question asked of several chips: a plan of each, and which of them no other beats.
 
-Called by `cli.plan` where --hardware names more than one. A chip is on the Pareto front when no other is at
-least as good in cost, time to first token and time per token, and better in one of them.
+Called by `cli.lab.plan` where --hardware names more than one. A chip is on the Pareto front when no other is
+at least as good in cost, time to first token and time per token, and better in one of them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.plan.answer import Plan, Question
+from ridgeline.lab.plan.answers.text import columns
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
 from ridgeline.lab.plan.make import make_plan
-from ridgeline.lab.plan.text import columns
 
 HEAD = (
     "chip",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ridgeline.lab.hardware import Chip
 from ridgeline.models.errors import ModelError
-from ridgeline.models.families import check_servable
-from ridgeline.models.read_spec import read_spec
-from ridgeline.models.registry import fetch_config, find_known, resolve
+from ridgeline.models.files.registry import fetch_config, find_known, resolve
 from ridgeline.models.shapes import Precision
 from ridgeline.models.shapes.read import published_for, spec_of
-from ridgeline.models.spec import ModelSpec
+from ridgeline.models.spec.families import check_servable
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.read_spec import read_spec
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 CPU_KV = ("bfloat16", "float32", "int8")  # as --kv-dtype of the native backend has them

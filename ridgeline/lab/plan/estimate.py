@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.engine.intake import SchedulerLimits
-from ridgeline.lab.bench.metrics import flat, summarize
+from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.lab.bench.figures.metrics import flat, summarize
+from ridgeline.lab.perfmodel.front_times import FrontTimes
+from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.sharing import is_known
 from ridgeline.lab.prediction import Interval
-from ridgeline.lab.simulate.front import FrontTimes
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.run import SimulatedRun
-from ridgeline.lab.simulate.step_times import StepTimes
 from ridgeline.lab.slo import Limit, Slo
 from ridgeline.lab.traffic import operations
 

@@ -1,7 +1,8 @@
 """make_plan: from a question to a plan: the way to serve it, what it will measure, what it costs, and why.
 
-Called by `cli.plan`. The search is analytic, the prediction simulated on the user's own traffic, the costs by
-the hour; `decide` has the gates. Says Infeasible, with the nearest that would do, rather than a bad plan.
+Called by `cli.lab.plan`. The search is analytic, the prediction simulated on the user's own traffic, the
+costs by the hour; `decide` has the gates. Says Infeasible, with the nearest that would do, rather than a
+bad plan.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from ridgeline.lab.errors import BadInput, Infeasible
 from ridgeline.lab.hardware import Chip
+from ridgeline.lab.perfmodel.operators import Phase
+from ridgeline.lab.perfmodel.roofline import Roofline, study
 from ridgeline.lab.plan import search
 from ridgeline.lab.plan.answer import Plan, Question
 from ridgeline.lab.plan.ask import Demand
@@ -19,10 +22,8 @@ from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, BreakEven, Profile, b
 from ridgeline.lab.plan.decide import PrecisionFigures
 from ridgeline.lab.plan.engines import ridgeline_refusal
 from ridgeline.lab.plan.estimate import ROUGHLY, Estimate, Times, capacity, estimate, verdict
-from ridgeline.lab.plan.operators import Phase
 from ridgeline.lab.plan.refusals import check_budget, check_gpus, refuse_latency
 from ridgeline.lab.plan.residuals import Correction, corrections, read_residuals
-from ridgeline.lab.plan.roofline import Roofline, study
 from ridgeline.lab.plan.search import Refused, Way
 from ridgeline.lab.plan.settings import EngineSettings, engine_settings
 from ridgeline.lab.plan.sharing import sharing

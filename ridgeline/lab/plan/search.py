@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from ridgeline.lab.charts import grouped
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import CPU, Chip
-from ridgeline.lab.plan.analytic import predict_tpot, predict_ttft
+from ridgeline.lab.perfmodel.analytic import predict_tpot, predict_ttft
+from ridgeline.lab.perfmodel.deployment import Deployment
+from ridgeline.lab.perfmodel.memory import MOST_CHIPS, MemoryNeeds, memory_plan
+from ridgeline.lab.perfmodel.parallel import expert_split
 from ridgeline.lab.plan.ask import Demand
-from ridgeline.lab.plan.deployment import Deployment
-from ridgeline.lab.plan.memory import MOST_CHIPS, MemoryNeeds, memory_plan
-from ridgeline.lab.plan.parallel import expert_split
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
 from ridgeline.models.shapes import ModelShape, Precision

@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ridgeline.engine.calibration import DEFAULT_STEP_TOKENS, load_calibration
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.engine.limits.calibration import DEFAULT_STEP_TOKENS, load_calibration
+from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.plan.ask import Demand
-from ridgeline.lab.plan.deployment import Deployment
 from ridgeline.lab.plan.search import Way
-from ridgeline.models.registry import find_known
+from ridgeline.models.files.registry import find_known
 from ridgeline.options import build, options_of, read_file
 
-# What the engine does where nothing is set; `engine.build` has them.
+# What the engine does where nothing is set; `engine.start.build` has them.
 CPU_RUNNING, GPU_RUNNING, GPU_STEP_TOKENS = 64, 256, 8192
 LEAST_KV_TOKENS = 16_384
 SECTIONS = {"engine": EngineConfig}

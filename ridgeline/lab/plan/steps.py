@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.step import StepWork
+from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.errors import LabError
+from ridgeline.lab.perfmodel.parallel import choose_parallel
 from ridgeline.lab.plan import decide
 from ridgeline.lab.plan.answer import Plan
 from ridgeline.lab.plan.decide import PrecisionFigures, Step
-from ridgeline.lab.plan.parallel import choose_parallel
 
 TIGHT = 0.8  # of a limit: nearer to it than this, a prediction may miss it
 

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.hardware.this_machine import load_per_core
-from ridgeline.lab.plan.analytic import engine_constants, predict_tpot, predict_ttft
+from ridgeline.lab.perfmodel.analytic import engine_constants, predict_tpot, predict_ttft
+from ridgeline.lab.perfmodel.analytic_times import analytic_times
+from ridgeline.lab.perfmodel.step_times import StepTimes
+from ridgeline.lab.perfmodel.stored import kept_times, settings_of
 from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.estimate import Times
 from ridgeline.lab.plan.search import Way
 from ridgeline.lab.simulate import FrontTimes
-from ridgeline.lab.simulate.analytic import analytic_times
-from ridgeline.lab.simulate.step_times import StepTimes
-from ridgeline.lab.simulate.stored import kept_times, settings_of
 
 # Of whole runs, at least: the steps of nine replays within a quarter of an hour of their fit took 3 to 13 %
 # longer in all than it says (docs/simulator.md), on a virtual machine that did nothing else.

@@ -1,7 +1,7 @@
 """A prediction against a measured run: the error of each metric, inside its interval or not; then residuals.
 
-`cli.plan` calls `verify`. A run that is invalid, or that sent other traffic than was planned for, is refused:
-its difference from the prediction would say nothing of the prediction.
+`cli.lab.plan` calls `verify`. A run that is invalid, or that sent other traffic than was planned for, is
+refused: its difference from the prediction would say nothing of the prediction.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Verdict:
 
 def read_run(folder: Path) -> Run:
     """A folder that `ridgeline bench` wrote."""
-    from ridgeline.lab.bench.metrics import flat
-    from ridgeline.lab.bench.result import BenchResult
+    from ridgeline.lab.bench.figures.metrics import flat
+    from ridgeline.lab.bench.figures.result import BenchResult
 
     result = BenchResult.load(folder)
     invalid = () if result.validity.valid else result.validity.reasons or ("its client was the bottleneck",)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import record_function
 
-from ridgeline.models.decoder import Decoder
+from ridgeline.models.decoders.reference import Decoder
 
 PREFIX = "ridgeline::"
 # What a range is called in the table.

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.engine.steady import UNCERTAIN
+from ridgeline.engine.limits.steady import UNCERTAIN
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.profile.load import DECODE_SPAN, Phase, PhaseLoad, Shape, refuse_too_large
 from ridgeline.lab.profile.native_samples import operator_rows, share_error
@@ -32,8 +32,8 @@ from ridgeline.lab.profile.step_trace import write_trace
 from ridgeline.lab.profile.work import Steps, idle_share, weight_bytes, work_of
 
 if TYPE_CHECKING:
-    from ridgeline.engine.build import BuiltEngine
-    from ridgeline.models.decoder import Decoder
+    from ridgeline.engine.start.build import BuiltEngine
+    from ridgeline.models.decoders.reference import Decoder
 
 WARM_UP_STEPS = 3
 NATIVE_RATE = 250  # samples a second: a step's operators take microseconds, and only their number counts
@@ -245,7 +245,7 @@ def _torch_decoder(built: BuiltEngine) -> Decoder | None:
     """The decoder whose operators can be put in ranges; None: the device's kernels tell."""
     if built.backend != "torch":
         return None
-    from ridgeline.engine.torch_runner import TorchRunner
+    from ridgeline.engine.run.torch_runner import TorchRunner
 
     assert isinstance(built.core.runner, TorchRunner)
     return built.core.runner.decoder

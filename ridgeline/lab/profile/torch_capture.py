@@ -19,7 +19,7 @@ from ridgeline.lab.profile.rows import CountedRow, OperatorRow, summed
 from ridgeline.lab.profile.work import MATRICES, Steps, Work
 
 if TYPE_CHECKING:
-    from ridgeline.models.decoder import Decoder
+    from ridgeline.models.decoders.reference import Decoder
 
 # Which part of a step a kernel of the cuda backend is, by a piece of its name; the first that fits.
 KERNEL_PARTS = {

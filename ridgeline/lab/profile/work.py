@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ridgeline.models.spec import BYTES_PER_PARAMETER, ModelSpec
+from ridgeline.models.spec.model_spec import BYTES_PER_PARAMETER, ModelSpec
 from ridgeline.telemetry.stats import StepRecord
 
 if TYPE_CHECKING:
-    from ridgeline.engine.build import BuiltEngine
+    from ridgeline.engine.start.build import BuiltEngine
     from ridgeline.ops.cpu.library import DecoderTable
 
 MATRICES = ("qkv", "output", "gate_up", "down", "lm_head")
@@ -88,7 +88,7 @@ def matrix_parameters(spec: ModelSpec) -> dict[str, int]:
 def weight_bytes(built: BuiltEngine) -> dict[str, float]:
     """Bytes of each matrix as this engine keeps it, all layers together."""
     if built.backend == "native":
-        from ridgeline.engine.native_runner import NativeRunner
+        from ridgeline.engine.run.native_runner import NativeRunner
 
         assert isinstance(built.core.runner, NativeRunner)
         return packed_bytes(built.core.runner.decoder.table)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from ridgeline.lab.bench.record import RequestRecord, ServerTiming
-from ridgeline.lab.simulate.front import FrontTimes
+from ridgeline.lab.bench.figures.record import RequestRecord, ServerTiming
+from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.telemetry.timing import TimingRecord
 

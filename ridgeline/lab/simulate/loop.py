@@ -1,9 +1,9 @@
 """simulate(): the engine's real scheduler, KV pool and prefix index under traffic, by a clock of ours.
 
-The loop is that of `engine.process` and `engine.core`: receive what has come, plan, launch, read the oldest
-step, publish. A step takes as long as `StepTimes` says; tokens are made up; runs of steps that only decode
-are leapt over (`engine.decode_run`), with the same result as one by one. Nothing here decides what is
-computed.
+The loop is that of `engine.link.process` and `engine.run.core`: receive what has come, plan, launch, read
+the oldest step, publish. A step takes as long as `StepTimes` says; tokens are made up; runs of steps that
+only decode are leapt over (`engine.plan.decode_run`), with the same result as one by one. Nothing here
+decides what is computed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections import deque
 from dataclasses import dataclass
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.intake import SchedulerLimits
-from ridgeline.engine.request import Request, SamplingParams, Sequence
-from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepWork
+from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
+from ridgeline.engine.plan.scheduler import Scheduler
+from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepWork
 from ridgeline.lab.errors import BadInput
+from ridgeline.lab.perfmodel.front_times import FrontTimes
+from ridgeline.lab.perfmodel.step_times import StepTimes, quantile
 from ridgeline.lab.simulate.clients import Clients
-from ridgeline.lab.simulate.front import FrontTimes
 from ridgeline.lab.simulate.prompts import TokenPrompts
 from ridgeline.lab.simulate.run import Extent, KvUse, SimulatedRun
-from ridgeline.lab.simulate.step_times import StepTimes, quantile
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.telemetry.stats import StepRecord
 

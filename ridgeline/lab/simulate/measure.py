@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ridgeline.lab.bench.client.target import find_target
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop
-from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.run import run_bench
-from ridgeline.lab.bench.target import find_target
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.hardware.this_machine import load_per_core
+from ridgeline.lab.perfmodel.fit_steps import fit_step_times
+from ridgeline.lab.perfmodel.front_times import FrontTimes, fit_front
+from ridgeline.lab.perfmodel.step_times import StepTimes
+from ridgeline.lab.perfmodel.stored import THIS_MACHINE, keep_times, why_not_kept
 from ridgeline.lab.simulate.collect import collect_steps
-from ridgeline.lab.simulate.fit import fit_step_times
-from ridgeline.lab.simulate.front import FrontTimes, fit_front
-from ridgeline.lab.simulate.step_times import StepTimes
-from ridgeline.lab.simulate.stored import THIS_MACHINE, keep_times, why_not_kept
 from ridgeline.lab.traffic.arrivals import parse_arrivals
 from ridgeline.lab.traffic.lengths import parse_lengths
 from ridgeline.lab.traffic.operations import clipped

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.traffic.common_words import COMMON_WORDS
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.text.tokenizer import Tokenizer
 
 CountedBy = Literal["tokenizer", "/tokenize", "usage", "assumption"]
 # A path and a body in, the answer's JSON out; None where the server has no such path or refuses.

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
-from ridgeline.lab.bench.metrics import flat
+from ridgeline.lab.bench.figures.metrics import flat
+from ridgeline.lab.bench.figures.result import BenchResult
 from ridgeline.lab.bench.progress import Progress, shown
-from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.slo import Slo

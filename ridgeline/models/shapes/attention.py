@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.models.spec import attended_pairs
+from ridgeline.models.spec.model_spec import attended_pairs
 
 INDEX_SCALE_BYTES = 4  # beside each 8-bit index key of sparse attention
 STATE_BYTES = 4  # recurrent states are kept in float32 unless the config says otherwise

@@ -5,8 +5,8 @@ Called by `shapes.read` through its table.
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.attention import CompressedAttention, SparseIndex
 from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
 from ridgeline.models.shapes.ffn import Experts

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.hf_config import MAX_LAYERS
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 from ridgeline.models.shapes.stored import Storage, read_storage
+from ridgeline.models.spec.hf_config import MAX_LAYERS
 
 STATE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # These keys of an outer, multimodal config speak for the language model inside it.

@@ -10,7 +10,7 @@ from ridgeline.models.shapes.attention import FullAttention
 from ridgeline.models.shapes.ffn import DenseFfn, Experts, Ffn
 from ridgeline.models.shapes.precision import Precision
 from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
-from ridgeline.models.spec import ModelSpec
+from ridgeline.models.spec.model_spec import ModelSpec
 
 
 def shape_of(

@@ -5,8 +5,8 @@ Called by `shapes.read` through its table. Attention is the same in every layer,
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.attention import FullAttention, SparseIndex
 from ridgeline.models.shapes.config import ShapeConfig, build_shape, flags_per_layer, layer_count
 from ridgeline.models.shapes.ffn import DenseFfn, Experts

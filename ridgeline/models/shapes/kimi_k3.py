@@ -5,8 +5,8 @@ Called by `shapes.read` through its table. K2 is a DeepSeek V3 and read by `late
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.attention import Attention, LatentAttention, LinearAttention
 from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
 from ridgeline.models.shapes.ffn import DenseFfn, Experts

@@ -6,7 +6,7 @@ chooses the tokens that attention reads.
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.attention import LatentAttention, SparseIndex
 from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, per_layer
 from ridgeline.models.shapes.ffn import DenseFfn, Experts

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.attention import FullAttention, Mamba2
 from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, state_bytes
 from ridgeline.models.shapes.ffn import DenseFfn, Experts

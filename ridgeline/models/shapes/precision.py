@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.models.spec import BYTES_PER_PARAMETER
+from ridgeline.models.spec.model_spec import BYTES_PER_PARAMETER
 
 # What other programs call the same formats.
 ALIASES = {

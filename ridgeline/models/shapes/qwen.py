@@ -5,15 +5,15 @@ Called by `shapes.read` through its table. Qwen3 proper has a ModelSpec and come
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.hf_config import spec_from_hf
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.attention import Attention, FullAttention, LinearAttention
 from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, per_layer, state_bytes
 from ridgeline.models.shapes.ffn import DenseFfn, Experts, Ffn
 from ridgeline.models.shapes.from_spec import shape_of
 from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 from ridgeline.models.shapes.vision import qwen_tower
+from ridgeline.models.spec.hf_config import spec_from_hf
 
 PLAIN_TYPES = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 

@@ -11,13 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from ridgeline.models.config_values import ConfigValues, read_json_object
 from ridgeline.models.errors import ModelNotFound, UnsupportedModel
-from ridgeline.models.families import BY_MODEL_TYPE
-from ridgeline.models.hf_config import spec_from_hf
-from ridgeline.models.published import PublishedModel, find_published, published_models
-from ridgeline.models.read_spec import model_name, read_spec
-from ridgeline.models.registry import fetch_config, find_known, resolve
+from ridgeline.models.files.config_values import ConfigValues, read_json_object
+from ridgeline.models.files.registry import fetch_config, find_known, resolve
 from ridgeline.models.shapes.compressed import read_deepseek_v4
 from ridgeline.models.shapes.config import ShapeConfig
 from ridgeline.models.shapes.from_spec import shape_of
@@ -36,7 +32,11 @@ from ridgeline.models.shapes.windowed import (
     read_mimo_v2,
     read_step,
 )
-from ridgeline.models.spec import ModelSpec
+from ridgeline.models.spec.families import BY_MODEL_TYPE
+from ridgeline.models.spec.hf_config import spec_from_hf
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.published import PublishedModel, find_published, published_models
+from ridgeline.models.spec.read_spec import model_name, read_spec
 
 Reader = Callable[[ShapeConfig], ModelShape]
 

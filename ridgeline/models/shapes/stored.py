@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import UnsupportedModel
-from ridgeline.models.hf_quantization import read_weight_format
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.precision import WHOLE, Precision, format_name
+from ridgeline.models.spec.hf_quantization import read_weight_format
 
 # Where producers list the modules that stay unquantized.
 LEFT_OUT_KEYS = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")

@@ -6,8 +6,8 @@ picture.
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.shape import ExtraWeights
 
 NAME = "vision tower"

@@ -6,8 +6,8 @@ list.
 
 from __future__ import annotations
 
-from ridgeline.models.config_values import ConfigValues
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.attention import FullAttention
 from ridgeline.models.shapes.config import (
     ShapeConfig,

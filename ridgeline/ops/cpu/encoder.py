@@ -1,6 +1,6 @@
 """Encoders of the native library, for Python: a table of float32 weights, and texts in, vectors out.
 
-The encoder's runner executes with it; `models.encoder_packed` makes the table. As in `library`, the type and
+The encoder's runner executes with it; `models.encoders.packed` makes the table. As in `library`, the type and
 length of every array are checked here and all else by the library. Never imports torch.
 """
 

@@ -26,13 +26,13 @@ from ridgeline.server.batches.conversion import converted
 from ridgeline.server.batches.runner import BatchRunner
 from ridgeline.server.batches.store import BatchStore, new_id
 from ridgeline.server.batches.upload import KEEP_FILES_S, receive_file
-from ridgeline.server.bodies import encode
-from ridgeline.server.decoding import decode
-from ridgeline.server.endpoint import Endpoint
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.exchange import read_body
 from ridgeline.server.front import Front
-from ridgeline.server.protocol import Body
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.http.endpoint import Endpoint
+from ridgeline.server.http.exchange import read_body
+from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.protocol import Body
 
 Q = TypeVar("Q", bound=Body)
 MAX_OPEN_BATCHES = 1000

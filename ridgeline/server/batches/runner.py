@@ -1,7 +1,8 @@
 """BatchRunner: takes every batch that is not over from where it stands to its end, over restarts.
 
-Started and stopped by `server.main`; told of new and cancelled batches by the endpoints. All that matters is
-in the store: what is under way here is lost with the process and done again, what is kept never is.
+Started and stopped by `server.process.main`; told of new and cancelled batches by the endpoints. All that
+matters is in the store: what is under way here is lost with the process and done again, what is kept never
+is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ridgeline.server.batches.journal import Journal
 from ridgeline.server.batches.lines import check_input, read_line
 from ridgeline.server.batches.output import line_name, write_output
 from ridgeline.server.batches.store import BatchStore, End, Finished, PendingLine
-from ridgeline.server.exchange import off_loop
+from ridgeline.server.http.exchange import off_loop
 
 log = logging.getLogger("ridgeline.server")
 

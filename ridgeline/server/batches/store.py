@@ -29,7 +29,7 @@ from ridgeline.server.batches.bodies import (
     RequestCounts,
 )
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.state import StateStore
+from ridgeline.server.records.state import StateStore
 
 T = TypeVar("T")
 End = Literal["completed", "cancelled", "expired"]

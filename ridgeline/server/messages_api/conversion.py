@@ -30,7 +30,7 @@ from ridgeline.server.messages_api.request import (
     ResultText,
     ToolChoice,
 )
-from ridgeline.server.protocol import (
+from ridgeline.server.openai_api.protocol import (
     CalledFunction,
     ChatRequest,
     Function,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.server.endpoint import Endpoint, Generating
+from ridgeline.server.http.endpoint import Endpoint, Generating
 from ridgeline.server.messages_api.bodies import MessageAnswer, MessageEvent, MessagesError, TokenCount
 from ridgeline.server.messages_api.errors import PATH
 from ridgeline.server.messages_api.handlers import count_tokens, messages

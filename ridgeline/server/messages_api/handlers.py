@@ -10,18 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ridgeline.engine.client import AsyncClient
-from ridgeline.server.bodies import encode
-from ridgeline.server.chat_job import chat_job, prompt_tokens
+from ridgeline.engine.client.client import AsyncClient
+from ridgeline.server.answering.chat_job import chat_job, prompt_tokens
+from ridgeline.server.answering.speech import speech_of
+from ridgeline.server.answering.sse import answer
 from ridgeline.server.errors import BadRequest, ContextTooLong
-from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front
+from ridgeline.server.http.exchange import Exchange, off_loop, read_body
 from ridgeline.server.messages_api.bodies import TokenCount
 from ridgeline.server.messages_api.conversion import Conversion, converted
 from ridgeline.server.messages_api.request import CountTokensRequest, MessagesRequest, decoded
 from ridgeline.server.messages_api.shape import PING, MessagesShape
-from ridgeline.server.speech import speech_of
-from ridgeline.server.sse import answer
+from ridgeline.server.openai_api.bodies import encode
 
 T = TypeVar("T")
 

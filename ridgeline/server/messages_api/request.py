@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ridgeline.server.decoding import decode
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.field_types import Int, Name, Salt, Seed, Temperature, TopK, TopP
-from ridgeline.server.limits import MAX_MESSAGES, MAX_TOOLS
-from ridgeline.server.protocol import CACHE, About, Body, ignored, refused
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.http.field_types import Int, Name, Salt, Seed, Temperature, TopK, TopP
+from ridgeline.server.http.limits import MAX_MESSAGES, MAX_TOOLS
+from ridgeline.server.openai_api.protocol import CACHE, About, Body, ignored, refused
 
 MAX_BLOCKS = 10_000  # of one message
 MAX_ID_CHARACTERS = 200

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.server.bodies import Usage, encode
-from ridgeline.server.choices import Piece
-from ridgeline.server.course import Job
+from ridgeline.server.answering.choices import Piece
+from ridgeline.server.answering.running_request import Job
 from ridgeline.server.errors import ErrorReply
-from ridgeline.server.exchange import Exchange
+from ridgeline.server.http.exchange import Exchange
 from ridgeline.server.messages_api.blocks import Blocks, ThinkingShown, folded
 from ridgeline.server.messages_api.bodies import (
     BlockStep,
@@ -25,6 +24,7 @@ from ridgeline.server.messages_api.bodies import (
     StopReason,
 )
 from ridgeline.server.messages_api.errors import messages_error
+from ridgeline.server.openai_api.bodies import Usage, encode
 
 
 def event(body: MessageEvent) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.server.endpoint import Endpoint, Generating
+from ridgeline.server.http.endpoint import Endpoint, Generating
 from ridgeline.server.ollama_api import handlers, models
 from ridgeline.server.ollama_api.bodies import (
     OllamaChatLine,

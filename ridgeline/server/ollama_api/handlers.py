@@ -11,14 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ridgeline.server.bodies import encode
-from ridgeline.server.chat_job import chat_job
-from ridgeline.server.completions import completion_job
-from ridgeline.server.course import Job
-from ridgeline.server.decoding import decode
-from ridgeline.server.endpoint import NDJSON
-from ridgeline.server.exchange import Exchange, off_loop, read_body
+from ridgeline.server.answering.chat_job import chat_job
+from ridgeline.server.answering.running_request import Job
+from ridgeline.server.answering.sse import answer
 from ridgeline.server.front import Front
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.http.endpoint import NDJSON
+from ridgeline.server.http.exchange import Exchange, off_loop, read_body
 from ridgeline.server.ollama_api.bodies import (
     OllamaChatLine,
     OllamaEmbedding,
@@ -41,7 +40,8 @@ from ridgeline.server.ollama_api.request import (
     OllamaRequest,
 )
 from ridgeline.server.ollama_api.shape import OllamaShape, now
-from ridgeline.server.sse import answer
+from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.completions import completion_job
 from ridgeline.server.vectors.embeddings import BYTES_PER_NUMBER, read_embedding, rows
 from ridgeline.server.vectors.protocol import EmbeddingRequest
 from ridgeline.server.vectors.run import compute

@@ -9,11 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.engine.client import AsyncClient
-from ridgeline.server.bodies import encode
-from ridgeline.server.decoding import decode
-from ridgeline.server.exchange import read_body
+from ridgeline.engine.client.client import AsyncClient
+from ridgeline.server.answering.speech import speech_of
 from ridgeline.server.front import Front, Model, fingerprint
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.http.exchange import read_body
 from ridgeline.server.ollama_api.bodies import (
     OllamaDetails,
     OllamaModel,
@@ -26,7 +26,7 @@ from ridgeline.server.ollama_api.bodies import (
 from ridgeline.server.ollama_api.conversion import own_name
 from ridgeline.server.ollama_api.request import OllamaShowRequest
 from ridgeline.server.ollama_api.shape import stamp
-from ridgeline.server.speech import speech_of
+from ridgeline.server.openai_api.bodies import encode
 
 VERSION = "0.13.0"  # of the API that is spoken: clients refuse to work with servers that say an older one
 ARCHITECTURE = "ridgeline"  # clients look for `<architecture>.context_length` in model_info

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ridgeline.server.field_types import (
+from ridgeline.server.http.field_types import (
     Alternatives,
     Id,
     Int,
@@ -21,8 +21,8 @@ from ridgeline.server.field_types import (
     TopK,
     TopP,
 )
-from ridgeline.server.limits import MAX_CALLS, MAX_MESSAGES
-from ridgeline.server.protocol import About, Body, Tools, ignored, refused
+from ridgeline.server.http.limits import MAX_CALLS, MAX_MESSAGES
+from ridgeline.server.openai_api.protocol import About, Body, Tools, ignored, refused
 
 _HOST = ignored("the server's settings decide how a model is run")
 _MODEL = About("a name of `/api/tags`, with or without `:latest`; absent: the served model")

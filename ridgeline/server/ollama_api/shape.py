@@ -10,12 +10,10 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from ridgeline.server.bodies import ChatLogprob, Usage, encode
-from ridgeline.server.choices import Piece
-from ridgeline.server.course import Job
+from ridgeline.server.answering.choices import Piece
+from ridgeline.server.answering.running_request import Job
 from ridgeline.server.errors import ErrorReply
-from ridgeline.server.exchange import Exchange
-from ridgeline.server.logprobs import TokenNames, chat_logprobs
+from ridgeline.server.http.exchange import Exchange
 from ridgeline.server.ollama_api.bodies import (
     OllamaCall,
     OllamaCalled,
@@ -24,6 +22,8 @@ from ridgeline.server.ollama_api.bodies import (
     OllamaGenerateLine,
     OllamaSaid,
 )
+from ridgeline.server.openai_api.bodies import ChatLogprob, Usage, encode
+from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs
 from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
 from ridgeline.web.tool_input import ToolInput
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 import ridgeline
-from ridgeline.server.endpoint import JSON, NDJSON, Endpoint
+from ridgeline.server.http.endpoint import JSON, NDJSON, Endpoint
+from ridgeline.server.openai_api.protocol import About
 from ridgeline.server.openapi.schemas import Schema, Schemas
-from ridgeline.server.protocol import About
 
 DESCRIPTION = (
     "Request bodies have a closed set of fields: an unknown one is refused with its name. A field marked "

@@ -12,8 +12,8 @@ from typing import Any
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar.keywords import enforced_schema
-from ridgeline.server.parsing import dsml, gemma, qwen_xml
 from ridgeline.server.parsing.events import Tool
+from ridgeline.server.parsing.formats import dsml, gemma, qwen_xml
 from ridgeline.server.parsing.lark import Lark, either, pattern, quoted
 from ridgeline.server.parsing.written_values import value_types
 

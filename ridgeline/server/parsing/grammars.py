@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.server.parsing import harmony
 from ridgeline.server.parsing.argument_grammars import ArgumentGrammar, UnsupportedSchema, json_arguments
 from ridgeline.server.parsing.events import Tool
-from ridgeline.server.parsing.generic_json import FENCE, PYTHON_FENCE
+from ridgeline.server.parsing.formats import harmony
+from ridgeline.server.parsing.formats.generic_json import FENCE, PYTHON_FENCE
 from ridgeline.server.parsing.lark import Lark, either
 from ridgeline.server.parsing.reasoning import HARMONY_ANALYSIS, ReasoningFormat
 

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.server.answering.running_request import Course
+from ridgeline.server.answering.sse import EVENT_STREAM_HEADERS, KEEPALIVE, size_bytes
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.course import Course
 from ridgeline.server.errors import ApiError, SlowReader, reply_to, unexpected
-from ridgeline.server.exchange import off_loop, while_connected
+from ridgeline.server.http.exchange import off_loop, while_connected
 from ridgeline.server.responses_api.bodies import ResponseBody, Status
 from ridgeline.server.responses_api.shape import ResponseShape
 from ridgeline.server.responses_api.store import ResponseStore
-from ridgeline.server.sse import EVENT_STREAM_HEADERS, KEEPALIVE, size_bytes
 
 log = logging.getLogger("ridgeline.server")
 

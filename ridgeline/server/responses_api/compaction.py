@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.server.bodies import Usage
-from ridgeline.server.choices import Piece
+from ridgeline.server.answering.choices import Piece
+from ridgeline.server.openai_api.bodies import Usage
 from ridgeline.server.parsing.events import Content
 from ridgeline.server.responses_api.bodies import CompactedResponse, CompactionItem, InputText, MessageItem
 from ridgeline.server.responses_api.items import Placed, new_id, sealed

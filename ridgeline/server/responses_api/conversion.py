@@ -15,10 +15,10 @@ from msgspec import UNSET
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.models.errors import TemplateError
-from ridgeline.server.bodies import encode
-from ridgeline.server.decoding import decode
 from ridgeline.server.errors import ApiError, BadRequest, ErrorReply, reply_to
-from ridgeline.server.protocol import ChatRequest
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.protocol import ChatRequest
 from ridgeline.server.responses_api.bodies import (
     CompactionItem,
     FunctionCallItem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.server.endpoint import Endpoint, Generating
+from ridgeline.server.http.endpoint import Endpoint, Generating
 from ridgeline.server.responses_api import handlers
 from ridgeline.server.responses_api.bodies import (
     CompactedResponse,

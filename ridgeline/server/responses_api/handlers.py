@@ -12,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ridgeline.server.bodies import encode
-from ridgeline.server.chat_job import chat_job, prompt_tokens
-from ridgeline.server.course import Course, Job
-from ridgeline.server.decoding import decode
+from ridgeline.server.answering.chat_job import chat_job, prompt_tokens
+from ridgeline.server.answering.running_request import Course, Job
+from ridgeline.server.answering.sse import WholeAnswer, answer
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.exchange import LONG_BYTES, Exchange, off_loop, read_body
 from ridgeline.server.front import Front
-from ridgeline.server.logprobs import TokenNames
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.http.exchange import LONG_BYTES, Exchange, off_loop, read_body
+from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.logprobs import TokenNames
 from ridgeline.server.responses_api.background import Background, Replay, Run
 from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList
 from ridgeline.server.responses_api.compaction import CompactionShape, summary_request, with_instruction
@@ -39,7 +40,6 @@ from ridgeline.server.responses_api.protocol import (
 from ridgeline.server.responses_api.refusals import named_refusal
 from ridgeline.server.responses_api.shape import ResponseShape
 from ridgeline.server.responses_api.store import History, Limits, ResponseStore, not_found
-from ridgeline.server.sse import WholeAnswer, answer
 
 B = TypeVar("B", bound=InputTokensRequest)
 Q = TypeVar("Q")

@@ -1,7 +1,7 @@
 """The bodies of /v1/responses as typed structs: each field with what it means and how far it is served.
 
 Input items and their parts are one struct each, as `type` may be left out of a message; `items` checks which
-field goes with which type. Decoded by `server.decoding`, like every body.
+field goes with which type. Decoded by `server.http.decoding`, like every body.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ridgeline.server.field_types import (
+from ridgeline.server.http.field_types import (
     Alternatives,
     Int,
     LogitBias,
@@ -27,8 +27,8 @@ from ridgeline.server.field_types import (
     TopP,
     Variables,
 )
-from ridgeline.server.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, MAX_PARTS, MAX_TOOLS
-from ridgeline.server.protocol import CACHE, About, Body, ignored, refused
+from ridgeline.server.http.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, MAX_PARTS, MAX_TOOLS
+from ridgeline.server.openai_api.protocol import CACHE, About, Body, ignored, refused
 
 MAX_ITEMS = MAX_MESSAGES  # of one conversation, earlier turns included
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.server.bodies import ChatLogprob, Usage
-from ridgeline.server.choices import Piece
+from ridgeline.server.answering.choices import Piece
 from ridgeline.server.errors import ErrorReply
-from ridgeline.server.logprobs import TokenNames, chat_logprobs
+from ridgeline.server.openai_api.bodies import ChatLogprob, Usage
+from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs
 from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
 from ridgeline.server.responses_api import bodies
 from ridgeline.server.responses_api.bodies import (

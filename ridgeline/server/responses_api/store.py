@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import msgspec
 
-from ridgeline.server.bodies import encode
 from ridgeline.server.errors import SERVER, ApiError
+from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.records.state import StateStore
 from ridgeline.server.responses_api.bodies import Item, ResponseBody, ResponseError
 from ridgeline.server.responses_api.items import Placed
 from ridgeline.server.responses_api.protocol import MAX_ITEMS
-from ridgeline.server.state import StateStore
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.server.bodies import encode
+from ridgeline.server.openai_api.bodies import encode
 
 _MARK = "\x00"
 _NUMBER = b'"sequence_number":'

@@ -9,20 +9,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.engine.client import AsyncClient
-from ridgeline.engine.packed_texts import PackedTexts, pack_texts
-from ridgeline.server.bodies import encode
-from ridgeline.server.decoding import decode
+from ridgeline.engine.client.client import AsyncClient
+from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.exchange import off_loop, read_body
 from ridgeline.server.front import Front, Served
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.http.exchange import off_loop, read_body
+from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.vectors.bodies import Embedding, EmbeddingList, VectorUsage
 from ridgeline.server.vectors.protocol import EmbeddingRequest
 from ridgeline.server.vectors.run import compute
 from ridgeline.server.vectors.texts import embedding_texts
 
 if TYPE_CHECKING:
-    from ridgeline.engine.open_embedding import Floats
+    from ridgeline.engine.client.open_embedding import Floats
 
 BYTES_PER_NUMBER = 20  # of JSON, about: what decides whether writing it would hold up others
 FORMATS = ("float", "base64")

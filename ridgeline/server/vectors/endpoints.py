@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.server.endpoint import Endpoint
+from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.vectors.bodies import EmbeddingList, RerankAnswer, ScoreList
 from ridgeline.server.vectors.embeddings import embeddings
 from ridgeline.server.vectors.protocol import EmbeddingRequest, RerankRequest, ScoreRequest

@@ -1,11 +1,11 @@
-"""The bodies of /v1/embeddings, /v1/rerank and /v1/score as typed structs, as in `server.protocol`."""
+"""The bodies of /v1/embeddings, /v1/rerank and /v1/score as typed structs, as in `server.openai_api`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ridgeline.server.field_types import Int, Name
-from ridgeline.server.protocol import About, Body, ignored, refused
+from ridgeline.server.http.field_types import Int, Name
+from ridgeline.server.openai_api.protocol import About, Body, ignored, refused
 
 MAX_TEXTS = 2048  # of one request, as OpenAI has it
 

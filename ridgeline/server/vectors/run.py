@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Literal
 from starlette.requests import Request
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.packed_texts import PackedTexts
-from ridgeline.engine.request import is_background
-from ridgeline.server.course import outcome
+from ridgeline.engine.link.packed_texts import PackedTexts
+from ridgeline.engine.plan.request import is_background
+from ridgeline.server.answering.running_request import outcome
 from ridgeline.server.errors import DeadlineExceeded
-from ridgeline.server.exchange import Exchange, while_connected
 from ridgeline.server.front import Front, Served
-from ridgeline.server.usage_book import UsageBook, counted
+from ridgeline.server.http.exchange import Exchange, while_connected
+from ridgeline.server.records.usage_book import UsageBook, counted
 from ridgeline.server.vectors.protocol import VectorRequest
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
 
 if TYPE_CHECKING:
-    from ridgeline.engine.open_embedding import Floats
+    from ridgeline.engine.client.open_embedding import Floats
 
 
 async def compute(

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.engine.client import AsyncClient
-from ridgeline.engine.packed_texts import PackedTexts, pack_texts
-from ridgeline.server.bodies import encode
-from ridgeline.server.decoding import decode
+from ridgeline.engine.client.client import AsyncClient
+from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.exchange import Exchange, off_loop, read_body
 from ridgeline.server.front import Front, Served
+from ridgeline.server.http.decoding import decode
+from ridgeline.server.http.exchange import Exchange, off_loop, read_body
+from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.vectors.bodies import (
     DocumentText,
     Method,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.engine.client import AsyncClient
-from ridgeline.models.tokenizer import CutText, Tokenizer
+from ridgeline.engine.client.client import AsyncClient
+from ridgeline.models.text.tokenizer import CutText, Tokenizer
+from ridgeline.server.answering.validation import check_token_ids
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.validation import check_token_ids
 from ridgeline.server.vectors.protocol import MAX_TEXTS, EmbeddingRequest, VectorRequest
 
 

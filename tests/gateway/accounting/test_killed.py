@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from ridgeline.gateway.accounting.records import line_of
+from ridgeline.gateway.accounting.store.records import line_of
 from tests.gateway.accounting.books import QUICK, journal_folders, opening, row, started, stored
 from tests.gateway.waiting import until
 

@@ -17,9 +17,9 @@ from ridgeline.gateway.accounting.config import LedgerConfig
 from ridgeline.gateway.accounting.errors import StoreAway
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.row import LedgerRow
-from ridgeline.gateway.accounting.sqlite import SqliteLedger
+from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import Unavailable
-from ridgeline.gateway.usage import Usage
 from ridgeline.options import OptionError
 from tests.gateway.accounting.books import (
     QUICK,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline.gateway.accounting.config import LedgerConfig
-from ridgeline.gateway.accounting.postgres import PostgresLedger
+from ridgeline.gateway.accounting.store.postgres import PostgresLedger
 from tests.gateway.accounting.books import QUICK, opening, row, started
 from tests.gateway.services import OwnPostgres
 from tests.gateway.waiting import until

@@ -11,9 +11,9 @@ import pytest
 
 from ridgeline.gateway.accounting.config import PricesConfig
 from ridgeline.gateway.accounting.prices import Prices
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.config import ModelConfig
 from ridgeline.gateway.upstreams.config import UpstreamConfig
-from ridgeline.gateway.usage import Usage
 from ridgeline.options import OptionError
 
 OPENAI = UpstreamConfig(name="openai", kind="openai", url="https://api.openai.com/v1")

@@ -13,13 +13,13 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.gateway.accounting.errors import LedgerError
-from ridgeline.gateway.accounting.postgres import PostgresLedger
-from ridgeline.gateway.accounting.reader import LedgerReader
-from ridgeline.gateway.accounting.records import line_of
-from ridgeline.gateway.accounting.reports import Question, Reports, question_of, total, usd
 from ridgeline.gateway.accounting.routes import usage_routes
-from ridgeline.gateway.accounting.sqlite import SqliteLedger
-from ridgeline.gateway.accounting.table import LedgerStore
+from ridgeline.gateway.accounting.store.postgres import PostgresLedger
+from ridgeline.gateway.accounting.store.reader import LedgerReader
+from ridgeline.gateway.accounting.store.records import line_of
+from ridgeline.gateway.accounting.store.reports import Question, Reports, question_of, total, usd
+from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
+from ridgeline.gateway.accounting.store.table import LedgerStore
 from ridgeline.gateway.errors import GatewayError
 from tests.gateway.accounting.books import opening, row
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.caching.answer import Hit, Recorder, StoredAnswer
 from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.caching.exact import ExactCache
 from ridgeline.gateway.caching.memory import AnswerMemory
 from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.resp import RedisClient
-from ridgeline.gateway.usage import Usage
 from tests.gateway.services import OwnRedis
 from tests.patience import PATIENCE_S
 

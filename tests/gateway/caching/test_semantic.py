@@ -43,8 +43,8 @@ class Known:
 
 @pytest.fixture(scope="module")
 def real() -> Known:
-    from ridgeline.engine.client import AsyncClient
-    from ridgeline.models.pull import ensure
+    from ridgeline.engine.client.client import AsyncClient
+    from ridgeline.models.files.pull import ensure
 
     ensure("all-minilm-l6-v2")
     texts = [ASKED, SAME, ANOTHER, NEGATED, FAR]

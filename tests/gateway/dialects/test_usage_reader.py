@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.gateway.accounting.estimate import text_tokens
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields, raw, read_fields, write_fields
 from ridgeline.gateway.dialects import UsageReader, ask_for_usage, usage_of
-from ridgeline.gateway.usage import Usage
 from tests.server.messages import HERMES
 from tests.server.scripted_client import say
 from tests.server.stage import Stage

@@ -15,7 +15,7 @@ from ridgeline.gateway.guard.config import GuardConfig
 from ridgeline.gateway.guard.errors import Blocked, GuardFailed, Unreadable
 from ridgeline.gateway.guard.guards import Guard, GuardedRequest, Guards
 from ridgeline.gateway.guard.scanner import Scanner
-from ridgeline.gateway.offload import Offload
+from ridgeline.gateway.offload.offload import Offload
 from ridgeline.options import OptionError
 
 MAIL = "ann.lee@example.org"

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from ridgeline.gateway.body import Fields, read_fields
-from ridgeline.gateway.routing.artefact import Artefact, ModelCost
 from ridgeline.gateway.routing.config import EmbeddingsConfig
 from ridgeline.gateway.routing.embedder import Embedder
-from ridgeline.gateway.routing.features import Recipe, feature_rows
-from ridgeline.gateway.routing.predictor import fit, random_folds
+from ridgeline.gateway.routing.learned.artifact import Artefact, ModelCost
+from ridgeline.gateway.routing.learned.features import Recipe, feature_rows
+from ridgeline.gateway.routing.learned.predictor import fit, random_folds
 from ridgeline.gateway.routing.question import Question
 
 MODELS = ("small", "large")

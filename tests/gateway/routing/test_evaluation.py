@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.gateway.routing.artefact import load
-from ridgeline.gateway.routing.evaluation import Evaluation, evaluate
-from ridgeline.gateway.routing.examples import Costing, read_examples
-from ridgeline.gateway.routing.fitting import Prepared
+from ridgeline.gateway.routing.learned.artifact import load
+from ridgeline.gateway.routing.learned.evaluation import Evaluation, evaluate
+from ridgeline.gateway.routing.learned.examples import Costing, read_examples
+from ridgeline.gateway.routing.learned.fitting import Prepared
 from ridgeline.options import OptionError
 from tests.gateway.routing.stand import vector_of
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ridgeline.gateway.routing.embedder import Vectors
-from ridgeline.gateway.routing.examples import Costing, Price, read_examples
-from ridgeline.gateway.routing.vectors import Fetch, store_path, vectors_of
+from ridgeline.gateway.routing.learned.examples import Costing, Price, read_examples
+from ridgeline.gateway.routing.learned.vectors import Fetch, store_path, vectors_of
 from ridgeline.options import OptionError
 from tests.gateway.routing.stand import vector_of
 

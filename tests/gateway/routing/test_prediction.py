@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.gateway.routing.artefact import Artefact, load, save
-from ridgeline.gateway.routing.classifier import fit_path, sigmoid
-from ridgeline.gateway.routing.curve import choices, curve
-from ridgeline.gateway.routing.features import NAMES, Recipe, features_of
-from ridgeline.gateway.routing.fitting import calibration_error, threshold_for
-from ridgeline.gateway.routing.neighbours import Weighing, nearest
-from ridgeline.gateway.routing.predictor import group_folds, random_folds
+from ridgeline.gateway.routing.learned.artifact import Artefact, load, save
+from ridgeline.gateway.routing.learned.classifier import fit_path, sigmoid
+from ridgeline.gateway.routing.learned.curve import choices, curve
+from ridgeline.gateway.routing.learned.features import NAMES, Recipe, features_of
+from ridgeline.gateway.routing.learned.fitting import calibration_error, threshold_for
+from ridgeline.gateway.routing.learned.neighbours import Weighing, nearest
+from ridgeline.gateway.routing.learned.predictor import group_folds, random_folds
 from ridgeline.options import OptionError
 from tests.gateway.routing.stand import artefact, vector_of
 
@@ -222,7 +222,7 @@ def test_a_file_that_is_no_artefact_or_was_changed_is_refused(fitted: Artefact, 
 def test_an_artefact_of_another_version_is_refused(
     fitted: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ridgeline.gateway.routing.artefact.VERSION", 999)
+    monkeypatch.setattr("ridgeline.gateway.routing.learned.artifact.VERSION", 999)
     save(fitted, tmp_path / "route.npz")
     monkeypatch.undo()
     with pytest.raises(OptionError, match="another version"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.gateway.routing.artefact import save
+from ridgeline.gateway.routing.learned.artifact import save
 from tests.gateway.routing.stand import artefact, vector_of
 from tests.gateway.stage import CHAT, staged
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.gateway.routing.artefact import Artefact, save
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
+from ridgeline.gateway.routing.learned.artifact import Artefact, save
 from ridgeline.gateway.routing.router import ModelRouter
 from ridgeline.gateway.routing.sticky import StickyTable
 from ridgeline.options import OptionError
@@ -60,7 +60,7 @@ async def test_a_threshold_of_the_route_overrides_the_artefacts(path: Path) -> N
 async def test_a_dear_request_must_promise_more(fitted: Artefact, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from ridgeline.gateway.routing.artefact import ModelCost
+    from ridgeline.gateway.routing.learned.artifact import ModelCost
 
     by_token = replace(fitted, costs=(ModelCost(0.0), ModelCost(0.0, 0.01)), threshold=0.3)
     save(by_token, tmp_path / "by-token.npz")

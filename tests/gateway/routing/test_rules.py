@@ -9,7 +9,7 @@ import pytest
 from ridgeline.gateway.body import read_fields
 from ridgeline.gateway.errors import BadRequest, Forbidden, NotFound
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
-from ridgeline.gateway.routing.language import language_of
+from ridgeline.gateway.routing.learned.language import language_of
 from ridgeline.gateway.routing.reading import read
 from ridgeline.gateway.routing.router import ModelRouter, Question
 from ridgeline.options import OptionError

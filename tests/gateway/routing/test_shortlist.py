@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.gateway.routing.neighbours import DIRECTIONS, FEW, Shortlist, nearest
+from ridgeline.gateway.routing.learned.neighbours import DIRECTIONS, FEW, Shortlist, nearest
 
 
 def topics(count: int, dimensions: int = 384, seed: int = 0) -> np.ndarray:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.gateway.body import raw
-from ridgeline.gateway.routing.artefact import load, save
 from ridgeline.gateway.routing.config import RouteConfig
-from ridgeline.gateway.routing.examples import Costing, read_examples
-from ridgeline.gateway.routing.features import Recipe
-from ridgeline.gateway.routing.fitting import Prepared, fit_artefact
+from ridgeline.gateway.routing.learned.artifact import load, save
+from ridgeline.gateway.routing.learned.examples import Costing, read_examples
+from ridgeline.gateway.routing.learned.features import Recipe
+from ridgeline.gateway.routing.learned.fitting import Prepared, fit_artefact
+from ridgeline.gateway.routing.learned.words import READ_CHARS, WordVectors, words_of
 from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.routing.router import ModelRouter
-from ridgeline.gateway.routing.words import READ_CHARS, WordVectors, words_of
 from ridgeline.options import OptionError
 
 EASY, HARD = ("capital city river country", "integral proof theorem lemma")

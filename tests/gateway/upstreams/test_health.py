@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import UpstreamFailed, UpstreamTimeout
 from ridgeline.gateway.upstreams import usage_reports
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.gateway.upstreams.origin import read_url
 from ridgeline.gateway.upstreams.upstreams import Upstreams
-from ridgeline.gateway.usage import Usage
 from ridgeline.options import OptionError, options_of
 from tests.gateway.upstreams.scripted import hangs, replies, resets, scripted, sends
 from tests.gateway.upstreams.several import Gateway, gateway

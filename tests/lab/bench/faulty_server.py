@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from ridgeline.lab.bench.client import Address
+from ridgeline.lab.bench.client.client import Address
 
 Behaviour = Callable[["Call"], Awaitable[None]]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.lab.bench.metrics import summarize
-from ridgeline.lab.bench.rates import Mode
-from ridgeline.lab.bench.record import RequestRecord, ServerTiming
-from ridgeline.lab.bench.result import BenchResult
-from ridgeline.lab.bench.validity import Validity
+from ridgeline.lab.bench.figures.metrics import summarize
+from ridgeline.lab.bench.figures.rates import Mode
+from ridgeline.lab.bench.figures.record import RequestRecord, ServerTiming
+from ridgeline.lab.bench.figures.result import BenchResult
+from ridgeline.lab.bench.figures.validity import Validity
 from ridgeline.lab.slo import Slo
 
 REFUSED = "503: queue full <script>alert(1)</script>"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.lab.bench.client import Address, Client, Exchange
+from ridgeline.lab.bench.client.client import Address, Client, Exchange
+from ridgeline.lab.bench.client.timer import now
 from ridgeline.lab.bench.config import Deadlines
-from ridgeline.lab.bench.record import RequestRecord
-from ridgeline.lab.bench.timer import now
+from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.traffic.request import PlannedRequest
 from tests.conftest import free_port
 from tests.lab.bench.faulty_server import HEAD, Behaviour, Call, faulty_server

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.lab.bench.metrics import FORMULAS, Metric, flat, summarize
-from ridgeline.lab.bench.record import RequestRecord, ServerTiming
-from ridgeline.lab.bench.window import concurrency, steady_window
+from ridgeline.lab.bench.figures.metrics import FORMULAS, Metric, flat, summarize
+from ridgeline.lab.bench.figures.record import RequestRecord, ServerTiming
+from ridgeline.lab.bench.figures.window import concurrency, steady_window
 from ridgeline.lab.slo import parse_slo
 
 

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from ridgeline.lab.bench.ceilings import shares
-from ridgeline.lab.bench.metrics import summarize
+from ridgeline.lab.bench.figures.ceilings import shares
+from ridgeline.lab.bench.figures.metrics import summarize
 from ridgeline.lab.bench.progress import Progress, shown
 from tests.lab.bench.test_bench_metrics import answered
 

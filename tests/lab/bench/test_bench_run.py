@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
-from ridgeline.lab.bench.metrics import flat
-from ridgeline.lab.bench.record import RequestRecord
-from ridgeline.lab.bench.result import BenchResult
+from ridgeline.lab.bench.figures.metrics import flat
+from ridgeline.lab.bench.figures.record import RequestRecord
+from ridgeline.lab.bench.figures.result import BenchResult
+from ridgeline.lab.bench.reports.text_summary import text_of
 from ridgeline.lab.bench.run import in_loop, run_bench
-from ridgeline.lab.bench.text_summary import text_of
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic

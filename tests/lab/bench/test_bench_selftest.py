@@ -14,16 +14,16 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.lab.bench import selftest
-from ridgeline.lab.bench.client import _Connection
+from ridgeline.lab.bench.client.client import _Connection
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
-from ridgeline.lab.bench.metrics import summarize
+from ridgeline.lab.bench.figures.metrics import summarize
+from ridgeline.lab.bench.figures.record import RequestRecord
+from ridgeline.lab.bench.figures.result import BenchResult
+from ridgeline.lab.bench.figures.validity import judge
 from ridgeline.lab.bench.mock_server import MockStats
 from ridgeline.lab.bench.progress import Progress
-from ridgeline.lab.bench.record import RequestRecord
-from ridgeline.lab.bench.result import BenchResult
 from ridgeline.lab.bench.run import in_loop
 from ridgeline.lab.bench.selftest import SelfTest, mock_server, self_test, stats_of
-from ridgeline.lab.bench.validity import judge
 from ridgeline.lab.errors import LabError
 
 ATTEMPTS = 6  # the machine that runs the tests may be busy with others

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from ridgeline.lab.bench.statistics import (
+from ridgeline.lab.bench.figures.statistics import (
     FEWEST,
     QUANTILES,
     percentiles,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ridgeline.lab.bench.config import ClosedLoop, Deadlines
+from ridgeline.lab.bench.reports.text_summary import text_of
 from ridgeline.lab.bench.run import run_bench
-from ridgeline.lab.bench.text_summary import text_of
 from ridgeline.lab.errors import BadInput, LabError
 from tests.conftest import free_port
 from tests.lab.bench.faulty_server import Call, faulty_server
@@ -101,7 +101,7 @@ async def test_a_server_that_hangs_on_questions_before_the_run_is_given_up(
     async def hang(call: Call) -> None:
         await asyncio.sleep(600)
 
-    monkeypatch.setattr("ridgeline.lab.bench.target.TRIAL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("ridgeline.lab.bench.client.target.TRIAL_TIMEOUT_S", 0.2)
     async with faulty_server(hang) as (_, server):
         with pytest.raises(LabError, match="before the run"):
             await run_bench(replace(config(server.url, at_once(1), ClosedLoop(1)), vocabulary=None))

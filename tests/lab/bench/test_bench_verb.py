@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.lab.bench.metrics import FORMULAS
-from ridgeline.lab.bench.result import BenchResult
+from ridgeline.lab.bench.figures.metrics import FORMULAS
+from ridgeline.lab.bench.figures.result import BenchResult
 from ridgeline.lab.bench.selftest import mock_server
 
 

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.lab.bench import cold_start
-from ridgeline.lab.bench.cold_start import ColdStartConfig, ColdStarts, Start, cold_starts, one_start
-from ridgeline.lab.bench.cold_start_report import cold_start_page, cold_start_text
+from ridgeline.lab.bench.cold_starts import cold_start
+from ridgeline.lab.bench.cold_starts.cold_start import (
+    ColdStartConfig,
+    ColdStarts,
+    Start,
+    cold_starts,
+    one_start,
+)
+from ridgeline.lab.bench.cold_starts.report import cold_start_page, cold_start_text
 from ridgeline.lab.errors import BadInput, LabError
 
 # Opens its port after 50 ms, is ready after 150 ms more, answers the first request 100 ms after it came, and

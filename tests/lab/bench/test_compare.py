@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from ridgeline.lab.bench.bootstrap import Column, block_weights, student_t
-from ridgeline.lab.bench.compare import Comparison, compare
-from ridgeline.lab.bench.comparison import comparison_page, comparison_text
-from ridgeline.lab.bench.difference import Difference, side_of
-from ridgeline.lab.bench.metrics import flat
-from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.compare.compare import Comparison, compare
+from ridgeline.lab.bench.compare.comparison import comparison_page, comparison_text
+from ridgeline.lab.bench.compare.difference import Difference, side_of
+from ridgeline.lab.bench.figures.bootstrap import Column, block_weights, student_t
+from ridgeline.lab.bench.figures.metrics import flat
+from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.slo import parse_slo
 from tests.lab.bench.synthetic_runs import records, result
 

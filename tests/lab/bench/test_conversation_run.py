@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
-from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.run import run_bench
 from ridgeline.lab.bench.selftest import mock_server
 from ridgeline.lab.traffic.arrivals import parse_arrivals

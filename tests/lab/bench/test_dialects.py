@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.lab.bench.dialects import RunFacts, export, to_aiperf, to_aiperf_csv, to_guidellm, to_vllm
-from ridgeline.lab.bench.record import RequestRecord
+from ridgeline.lab.bench.exports import RunFacts, export, to_aiperf, to_aiperf_csv, to_guidellm, to_vllm
+from ridgeline.lab.bench.figures.record import RequestRecord
 
 FIRST = RequestRecord(
     0, 0.0, 0.1, 0.5, 0.5, 1.1, 1.2, "ok", 10, 6, n_in=10, n_cached=4, n_out=6, n_first=2,

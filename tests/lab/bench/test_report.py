@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.lab.bench.ceilings import Share
-from ridgeline.lab.bench.metrics import flat
-from ridgeline.lab.bench.record import RequestRecord
-from ridgeline.lab.bench.report import report_page
-from ridgeline.lab.bench.report_charts import _curves
-from ridgeline.lab.bench.report_file import write_report
-from ridgeline.lab.bench.sweep import SweepConfig, SweepResult, judged
+from ridgeline.lab.bench.figures.ceilings import Share
+from ridgeline.lab.bench.figures.metrics import flat
+from ridgeline.lab.bench.figures.record import RequestRecord
+from ridgeline.lab.bench.reports.report import report_page
+from ridgeline.lab.bench.reports.report_charts import _curves
+from ridgeline.lab.bench.reports.report_file import write_report
+from ridgeline.lab.bench.sweeps.sweep import SweepConfig, SweepResult, judged
 from ridgeline.lab.charts import number
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.slo import parse_slo

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
-from ridgeline.lab.bench.metrics import summarize
-from ridgeline.lab.bench.record import RequestRecord
-from ridgeline.lab.bench.result import BenchResult
-from ridgeline.lab.bench.search import Search
-from ridgeline.lab.bench.sweep import SweepConfig, SweepResult, stopped, sweep
-from ridgeline.lab.bench.sweep_point import point_config
-from ridgeline.lab.bench.validity import Validity
+from ridgeline.lab.bench.figures.metrics import summarize
+from ridgeline.lab.bench.figures.record import RequestRecord
+from ridgeline.lab.bench.figures.result import BenchResult
+from ridgeline.lab.bench.figures.validity import Validity
+from ridgeline.lab.bench.sweeps.point import point_config
+from ridgeline.lab.bench.sweeps.search import Search
+from ridgeline.lab.bench.sweeps.sweep import SweepConfig, SweepResult, stopped, sweep
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.request import Traffic

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.step import StepWork
+from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import chip
-from ridgeline.lab.plan.analytic import (
+from ridgeline.lab.perfmodel.analytic import (
     Deployment,
     closed_loop,
     engine_constants,
@@ -20,9 +20,9 @@ from ridgeline.lab.plan.analytic import (
     step_seconds,
     tpot_seconds,
 )
-from ridgeline.lab.plan.constants import shipped
-from ridgeline.lab.plan.intervals import unlike
-from ridgeline.lab.plan.measured import read_points
+from ridgeline.lab.perfmodel.constants import shipped
+from ridgeline.lab.perfmodel.intervals import unlike
+from ridgeline.lab.perfmodel.measured import read_points
 from ridgeline.models.shapes import DenseFfn, Experts, FullAttention, LayerShape, ModelShape, Precision
 
 DENSE_LAYER = LayerShape(FullAttention(heads=32, kv_heads=8, head_dim=128), DenseFfn(14336))

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("scipy", reason="the extra `lab` is not installed")
 
-from ridgeline.lab.plan import fitting
-from ridgeline.lab.plan.analytic import predict_tpot
-from ridgeline.lab.plan.constants import shipped
-from ridgeline.lab.plan.held_out import HeldOut, covered, leave_one_out, score
-from ridgeline.lab.plan.measured import MeasuredPoint, read_points
+from ridgeline.lab.perfmodel import fitting
+from ridgeline.lab.perfmodel.analytic import predict_tpot
+from ridgeline.lab.perfmodel.constants import shipped
+from ridgeline.lab.perfmodel.held_out import HeldOut, covered, leave_one_out, score
+from ridgeline.lab.perfmodel.measured import MeasuredPoint, read_points
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 

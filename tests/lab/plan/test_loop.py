@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.engine.calibration import Calibration, Ceilings, ReadRate, store_calibration, this_machine
+from ridgeline.engine.limits.calibration import (
+    Calibration,
+    Ceilings,
+    ReadRate,
+    store_calibration,
+    this_machine,
+)
 from ridgeline.lab.plan.residuals import read_residuals
 from ridgeline.lab.prediction import read_prediction
 from tests.conftest import await_ready, start_server

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from ridgeline.lab.perfmodel.step_times import StepTimes, Terms, TraceError
 from ridgeline.lab.plan.times import FITTED_SPREAD, fitted_range
-from ridgeline.lab.simulate.step_times import StepTimes, Terms, TraceError
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 FRESH = StepTimes(

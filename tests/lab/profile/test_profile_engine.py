@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.engine.build import BuiltEngine, build_engine
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.core import EngineCore
-from ridgeline.engine.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.profile.load import PhaseLoad, Shape
 from ridgeline.lab.profile.native_samples import HOST
 from ridgeline.lab.profile.run import Profile, Wishes, profile_engine
 from ridgeline.lab.profile.table import profile_lines
 from ridgeline.lab.profile.torch_capture import part_of
-from ridgeline.models import packed_cache
+from ridgeline.models.weights import packed_cache
 from tests.engine.fake_device import FakeDevice
 from tests.models.tiny_checkpoints import SIZES, VOCAB, tiny_model
 
@@ -230,7 +230,7 @@ def test_a_profile_needs_nothing_but_what_the_engine_needs() -> None:
     absent = ("msgspec", "rich", "scipy", "jinja2", "httptools", "uvloop", "starlette", "uvicorn")
     program = f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
     program += "import ridgeline.lab.profile.run, ridgeline.lab.profile.table, ridgeline.lab.profile.ranges\n"
-    program += "import ridgeline.cli.profile, benchmarks.gpu_profile"
+    program += "import ridgeline.cli.lab.profile, benchmarks.gpu_profile"
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.lab.profile.step_trace import write_trace
 from ridgeline.lab.profile.work import MATRICES, Steps, idle_share, matrix_parameters, work_of
-from ridgeline.models.spec import LayerSpec, ModelSpec, RopeSpec
+from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, RopeSpec
 from ridgeline.telemetry.stats import StepRecord
 
 ROPE = RopeSpec(10_000.0, 16)

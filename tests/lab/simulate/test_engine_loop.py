@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from ridgeline.engine.core import EngineCore
-from ridgeline.engine.intake import SchedulerLimits
-from ridgeline.engine.request import Request, SamplingParams
-from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.step import RowResult, Sampled, StepPlan, StepResult
+from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.plan.scheduler import Scheduler
+from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.lab.perfmodel.step_times import Terms
 from ridgeline.lab.simulate import StepTimes, simulate
 from ridgeline.lab.simulate.prompts import TokenPrompts
-from ridgeline.lab.simulate.step_times import Terms
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
 TIMES = StepTimes(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.errors import BadInput
+from ridgeline.lab.perfmodel.step_times import HostTimes, Terms
 from ridgeline.lab.simulate import FrontTimes, StepTimes, simulate
-from ridgeline.lab.simulate.step_times import HostTimes, Terms
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
 LIMITS = SchedulerLimits(

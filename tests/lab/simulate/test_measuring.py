@@ -15,15 +15,15 @@ import msgspec
 import pytest
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.step import StepWork
-from ridgeline.lab.bench.record import RequestRecord, ServerTiming
+from ridgeline.engine.plan.step import StepWork
+from ridgeline.lab.bench.figures.record import RequestRecord, ServerTiming
 from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.lab.perfmodel.analytic_times import times_from
+from ridgeline.lab.perfmodel.step_times import Terms, TraceError
+from ridgeline.lab.perfmodel.stored import keep_times, kept_times, settings_of, times_file, why_not_kept
 from ridgeline.lab.simulate import FrontTimes, StepTimes, fit_front
-from ridgeline.lab.simulate.analytic import times_from
 from ridgeline.lab.simulate.collect import collect_steps, read_steps
 from ridgeline.lab.simulate.measure import LOTS
-from ridgeline.lab.simulate.step_times import Terms, TraceError
-from ridgeline.lab.simulate.stored import keep_times, kept_times, settings_of, times_file, why_not_kept
 from ridgeline.telemetry.stats import StepRecord
 from ridgeline.telemetry.step_ring import StepRing
 

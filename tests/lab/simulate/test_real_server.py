@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.engine.intake import SchedulerLimits
+from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.errors import LabError
-from ridgeline.lab.simulate import measure, simulate, stored
-from ridgeline.lab.simulate.front import FrontTimes
+from ridgeline.lab.perfmodel import stored
+from ridgeline.lab.perfmodel.front_times import FrontTimes
+from ridgeline.lab.perfmodel.step_times import StepTimes, Terms, TraceError
+from ridgeline.lab.perfmodel.stored import kept_times
+from ridgeline.lab.simulate import measure, simulate
 from ridgeline.lab.simulate.measure import Lot, fit_server
-from ridgeline.lab.simulate.step_times import StepTimes, Terms, TraceError
-from ridgeline.lab.simulate.stored import kept_times
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from tests.conftest import LiveServer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.step import StepWork
+from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.simulate import StepTimes, fit_step_times
 from ridgeline.telemetry.stats import StepRecord

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ridgeline.lab.bench.conversation import Conversations, form_of
+from ridgeline.lab.bench.client.conversation import Conversations, form_of
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.prompts import Form, Prompt, PromptMaker
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
-from ridgeline.models.tokenizer import Tokenizer
+from ridgeline.models.text.tokenizer import Tokenizer
 from tests.models.tokenizer_corpus import published_tokenizer
 
 

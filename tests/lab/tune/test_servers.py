@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.lab.bench.result import BenchResult
+from ridgeline.lab.bench.figures.result import BenchResult
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.lab.tune.climb import NotMeasured, RunId, Search

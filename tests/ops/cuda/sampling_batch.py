@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from ridgeline.ops import sampling as spec
-from ridgeline.ops.cuda.sampling import SampleScratch, sample
-from ridgeline.ops.cuda.sampling_filters import FilterScratch
-from ridgeline.ops.cuda.sampling_logprobs import LogprobBuffers
-from ridgeline.ops.cuda.sampling_state import RowParams, SamplerState
+from ridgeline.ops.cuda.sampling.filters import FilterScratch
+from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers
+from ridgeline.ops.cuda.sampling.sampling import SampleScratch, sample
+from ridgeline.ops.cuda.sampling.state import RowParams, SamplerState
 
 NEAR_TIE = 2e-5  # of scores in float32
 

@@ -35,7 +35,7 @@ capability = int(sys.argv[2])
 launch.PDL = capability >= 90  # as on the device; the other modules take it from here
 import ridgeline.ops.cuda
 from ridgeline.models import cuda_warm
-from ridgeline.models.read_spec import read_spec
+from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.ops.cuda.recording import distinct
 
 target = GPUTarget("cuda", capability, 32)

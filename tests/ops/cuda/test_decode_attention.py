@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import reference
-from ridgeline.ops.cuda.prefix_groups import find_shared_prefixes, prefix_tiles
+from ridgeline.ops.cuda.attention.prefix_groups import find_shared_prefixes, prefix_tiles
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.ops.cuda.conftest import assert_close, relative_error
 
-prefixes = pytest.importorskip("ridgeline.ops.cuda.shared_prefix")
-decode = pytest.importorskip("ridgeline.ops.cuda.decode_attention")
-combine = pytest.importorskip("ridgeline.ops.cuda.decode_combine")
+prefixes = pytest.importorskip("ridgeline.ops.cuda.attention.shared_prefix")
+decode = pytest.importorskip("ridgeline.ops.cuda.attention.decode_attention")
+combine = pytest.importorskip("ridgeline.ops.cuda.attention.decode_combine")
 
 BLOCK = 16
 EPS = 1e-6

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.ops.cuda.gemm import (
+from ridgeline.ops.cuda.linear.gemm import (
     TileConfig,
     fixed_linear,
     gated_linear,
@@ -18,7 +18,7 @@ from ridgeline.ops.cuda.gemm import (
     splits_for,
     tile_config,
 )
-from ridgeline.ops.cuda.linear import branch_splits, gate_up, linear, needs_scratch
+from ridgeline.ops.cuda.linear.linear import branch_splits, gate_up, linear, needs_scratch
 from tests.ops.cuda.conftest import assert_close
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.ops.cuda import gemm_stream
-from ridgeline.ops.cuda.gemm_stream import (
+from ridgeline.ops.cuda.linear import gemm_stream
+from ridgeline.ops.cuda.linear.gemm_stream import (
     MOST_STAGES,
     SHARED_BYTES,
     StreamConfig,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.ops import reference
-from ridgeline.ops.cuda.gemv import GemvConfig, gemv, gemv_config
+from ridgeline.ops.cuda.linear.gemv import GemvConfig, gemv, gemv_config
 from tests.ops.cuda.conftest import assert_close
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import reference
-from ridgeline.ops.cuda import prefill_specialized
-from ridgeline.ops.cuda.gather_kv import gather_scratch_tokens, make_prefill_scratch
-from ridgeline.ops.cuda.launch import INTERPRETED
-from ridgeline.ops.cuda.prefill_attention import (
+from ridgeline.ops.cuda.attention import prefill_specialized
+from ridgeline.ops.cuda.attention.gather_kv import gather_scratch_tokens, make_prefill_scratch
+from ridgeline.ops.cuda.attention.prefill_attention import (
     PrefillConfig,
     prefill_attention,
     prefill_config,
     tile_tokens_of,
 )
-from ridgeline.ops.cuda.prefill_plan import GATHER_UNIT, plan_prefill
+from ridgeline.ops.cuda.attention.prefill_plan import GATHER_UNIT, plan_prefill
+from ridgeline.ops.cuda.launch import INTERPRETED
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.ops.cuda.conftest import assert_close
 from tests.ops.cuda.gluon_model import modelled

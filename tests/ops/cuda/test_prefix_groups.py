@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ridgeline.ops.cuda.prefix_groups import PrefixGroup, find_shared_prefixes, prefix_tiles
+from ridgeline.ops.cuda.attention.prefix_groups import PrefixGroup, find_shared_prefixes, prefix_tiles
 
 
 def table(shared: int, own: int, first_own: int, first_shared: int = 0) -> list[int]:

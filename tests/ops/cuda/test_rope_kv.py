@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import reference
-from ridgeline.ops.cuda.rope_kv import rope_write
+from ridgeline.ops.cuda.attention.rope_kv import rope_write
 
 from .conftest import assert_close
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ridgeline.ops import sampling as spec
-from ridgeline.ops.cuda.sampling_state import PLAIN, RowParams, SamplerState
+from ridgeline.ops.cuda.sampling.state import PLAIN, RowParams, SamplerState
 from tests.ops.cuda.sampling_batch import Batch, assert_wins, random_logits, scores_of
 
 

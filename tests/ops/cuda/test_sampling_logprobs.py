@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ridgeline.ops import sampling as spec
-from ridgeline.ops.cuda.sampling_state import RowParams
+from ridgeline.ops.cuda.sampling.state import RowParams
 from tests.ops.cuda.sampling_batch import Batch, random_logits
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ridgeline.engine.grammar.masks import mask_words, masked
-from ridgeline.ops.cuda.sampling import sample
-from ridgeline.ops.cuda.sampling_state import RowParams
+from ridgeline.ops.cuda.sampling.sampling import sample
+from ridgeline.ops.cuda.sampling.state import RowParams
 from tests.ops.cuda.sampling_batch import Batch, assert_wins, random_logits, scores_of
 
 VOCAB = 1000

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ridgeline.ops import sampling as spec
-from ridgeline.ops.cuda.sampling_state import MAX_BIASED, MAX_SUPPRESSED, RowParams, SamplerState, unsupported
+from ridgeline.ops.cuda.sampling.state import MAX_BIASED, MAX_SUPPRESSED, RowParams, SamplerState, unsupported
 from tests.ops.cuda.sampling_batch import Batch, assert_wins, random_logits, scores_of
 
 

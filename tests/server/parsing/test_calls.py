@@ -18,7 +18,7 @@ from ridgeline.server.parsing.events import (
     short_call_id,
 )
 from ridgeline.server.parsing.events import call_id as new_call_id
-from ridgeline.server.parsing.formats import TOOL_FORMATS
+from ridgeline.server.parsing.format_table import TOOL_FORMATS
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, THINK
 from tests.server.parsing.texts import TOOLS
 

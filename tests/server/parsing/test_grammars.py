@@ -18,7 +18,7 @@ from ridgeline.server.parsing.events import (
     Tool,
     joined,
 )
-from ridgeline.server.parsing.formats import TOOL_FORMATS, detect
+from ridgeline.server.parsing.format_table import TOOL_FORMATS, detect
 from ridgeline.server.parsing.grammars import UnsupportedBudget, UnsupportedSchema, reasoning_grammar
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, THINK, ReasoningFormat
 from ridgeline.server.parsing.tool_format import ToolFormat

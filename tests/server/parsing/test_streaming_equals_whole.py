@@ -19,7 +19,7 @@ from ridgeline.server.parsing.events import (
     Reasoning,
     joined,
 )
-from ridgeline.server.parsing.formats import TOOL_FORMATS, plain_parser
+from ridgeline.server.parsing.format_table import TOOL_FORMATS, plain_parser
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, THINK, ReasoningFormat
 from tests.server.parsing.texts import PIECES, TEXTS, TOOLS
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ridgeline.models.chat_template import ChatTemplate
+from ridgeline.models.text.chat_template import ChatTemplate
+from ridgeline.server.answering.speech import PROMPT_TAIL, Speech, needs_special
 from ridgeline.server.parsing.events import CallArguments, CallStart, Tool, joined
-from ridgeline.server.parsing.formats import TOOL_FORMATS, ToolFormat, detect
-from ridgeline.server.speech import PROMPT_TAIL, Speech, needs_special
+from ridgeline.server.parsing.format_table import TOOL_FORMATS, ToolFormat, detect
 from tests.server.parsing.texts import NOW, WEATHER
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat-templates"

@@ -1,0 +1,1 @@
+"""`ridgeline doctor`: checks, measurements and calibration of this machine."""

@@ -1,0 +1,1 @@
+"""The verbs of the gateway: gateway, keys, teams, usage, router, lint-prompts."""

@@ -1,0 +1,1 @@
+"""The verbs of the lab: bench, plan, tune, profile, explain."""

@@ -1,0 +1,121 @@
+"""`ridgeline profile`: where the time of steps goes, operator by operator, beside the ceilings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.cli.parsing import (
+    DEFAULT_MODEL,
+    MODEL_HELP,
+    Verbs,
+    add_verb,
+    engine_config,
+    path_argument,
+)
+from ridgeline.engine.config import EngineConfig
+from ridgeline.lab.errors import BadInput
+from ridgeline.options import add_flags
+
+PHASES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
+
+DESCRIPTION = """\
+Run a bounded number of engine steps, prefill and decode apart, and say where their time goes: every
+operator's time, bytes and FLOPs beside what this machine can read and multiply at most. The torch and cuda
+backends run under torch's profiler, which also leaves a trace for https://ui.perfetto.dev. The native library
+computes a step in one call: py-spy samples which of its operators is at work. py-spy tells of the Python
+around the steps as well.
+
+With --pid: sample a running server instead, its front and its engines."""
+
+EXAMPLES = """\
+  ridgeline profile
+  ridgeline profile smollm2-135m --phase decode --sequences 32 --context 1024
+  ridgeline profile smollm2-135m --backend torch --steps 10
+  ridgeline profile --pid 4242 --seconds 10 --url http://127.0.0.1:8000
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "profile", "where the time of steps goes", DESCRIPTION, EXAMPLES)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})")
+    parser.add_argument("--phase", choices=PHASES, action="append", help="only this phase (default: both)")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps to profile (default: 20)")
+    parser.add_argument(
+        "--sequences", type=int, default=8, metavar="N", help="sequences that decode together (default: 8)"
+    )
+    parser.add_argument(
+        "--context", type=int, default=512, metavar="N", help="tokens each looks back on (default: 512)"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=512, metavar="N", help="tokens of a prompt (default: 512)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how long py-spy samples; 0: not at all (default: 5)",
+    )
+    parser.add_argument("--stacks", action="store_true", help="torch's profiler keeps stacks: slow and large")
+    parser.add_argument("--top", type=int, default=12, metavar="N", help="rows of a table (default: 12)")
+    parser.add_argument("--pid", type=int, metavar="PID", help="sample this server's processes instead")
+    parser.add_argument("--url", metavar="URL", help="with --pid: the server's address, for its step records")
+    parser.add_argument("--native", action="store_true", help="with --pid: the functions of libraries, too")
+    parser.add_argument(
+        "--out",
+        type=path_argument,
+        metavar="DIR",
+        help="where files go (default: bench-results/<date>-profile)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the profile as JSON")
+    add_flags(parser, "engine", EngineConfig, title="engine", skip=("model",))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    out = args.out or Path("bench-results") / f"{datetime.now():%Y%m%d-%H%M%S}-profile"
+    return _sample(args, out) if args.pid is not None else _profile(args, out)
+
+
+def _profile(args: argparse.Namespace, out: Path) -> int:
+    if args.url or args.native:
+        raise BadInput("--url and --native go with --pid")
+    from ridgeline.cli.progress import fetch
+    from ridgeline.engine.start.build import build_engine
+    from ridgeline.lab.profile.load import Shape
+    from ridgeline.lab.profile.run import Wishes, profile_engine
+    from ridgeline.lab.profile.table import profile_lines
+
+    config = engine_config(args)
+    phases = tuple(phase for phase in PHASES if phase in (args.phase or PHASES))
+    shape = Shape(args.sequences, args.context, args.prompt_tokens)
+    wishes = Wishes(phases, args.steps, shape, args.seconds, args.stacks, out)
+    files = fetch(config.model, sys.stderr)
+    built = build_engine(config, files.path)
+    found = profile_engine(built, files.name, wishes, lambda text: print(text, file=sys.stderr, flush=True))
+    path = found.save(out)
+    if args.json:
+        print(path.read_text(encoding="utf-8"), end="")
+    else:
+        print("\n".join(profile_lines(found, args.top)))
+        print(f"wrote {path}")
+    return 0
+
+
+def _sample(args: argparse.Namespace, out: Path) -> int:
+    from ridgeline.lab.profile.host import host_lines, profile_processes
+
+    if args.seconds < 1:
+        raise BadInput("--seconds must be at least 1 with --pid")
+    if args.pid < 1:
+        raise BadInput(f"--pid must be a process's number, got {args.pid}")
+    print(f"sampling for {args.seconds} s", file=sys.stderr, flush=True)
+    found = profile_processes(args.pid, args.seconds, out, native=args.native, url=args.url)
+    print(json.dumps(asdict(found), indent=2) if args.json else "\n".join(host_lines(found, args.top)))
+    return 0

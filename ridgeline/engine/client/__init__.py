@@ -1,0 +1,1 @@
+"""What runs in the caller's process: AsyncClient, LLM, launch, inbox, token text."""

@@ -1,0 +1,375 @@
+"""AsyncClient: streams text out of an engine process, over its Unix socket, from an asyncio program.
+
+The HTTP front is its main user; any program may use it beside one. Tokenization and detokenization happen
+here, in the caller's process. Closing a stream aborts its request in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.client.text import TextStream
+from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed, failure
+from ridgeline.engine.link.messages import (
+    FRAME_HEADER,
+    Abort,
+    DumpSteps,
+    Embedded,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    Refused,
+    StepDump,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+    decode_to_front,
+    frame,
+)
+from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
+from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.models.text.tokenizer import Tokenizer
+from ridgeline.telemetry.stats import EngineStats, StepRecord
+
+if TYPE_CHECKING:
+    from ridgeline.engine.client.open_embedding import Floats, OpenEmbedding
+
+
+class OpenRequest:
+    """One request under way: turns what the engine sends for it into chunks in its inbox."""
+
+    def __init__(
+        self, client: AsyncClient, request_id: str, params: SamplingParams, inbox: Inbox, number: int
+    ) -> None:
+        self._client = client
+        self._request_id = request_id
+        self._inbox = inbox
+        self._number = number
+        self._streams = [TextStream(client.tokenizer, params, index) for index in range(params.n)]
+        self._unfinished = params.n
+        inbox.open_requests += 1
+
+    def push(self, delta: SeqDelta, step_end: float) -> None:
+        """What one step added. Whatever goes wrong with it is this request's alone."""
+        try:
+            if delta.finish_reason is FinishReason.ERROR:
+                raise failure(delta.error)
+            stream = self._streams[delta.index]
+            chunk = stream.push(delta, step_end)
+        except Exception as error:
+            self._inbox.fail(error)
+            self.close()
+            return
+        if chunk is None:
+            return
+        if stream.finished:
+            self._unfinished -= 1
+            if stream.stopped_by_text:
+                self._client._send(Abort(self._request_id, delta.index))
+        self._inbox.put(self._number, chunk)
+        if not self._unfinished:
+            self._forget()
+
+    def fail(self, error: EngineError) -> None:
+        """The engine will say nothing more about it."""
+        self._inbox.fail(error)
+        self._forget()
+
+    def close(self) -> None:
+        """Nobody waits for it any more. What has not ended is aborted in the engine."""
+        if self._forget():
+            self._client._send(Abort(self._request_id))
+
+    def _forget(self) -> bool:
+        known = self._client._requests.pop(self._request_id, None) is not None
+        if known:
+            self._inbox.end_request()
+        return known
+
+
+class AsyncClient:
+    """One connection to one engine.
+
+    `await AsyncClient.start(model)` starts an engine process of your own, which ends with the client;
+    `await AsyncClient.connect(socket_path, tokenizer)` joins one that runs. Use either with `async with`.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tokenizer: Tokenizer, hello: Hello
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.hello = hello
+        self.stats = EngineStats()
+        self.heard_at = time.monotonic()  # the engine's loop last said something
+        self._reader = reader
+        self._writer = writer
+        self._requests: dict[str, OpenRequest] = {}
+        self._embeddings: dict[str, OpenEmbedding] = {}
+        self._answers: dict[int, asyncio.Future[Pong | StepDump]] = {}
+        self._serials = itertools.count()
+        self._end_reason = "the engine process ended unexpectedly"
+        self.closed = asyncio.Event()
+        self.on_close: Callable[[], Awaitable[None]] | None = None  # ends an engine of the client's own
+        self._reading = asyncio.create_task(self._read())
+
+    @staticmethod
+    async def start(model: str = "smollm2-135m", **options: Any) -> AsyncClient:
+        """Start an engine for `model`; `options` are the fields of EngineConfig (dtype, kv_tokens, …)."""
+        from ridgeline.engine.client.launch import start_engine
+
+        return await start_engine(model, **options)
+
+    @classmethod
+    async def connect(cls, socket_path: str | Path, tokenizer: Tokenizer) -> AsyncClient:
+        reader, writer = await asyncio.open_unix_connection(str(socket_path))
+        try:
+            hello = await _read_message(reader)
+            if not isinstance(hello, Hello):
+                raise EngineDied(f"the engine at {socket_path} did not introduce itself")
+        except BaseException:
+            writer.close()
+            raise
+        return cls(reader, writer, tokenizer, hello)
+
+    # ---- asking for text ----
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As the model's generation_config.json recommends; the server's requests begin with the same."""
+        return SamplingParams(**self.hello.sampling.values())
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str = "request",
+        arrival: float | None = None,
+        priority: int = 0,
+        cache_namespace: str = "",
+    ) -> AsyncIterator[OutputChunk]:
+        """Stream the n samples of a prompt, interleaved as they grow.
+
+        Without `params`, those of `get_default_sampling_params`; what is given is taken as it is.
+        `request_id` names it in the engine's log; it need not be unique. Raises InvalidRequest or QueueFull
+        before the first chunk, EngineDied or RequestFailed at any time.
+        """
+        inbox = Inbox()
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        request = self.submit(
+            prompt_ids,
+            params or self.get_default_sampling_params(),
+            inbox,
+            request_id=request_id,
+            arrival=arrival,
+            priority=priority,
+            cache_namespace=cache_namespace,
+        )
+        try:
+            while (arrivals := await inbox.take()) is not None:
+                for _, chunk in arrivals:
+                    yield chunk
+        finally:
+            request.close()
+
+    def chat(
+        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[OutputChunk]:
+        """Stream the answer to a conversation, rendered with the model's own chat template."""
+        return self.generate(self.tokenizer.encode_chat(messages), params, **options)
+
+    def submit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        inbox: Inbox,
+        number: int = 0,
+        *,
+        request_id: str = "request",
+        arrival: float | None = None,
+        priority: int = 0,
+        cache_namespace: str = "",
+    ) -> OpenRequest:
+        """Ask for the samples of a prompt; their chunks come into `inbox` under `number`, errors too.
+
+        Close what is returned when nobody waits for it any more.
+        """
+        request = Request(
+            # Never used again: what still comes for one that was aborted must not reach another.
+            f"{request_id}.{next(self._serials)}",
+            prompt_ids,
+            params,
+            time.monotonic() if arrival is None else arrival,
+            priority,
+            cache_namespace=cache_namespace,
+        )
+        opened = OpenRequest(self, request.request_id, params, inbox, number)
+        self._requests[request.request_id] = opened
+        if self.closed.is_set():
+            opened.fail(EngineDied("the engine is not running"))
+        else:
+            self._send(Submit(request))
+        return opened
+
+    # ---- asking for vectors ----
+
+    async def embed(
+        self,
+        texts: Sequence[Sequence[int]] | PackedTexts,
+        *,
+        want: Literal["vector", "tokens", "score"] = "vector",
+        types: Sequence[Sequence[int]] | None = None,
+        request_id: str = "request",
+        priority: int = 0,
+    ) -> Floats:
+        """Texts as token ids to an array, float32: a row per text [texts, vector_size], with want="tokens"
+        a row per token, from a cross-encoder with want="score" [texts, 1] (logits).
+
+        Raises as `generate` does. Cancelled, it is aborted in the engine. Nothing is cut or padded: special
+        tokens are the caller's, as `tokenizer.encode` adds them.
+        """
+        from ridgeline.engine.client.open_embedding import OpenEmbedding  # numpy: for those alone who embed
+
+        if self.closed.is_set():
+            raise EngineDied("the engine is not running")
+        width = 1 if want == "score" else self.hello.vector_size
+        packed = texts if isinstance(texts, PackedTexts) else pack_texts(texts, types)
+        opened = OpenEmbedding(f"{request_id}.{next(self._serials)}", packed, want, priority, width)
+        if not opened.rows_left:
+            return opened.values
+        self._embeddings[opened.request_id] = opened
+        self._send(opened.message())
+        try:
+            return await opened.done
+        except asyncio.CancelledError:
+            self._send(Abort(opened.request_id))
+            raise
+        finally:
+            del self._embeddings[opened.request_id]
+
+    # ---- asking about the engine ----
+
+    async def ping(self) -> EngineStats:
+        """Answered by the engine's loop between two steps: an answer means progress."""
+        answer = await self._ask(Ping(next(self._serials)))
+        assert isinstance(answer, Pong)
+        return answer.stats
+
+    async def dump_steps(self, since: int = -1) -> list[StepRecord]:
+        """The steps that the engine still keeps, after number `since`."""
+        answer = await self._ask(DumpSteps(next(self._serials), since))
+        assert isinstance(answer, StepDump)
+        return answer.steps
+
+    def stop_engine(self) -> None:
+        """Tell the engine to leave its loop and exit. What is still open then ends with that reason."""
+        self._end_reason = "the engine was stopped before this request was complete"
+        self._send(Stop())
+
+    async def close(self) -> None:
+        if self.on_close is not None:
+            on_close, self.on_close = self.on_close, None
+            await on_close()
+        self._reading.cancel()
+        self._end_everything("the connection was closed")
+        self._writer.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._requests) + len(self._embeddings)
+
+    async def _ask(self, question: Ping | DumpSteps) -> Pong | StepDump:
+        if self.closed.is_set():
+            raise EngineDied("the engine is not running")
+        answer: asyncio.Future[Pong | StepDump] = asyncio.get_running_loop().create_future()
+        self._answers[question.id] = answer
+        self._send(question)
+        try:
+            return await answer
+        finally:
+            self._answers.pop(question.id, None)
+
+    # ---- the socket ----
+
+    def _send(self, message: ToEngine) -> None:
+        # To an engine that has just died nothing is said; `_read` is about to tell every stream.
+        if not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._dispatch(await _read_message(self._reader))
+        except (OSError, EOFError):
+            self._end_everything(self._end_reason)
+        except Exception as error:  # not a message of ours: whatever follows cannot be trusted either
+            self._end_everything(f"the engine's answer cannot be read: {error}")
+            self._writer.close()
+
+    def _dispatch(self, message: ToFront) -> None:
+        self.heard_at = time.monotonic()
+        match message:
+            case Outputs(deltas, stats):
+                self.stats = stats
+                for delta in deltas:
+                    request = self._requests.get(delta.request_id)
+                    if request is not None:
+                        request.push(delta, stats.last_step_end)
+            case Embedded(request_id, row, values, stats):
+                self.stats = stats
+                embedding = self._embeddings.get(request_id)
+                if embedding is not None:
+                    embedding.push(row, values)
+            case Refused():
+                refused = self._requests.get(message.request_id) or self._embeddings.get(message.request_id)
+                if refused is not None:
+                    refused.fail(_refusal(message))
+            case Pong(id, stats):
+                self.stats = stats
+                self._answer(id, message)
+            case StepDump(id, _):
+                self._answer(id, message)
+
+    def _answer(self, id: int, message: Pong | StepDump) -> None:
+        future = self._answers.get(id)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def _end_everything(self, reason: str) -> None:
+        """Every open stream is told; nothing ends as if it had been complete."""
+        self.closed.set()
+        for request in list(self._requests.values()):
+            request.fail(EngineDied(reason))
+        for embedding in self._embeddings.values():
+            embedding.fail(EngineDied(reason))
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(EngineDied(reason))
+
+
+async def _read_message(reader: asyncio.StreamReader) -> ToFront:
+    header = await reader.readexactly(FRAME_HEADER.size)
+    return decode_to_front(await reader.readexactly(FRAME_HEADER.unpack(header)[0]))
+
+
+def _refusal(message: Refused) -> EngineError:
+    if message.kind == "full":
+        return QueueFull(message.waiting, message.retry_after_s)
+    if message.kind == "failed":
+        return RequestFailed(message.message)
+    return InvalidRequest(message.field, message.message)

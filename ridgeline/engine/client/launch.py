@@ -1,0 +1,139 @@
+"""Starting an engine process and connecting to it: by the server's supervisor, or by a program of its own.
+
+async with await start_engine("smollm2-135m", kv_tokens=8192) as client:
+    async for chunk in client.chat([{"role": "user", "content": "Hello!"}]):
+        print(chunk.text, end="", flush=True)
+
+What an engine process needs to start is imported here, what the front needs besides only after that: the two
+then load side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import EXIT_CANNOT_START, EngineDied, EngineError
+
+if TYPE_CHECKING:
+    from ridgeline.engine.client.client import AsyncClient
+    from ridgeline.models.text.tokenizer import Tokenizer
+
+# -P: a random.py in the current directory is the user's, not ours.
+ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.link.process")
+POLL_S = 0.01
+LONGEST_SOCKET_FOLDER = 80
+STOP_S = 5.0  # an engine that has not ended so long after it was told is killed
+
+
+class EngineCannotStart(EngineError):
+    """The engine said why it cannot start; starting it again would not help."""
+
+
+async def launch(
+    config: EngineConfig,
+    path: Path,
+    socket_path: Path,
+    log_flags: tuple[str, ...] = (),
+    program: tuple[str, ...] = ENGINE_PROGRAM,
+) -> asyncio.subprocess.Process:
+    """Start the process. It opens its socket when it is warm; see `connect_when_ready`."""
+    return await asyncio.create_subprocess_exec(
+        *program,
+        f"--socket={socket_path}",
+        f"--stacks={stack_file(socket_path)}",
+        f"--path={path}",
+        f"--config={json.dumps(asdict(config))}",
+        f"--parent={os.getpid()}",
+        f"--started={time.monotonic()}",
+        *log_flags,
+        stdin=asyncio.subprocess.DEVNULL,
+    )
+
+
+async def connect_when_ready(
+    process: asyncio.subprocess.Process, socket_path: Path, tokenizer: Tokenizer
+) -> AsyncClient:
+    """Wait for the engine's socket, watching that the process lives."""
+    from ridgeline.engine.client.client import AsyncClient
+
+    while process.returncode is None:
+        if socket_path.exists():
+            with contextlib.suppress(ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
+                return await AsyncClient.connect(socket_path, tokenizer)
+        await asyncio.sleep(POLL_S)
+    if process.returncode == EXIT_CANNOT_START:
+        raise EngineCannotStart("the engine cannot start; its reason is above")
+    raise EngineDied(f"the engine died while starting ({exit_reason(process.returncode)})")
+
+
+def stack_file(socket_path: Path) -> Path:
+    """Where an engine process writes its threads' stacks when it gets SIGUSR1."""
+    return socket_path.with_suffix(".stack")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    from ridgeline.models.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path)
+
+
+def socket_folder() -> Path:
+    """A private folder for an engine's socket, whose path must stay under about 100 characters."""
+    folder = tempfile.mkdtemp(prefix="ridgeline-")
+    if len(folder) > LONGEST_SOCKET_FOLDER:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="ridgeline-", dir="/tmp")
+    return Path(folder)
+
+
+def exit_reason(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+async def start_engine(model: str = "smollm2-135m", **options: Any) -> AsyncClient:
+    """An engine process of the caller's own, fetched model included; closing the client ends it.
+
+    `options` are the fields of EngineConfig (dtype, kv_tokens, threads, …).
+    """
+    from ridgeline.models.files.pull import ensure
+
+    config = EngineConfig(model=model, **options)
+    path = (await asyncio.to_thread(ensure, model)).path
+    folder = socket_folder()
+    process = await launch(config, path, folder / "engine.sock", ("--log-level=warning",))
+    try:
+        tokenizer = await asyncio.to_thread(load_tokenizer, path)
+        client = await connect_when_ready(process, folder / "engine.sock", tokenizer)
+    except BaseException:
+        await _end(process, folder)
+        raise
+
+    async def end_engine() -> None:
+        client.stop_engine()
+        await _end(process, folder, STOP_S)
+
+    client.on_close = end_engine
+    return client
+
+
+async def _end(process: asyncio.subprocess.Process, folder: Path, patience_s: float = 0.0) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), patience_s)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Engines for embedding and reranking models: build, queue, core, process."""

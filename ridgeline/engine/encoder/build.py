@@ -1,0 +1,166 @@
+"""From an EngineConfig to a warm EncoderCore: spec, backend, memory, weights, one text through all of it.
+
+Used by the engine process for models that `is_encoder` tells apart, and by benchmarks. What an encoder has
+no use for is said in the notes; what would change its answers is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.encoder.core import EncoderCore, EncoderLimits, EncoderRunner, Want
+from ridgeline.engine.encoder.runners import NativeEncoderRunner, TorchEncoderRunner
+from ridgeline.engine.errors import BackendUnavailable, InvalidConfig, OutOfMemoryPlan
+from ridgeline.engine.limits.machine_limits import native_ceilings
+from ridgeline.engine.start.backend_choice import INSTALL_TORCH, why_not_cuda
+from ridgeline.engine.start.build import StartupBudget, usable_cpus
+from ridgeline.engine.start.memory import DEFAULT_FRACTION, GIB, available_memory, resident_bytes
+from ridgeline.models.encoders.packed import encoder_table
+from ridgeline.models.encoders.weights import load_encoder_weights
+from ridgeline.models.spec.encoder_config import read_encoder_spec
+from ridgeline.models.spec.encoder_spec import EncoderSpec
+from ridgeline.ops.cpu import library
+from ridgeline.ops.cpu.encoder import NativeEncoder
+from ridgeline.ops.cpu.library import NativeError, Peak
+
+STEP_TOKENS = 512  # some 50 ms of a small encoder on two cores: as long as a newcomer may have to wait
+LIMIT_TOKENS = 64  # the text that the printed limit is for
+WARM_UP_TOKENS = 8
+# Settings of sequences that grow, which an encoder has none of.
+WITHOUT_EFFECT = ("kv_dtype", "kv_tokens", "kv_memory_gib", "block_size", "prefill_chunk", "max_running")
+
+
+@dataclass(frozen=True)
+class BuiltEncoder:
+    core: EncoderCore
+    spec: EncoderSpec
+    summary: str
+    notes: tuple[str, ...]
+    budget: StartupBudget
+    limits: dict[str, float]
+
+
+def build_encoder(config: EngineConfig, path: Path, budget: StartupBudget | None = None) -> BuiltEncoder:
+    budget = budget or StartupBudget()
+    with budget.stage("plan"):
+        spec = read_encoder_spec(path)
+        backend, reason = _choose(config)
+        max_text_tokens = _longest(config, spec)
+        step_tokens = max(config.step_tokens or STEP_TOKENS, max_text_tokens)
+        _check_memory(config, spec, step_tokens)
+    threads = config.threads or usable_cpus()
+    with budget.stage("weights"):
+        runner, unit = _runner(backend, config, path, spec, step_tokens, threads)
+    wants: tuple[Want, ...] = ("score",) if spec.output == "score" else ("vector", "tokens")
+    core = EncoderCore(
+        runner,
+        EncoderLimits(
+            step_tokens, max_text_tokens, spec.vocab_size, spec.num_types, config.max_waiting, wants
+        ),
+        config.step_ring,
+    )
+    with budget.stage("warm-up"):
+        warm = np.zeros(min(WARM_UP_TOKENS, max_text_tokens), np.int32)
+        runner.encode(warm, np.array([0, len(warm)], np.int32), None, wants[0])
+    with budget.stage("limits"):
+        limits = _limits(spec, threads) if backend == "native" else {}
+    budget.bytes["weights"] = spec.weight_bytes("float32")
+    budget.bytes["kv"] = 0
+    budget.bytes["rest"] = max(resident_bytes() - budget.bytes["weights"], 0)
+    return BuiltEncoder(
+        core=core,
+        spec=spec,
+        summary=f"{backend} ({unit}), weights float32",
+        notes=(*spec.notes, *((reason,) if reason else ()), *_unused(config)),
+        budget=budget,
+        limits=limits,
+    )
+
+
+def _choose(config: EngineConfig) -> tuple[str, str]:
+    """(backend, why not a better one). A GPU is used where it is asked for: its encoder is torch's."""
+    if config.weights not in ("auto", "float32") or config.dtype not in ("auto", "float32"):
+        flag = f"--weights {config.weights}" if config.weights != "auto" else f"--dtype {config.dtype}"
+        raise InvalidConfig(f"{flag}: encoders are computed in float32")
+    if config.load_format != "auto":
+        raise InvalidConfig(f"--load-format {config.load_format} is not for encoders")
+    if config.backend == "cuda":
+        if (reason := why_not_cuda(config)) is not None:
+            raise InvalidConfig(f"--backend cuda cannot be had: {reason}")
+        return "cuda", ""
+    if config.backend == "torch":
+        return "torch", ""
+    try:
+        library.choose_isa()
+    except NativeError as error:
+        if config.backend == "native":
+            raise InvalidConfig(f"--backend native cannot be had: {error}") from error
+        return "torch", f"torch because {error}"
+    return "native", ""
+
+
+def _runner(
+    backend: str, config: EngineConfig, path: Path, spec: EncoderSpec, step_tokens: int, threads: int
+) -> tuple[EncoderRunner, str]:
+    weights = load_encoder_weights(path, spec)
+    if backend == "native":
+        table = encoder_table(spec, weights, step_tokens)
+        head = {name: value for name, value in weights.items() if name.startswith("head.")}
+        try:
+            encoder = NativeEncoder(table, threads)
+        except NativeError as error:
+            raise BackendUnavailable(str(error)) from error
+        return NativeEncoderRunner(encoder, spec, head), f"{encoder.isa}, {threads} threads"
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendUnavailable(f"torch is needed here, and it is not installed. {INSTALL_TORCH}") from error
+    from ridgeline.models.encoders.reference import TorchEncoder
+
+    if backend == "cuda":
+        return TorchEncoderRunner(TorchEncoder(spec, weights, "cuda")), torch.cuda.get_device_name()
+    torch.set_num_threads(threads)
+    return TorchEncoderRunner(TorchEncoder(spec, weights)), f"{threads} threads"
+
+
+def _longest(config: EngineConfig, spec: EncoderSpec) -> int:
+    """As long as the model was made for; --max-context may ask for more, where there are positions."""
+    room = spec.max_positions - spec.first_position
+    if config.max_context is not None and config.max_context > room:
+        raise InvalidConfig(f"--max-context {config.max_context}: {spec.name} has {room} positions")
+    return config.max_context or spec.max_tokens
+
+
+def _check_memory(config: EngineConfig, spec: EncoderSpec, step_tokens: int) -> None:
+    """Twice the weights, for a moment: as they are read, and as they are packed."""
+    rows = 5 * spec.hidden_size + spec.ffn_size
+    needed = 2 * spec.weight_bytes("float32") + 4 * step_tokens * rows
+    usable = int(available_memory() * (config.memory_fraction or DEFAULT_FRACTION))
+    if needed > usable:
+        raise OutOfMemoryPlan(
+            f"{spec.name} needs {needed / GIB:.2f} GiB while it is loaded, {usable / GIB:.2f} GiB may be "
+            "used: free some memory, or raise --memory-fraction"
+        )
+
+
+def _limits(spec: EncoderSpec, threads: int) -> dict[str, float]:
+    """FLOPs over the float32 units' rate: what no encoder in float32 can beat here."""
+    ceilings = native_ceilings(np.empty(0, np.uint8), 0, (Peak.F32,), threads)
+    per_s = ceilings.flops_per_s / spec.flops_per_token(LIMIT_TOKENS)
+    return {
+        "read_bytes_per_s": ceilings.read_bytes_per_s,
+        "flops_per_s": ceilings.flops_per_s,
+        "embed_tokens_per_s": per_s,
+        "uncertainty": ceilings.uncertainty,
+    }
+
+
+def _unused(config: EngineConfig) -> tuple[str, ...]:
+    defaults = {field.name: field.default for field in fields(EngineConfig)}
+    made = [name for name in WITHOUT_EFFECT if getattr(config, name) != defaults[name]]
+    flags = ", ".join("--" + name.replace("_", "-") for name in made)
+    return (f"without effect, an encoder has no KV cache: {flags}",) if made else ()

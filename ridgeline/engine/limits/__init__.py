@@ -1,0 +1,1 @@
+"""What this machine can do at most, measured: bandwidth, FLOPs, and the step sizes that follow."""

@@ -1,0 +1,161 @@
+"""What the front and the engine process say to each other: frozen types, msgpack, length-prefixed frames.
+
+The request and its results are the engine's own dataclasses; these structs are only their envelopes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+from ridgeline.engine.errors import EngineError, InvalidRequest, QueueFull
+from ridgeline.engine.plan.request import Request
+from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults
+from ridgeline.telemetry.stats import EngineStats, StepRecord
+
+FRAME_HEADER = struct.Struct("<I")
+MAX_FRAME_BYTES = 256 << 20
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: run this. Answered by Outputs with its deltas, or by Refused."""
+
+    request: Request
+
+
+class Embed(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine of an encoder: compute these texts. Answered by Embedded, once or more, or by Refused.
+
+    want: a vector per text, a vector per token, or (of a cross-encoder) a score per text.
+    """
+
+    request_id: str
+    tokens: bytes  # int32, one text after the other
+    lengths: list[int]  # of the texts, in tokens
+    types: bytes = b""  # one per token; empty: all 0
+    want: Literal["vector", "tokens", "score"] = "vector"
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: nobody waits for this request (or this one sample of it) any more.
+
+    Answered by the deltas of its end, if it had not ended yet.
+    """
+
+    request_id: str
+    index: int | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: answered by Pong from the engine's own loop, so an answer means progress."""
+
+    id: int
+
+
+class DumpSteps(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: answered by StepDump, with the steps after number `since`."""
+
+    id: int
+    since: int = -1
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: leave the loop and exit 0."""
+
+
+ToEngine = Submit | Embed | Abort | Ping | DumpSteps | Stop
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front, once per connection: ready, and what it can do."""
+
+    pid: int
+    model: str
+    backend: str
+    max_context: int
+    max_running: int
+    kv_tokens: int
+    vocab_size: int
+    block_size: int
+    seconds: dict[str, float]  # start-up budget: import, weights, warm-up, …
+    bytes: dict[str, int]  # memory receipt: weights, kv, rest
+    limits: dict[str, float]  # physical limits the figures stand beside; empty where none is known
+    notes: tuple[str, ...] = ()  # why this backend, what a setting costs; for people
+    task: Literal["generate", "embed"] = "generate"
+    vector_size: int = 0  # of an encoder
+    sampling: SamplingDefaults = NO_DEFAULTS  # of requests that leave it out
+    scores_pairs: bool = False  # an encoder that was trained to score pairs of texts: a cross-encoder
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: one message per step, everything that step added, and the engine's figures."""
+
+    deltas: list[SeqDelta]
+    stats: EngineStats
+
+
+class Embedded(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: some rows of an Embed's answer, in any order; it has ended when all have come."""
+
+    request_id: str
+    row: int  # the first of them
+    values: bytes  # float32, row after row
+    stats: EngineStats
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: this request was not accepted. kind: 'invalid' or 'full'; 'failed' where computing its
+    texts failed."""
+
+    request_id: str
+    kind: str
+    field: str = ""
+    message: str = ""
+    waiting: int = 0
+    retry_after_s: float = 0.0
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    stats: EngineStats
+
+
+class StepDump(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    steps: list[StepRecord]
+
+
+ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump
+
+
+def refusal(request_id: str, error: EngineError) -> Refused:
+    """Why a request was not accepted, as the front is told; any other error is not the request's."""
+    match error:
+        case QueueFull():
+            return Refused(request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s)
+        case InvalidRequest():
+            return Refused(request_id, "invalid", error.field, error.message)
+    raise error
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+
+
+def frame(message: ToEngine | ToFront) -> bytes:
+    """The message as it goes over the socket: four bytes of length, then msgpack."""
+    body = _encoder.encode(message)
+    return FRAME_HEADER.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes | bytearray | memoryview) -> ToEngine:
+    return _to_engine.decode(body)
+
+
+def decode_to_front(body: bytes | bytearray | memoryview) -> ToFront:
+    return _to_front.decode(body)

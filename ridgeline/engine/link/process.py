@@ -1,0 +1,221 @@
+"""The engine process: receive, schedule, execute, publish; a plain loop around EngineCore.
+
+Started by the front's supervisor as `python -m ridgeline.engine.link.process`. It holds no text: token ids
+come in, token ids go out. It leaves when told to, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import ridgeline.engine.start.one_blas_thread  # noqa: F401 (before what imports numpy)
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import EXIT_CANNOT_START, EngineError, InvalidRequest, QueueFull
+from ridgeline.engine.link.messages import (
+    Abort,
+    DumpSteps,
+    Embed,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    StepDump,
+    Stop,
+    Submit,
+    ToEngine,
+    refusal,
+)
+from ridgeline.engine.link.transport import Closed, EngineSocket, Opened, Woken
+from ridgeline.engine.plan.request import Request
+from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.start.build import BuiltEngine, StartupBudget, build_engine
+from ridgeline.models.errors import ModelError
+from ridgeline.models.spec.encoder_config import is_encoder
+from ridgeline.telemetry import logs
+
+if TYPE_CHECKING:
+    from ridgeline.engine.encoder.process import EncoderLoop
+
+log = logging.getLogger("ridgeline.engine")
+
+IDLE_WAIT_S = 0.5
+
+
+class EngineLoop:
+    """Owns the core and the socket. Requests are known inside by 'connection:request id'."""
+
+    def __init__(self, built: BuiltEngine, socket: EngineSocket, model: str, parent: int) -> None:
+        self._built = built
+        self._core = built.core
+        self._socket = socket
+        self._model = model
+        self._parent = parent  # the front that started this process; it may die while the weights load
+        self._owners: dict[str, tuple[int, str]] = {}  # open requests → connection, and their name there
+        self._open_samples: dict[str, int] = {}  # open requests → samples not finished yet
+        self._stopping = False
+        self._patience_s = 0.0  # none while there may be something to do in idle moments
+        if self._core.grammars is not None:
+            self._core.grammars.on_done = lambda: socket.inbox.put((-1, Woken()))
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._receive()
+            for name, error in self._core.admit_compiled():
+                connection, request_id = self._owners.pop(name)
+                self._socket.send(connection, refusal(request_id, error))
+                del self._open_samples[name]
+            if self._core.has_work:
+                self._publish(self._core.step())
+            else:
+                self._patience_s = 0.0 if self._core.idle() else IDLE_WAIT_S
+                if os.getppid() != self._parent:
+                    log.warning("the front is gone; leaving")
+                    return
+        self._socket.flush(timeout_s=1.0)
+
+    def _receive(self) -> None:
+        """Take everything that has arrived; wait only when there is nothing else to do."""
+        for connection, message in self._socket.arrived(None if self._core.has_work else self._patience_s):
+            self._handle(connection, message)
+
+    def _handle(self, connection: int, message: ToEngine | Opened | Closed | Woken) -> None:
+        match message:
+            case Submit(request):
+                self._submit(connection, request)
+            case Embed(request_id):
+                unsuitable = InvalidRequest("model", f"{self._model} generates text; it makes no embeddings")
+                self._socket.send(connection, refusal(request_id, unsuitable))
+            case Abort(request_id, index):
+                self._publish(self._core.abort(f"{connection}:{request_id}", index))
+            case Ping(id):
+                self._socket.send(connection, Pong(id, self._core.stats()))
+            case DumpSteps(id, since):
+                self._socket.send(connection, StepDump(id, self._core.steps.dump(since)))
+            case Stop():
+                self._stopping = True
+            case Opened():
+                self._socket.send(connection, self._hello())
+            case Closed():
+                for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
+                    self._publish(self._core.abort(name))
+
+    def _submit(self, connection: int, request: Request) -> None:
+        name = f"{connection}:{request.request_id}"
+        try:
+            self._core.add(replace(request, request_id=name))
+        except (InvalidRequest, QueueFull) as error:
+            self._socket.send(connection, refusal(request.request_id, error))
+        else:
+            self._owners[name] = (connection, request.request_id)
+            self._open_samples[name] = request.params.n
+
+    def _publish(self, deltas: list[SeqDelta]) -> None:
+        """One message per connection and step."""
+        by_owner: dict[int, list[SeqDelta]] = {}
+        for delta in deltas:
+            owner = self._owners.get(delta.request_id)
+            if owner is None:
+                continue
+            connection, public_id = owner
+            by_owner.setdefault(connection, []).append(SeqDelta(public_id, *delta[1:]))
+            if delta.finish_reason is not None:
+                self._finish_sample(delta.request_id)
+        if by_owner:
+            stats = self._core.stats()
+            for connection, own_deltas in by_owner.items():
+                self._socket.send(connection, Outputs(own_deltas, stats))
+
+    def _finish_sample(self, name: str) -> None:
+        self._open_samples[name] -= 1
+        if self._open_samples[name] == 0:
+            del self._open_samples[name], self._owners[name]
+
+    def _hello(self) -> Hello:
+        built = self._built
+        return Hello(
+            pid=os.getpid(),
+            model=self._model,
+            backend=built.summary,
+            max_context=built.plan.max_context,
+            max_running=built.core.scheduler.limits.max_running,
+            kv_tokens=built.plan.kv_tokens,
+            vocab_size=built.spec.vocab_size,
+            block_size=built.core.scheduler.limits.block_size,
+            seconds=built.budget.seconds,
+            bytes=built.budget.bytes,
+            limits=built.limits,
+            notes=built.notes,
+            sampling=built.sampling,
+        )
+
+
+def main() -> int:
+    args = _arguments()
+    logs.setup(args.log_level, args.log_format)
+    # The front decides when the engine ends; a Ctrl-C in the terminal reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stacks = Path(args.stacks).open("w")  # noqa: SIM115 (open to the end; the supervisor logs what it holds)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    config = msgspec.json.decode(args.config, type=EngineConfig)
+    budget = StartupBudget()
+    budget.seconds["import"] = time.monotonic() - args.started
+    path = Path(args.path)
+    loop: EngineLoop | EncoderLoop | None = None
+    try:
+        if is_encoder(path):
+            loop = _encoder_loop(config, path, budget, args)
+        else:
+            built = build_engine(config, path, budget, for_strangers=True)
+    except (ModelError, EngineError) as error:
+        logs.fail(f"ridgeline: {error}")
+        return EXIT_CANNOT_START
+    gc.freeze()  # what was made until now stays; looking through it again would hold up a step
+    if loop is None:
+        loop = EngineLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent)
+    loop.run()
+    return 0
+
+
+def _encoder_loop(
+    config: EngineConfig, path: Path, budget: StartupBudget, args: argparse.Namespace
+) -> EncoderLoop:
+    from ridgeline.engine.encoder.build import build_encoder
+    from ridgeline.engine.encoder.process import EncoderLoop
+
+    built = build_encoder(config, path, budget)
+    return EncoderLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="One engine behind a Unix socket (started by ridgeline serve)"
+    )
+    parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
+    parser.add_argument(
+        "--stacks", default=os.devnull, help="file for the stacks of all threads, written on SIGUSR1"
+    )
+    parser.add_argument("--path", required=True, help="model directory or GGUF file")
+    parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument(
+        "--parent", type=int, required=True, help="process id of the front; leave when it does"
+    )
+    parser.add_argument("--started", type=float, required=True, help="monotonic time of the start")
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", default="auto")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The engine's end of the local socket: frames go out as they are said, a thread reads frames into an inbox.
+
+The engine loop never waits for a front: what the kernel does not take at once the thread writes later, and a
+slow front only grows its own buffer. Connections are numbered; the inbox tells the loop of a closed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ridgeline.engine.link.messages import (
+    FRAME_HEADER,
+    MAX_FRAME_BYTES,
+    ToEngine,
+    ToFront,
+    decode_to_engine,
+    frame,
+)
+
+log = logging.getLogger(__name__)
+
+ACCEPT_PAUSE_S = 0.5  # after a failed accept(): the cause, such as too many open files, rarely goes at once
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A front connected."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A front went away; whatever it asked for is wanted by nobody."""
+
+
+@dataclass(frozen=True)
+class Woken:
+    """Something inside the engine is ready: nobody said anything, but the loop should look around."""
+
+
+InboxItem = tuple[int, ToEngine | Opened | Closed | Woken]
+
+
+@dataclass
+class _Connection:
+    socket: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    to_send: bytearray = field(default_factory=bytearray)
+
+
+class EngineSocket:
+    """Listens on a Unix socket. `inbox` yields (connection number, message)."""
+
+    def __init__(self, path: Path) -> None:
+        self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        os.chmod(path, 0o600)
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._connections: dict[int, _Connection] = {}
+        self._next_number = 0
+        self._lock = threading.Lock()  # guards to_send buffers: the loop appends, the thread writes
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, "listener")
+        self._accept_again_at: float | None = None  # monotonic; None: the listener is watched
+        self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
+        threading.Thread(target=self._run, name="engine-socket", daemon=True).start()
+
+    def arrived(self, patience_s: float | None) -> Iterator[InboxItem]:
+        """Everything that has arrived; the first is waited for so long, with None not at all."""
+        try:
+            if patience_s is not None:
+                yield self.inbox.get(timeout=patience_s)
+            while True:
+                yield self.inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def send(self, number: int, message: ToFront) -> None:
+        """Hand a message to the kernel, or queue what it does not take at once.
+
+        Silently dropped if that front is gone (Closed is in the inbox by then).
+        """
+        data = frame(message)
+        with self._lock:
+            connection = self._connections.get(number)
+            if connection is None:
+                return
+            if connection.to_send:  # the thread is at it, and the order must stay
+                connection.to_send += data
+                return
+            # The thread is spared: waking it costs more than the write itself.
+            try:
+                sent = connection.socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # it is gone: the thread reads of it, and tells
+            if sent == len(data):
+                return
+            connection.to_send += data[sent:]
+        os.write(self._wake_write, b"w")
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything queued was handed to the kernel, at most `timeout_s`."""
+        pause = threading.Event()
+        for _ in range(int(timeout_s / 0.005)):
+            with self._lock:
+                if not any(connection.to_send for connection in self._connections.values()):
+                    return
+            pause.wait(0.005)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        while True:
+            self._watch_writable()
+            for key, events in self._selector.select(self._watch_listener()):
+                if key.data == "listener":
+                    self._accept()
+                elif key.data == "wake":
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                else:
+                    self._serve(key.data, events)
+
+    def _watch_writable(self) -> None:
+        """Ask for writability only where something waits to be written."""
+        for number, connection in self._connections.items():
+            with self._lock:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.to_send else 0)
+            if self._selector.get_key(connection.socket).events != wanted:
+                self._selector.modify(connection.socket, wanted, number)
+
+    def _watch_listener(self) -> float | None:
+        """Watch the listener again once its pause is over. Returns the seconds left of the pause."""
+        if self._accept_again_at is None:
+            return None
+        left_s = self._accept_again_at - time.monotonic()
+        if left_s > 0:
+            return left_s
+        self._accept_again_at = None
+        self._selector.register(self._listener, selectors.EVENT_READ, "listener")
+        return None
+
+    def _accept(self) -> None:
+        number = self._next_number
+        try:
+            connected, _ = self._listener.accept()
+            connected.setblocking(False)
+            self._selector.register(connected, selectors.EVENT_READ, number)
+        except OSError as error:  # EMFILE, ENFILE, ENOMEM, or a front that left while it was queued
+            log.error("cannot accept a connection: %s; trying again in %.1f s", error, ACCEPT_PAUSE_S)
+            # The front stays in the backlog and the listener readable: watching it would spin.
+            self._selector.unregister(self._listener)
+            self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
+            return
+        self._next_number += 1
+        with self._lock:
+            self._connections[number] = _Connection(connected)
+        self.inbox.put((number, Opened()))
+
+    def _serve(self, number: int, events: int) -> None:
+        connection = self._connections[number]
+        try:
+            if events & selectors.EVENT_WRITE:
+                with self._lock:
+                    sent = connection.socket.send(connection.to_send)
+                    del connection.to_send[:sent]
+            if events & selectors.EVENT_READ:
+                data = connection.socket.recv(1 << 18)
+                if not data:
+                    raise ConnectionError("closed by the front")
+                connection.received += data
+                self._deliver(number, connection.received)
+        except BlockingIOError:
+            pass
+        except Exception as error:  # gone, or sent what is not a message of ours: this thread serves others
+            log.info("front %d is dropped: %s", number, error)
+            self._drop(number)
+
+    def _deliver(self, number: int, received: bytearray) -> None:
+        while len(received) >= FRAME_HEADER.size:
+            (size,) = FRAME_HEADER.unpack_from(received)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {size} bytes")
+            end = FRAME_HEADER.size + size
+            if len(received) < end:
+                return
+            body = bytes(received[FRAME_HEADER.size : end])
+            del received[:end]
+            self.inbox.put((number, decode_to_engine(body)))
+
+    def _drop(self, number: int) -> None:
+        with self._lock:
+            connection = self._connections.pop(number)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self.inbox.put((number, Closed()))

@@ -1,0 +1,134 @@
+"""From a request to its sequences: refuse what can never be served, and lay out the n samples of the rest.
+
+Called by Scheduler.add(). Everything that could go wrong with a request is found here, where it harms only
+that request, and not in the middle of a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from ridgeline.engine.errors import InvalidRequest
+from ridgeline.engine.plan.request import Request, Sequence
+from ridgeline.telemetry.timing import TimingRecord
+
+TOKEN_LIMIT = 2**31  # token ids are hashed and computed as 32-bit numbers
+RETRY_AFTER_RANGE_S = (1.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What the scheduler may use. Made by the engine from its config and memory plan."""
+
+    step_tokens: int  # most tokens one step computes
+    prefill_chunk: int  # most tokens of one sequence per step
+    max_running: int  # most sequences computed together
+    max_waiting: int  # most sequences queued when a request is accepted; background ones count by themselves
+    block_size: int
+    num_blocks: int
+    max_context: int
+    prefix_cache: bool = True
+    awaited_tokens: int = 512  # least of a prefix that is being computed for another to be waited for
+    # While there is interactive traffic, a step with background rows has at most so many tokens, so that it
+    # is soon over for whoever arrives; half as many where interactive sequences decode, who wait every step.
+    background_tokens: int = 8
+    background_quiet_s: float = 10.0  # so long without interactive requests, background has whole steps
+    eos_ids: tuple[int, ...] = ()
+    model_salt: str = ""  # what makes this model's KV different from another's
+
+    def __post_init__(self) -> None:
+        for name in (
+            "step_tokens",
+            "prefill_chunk",
+            "max_running",
+            "max_waiting",
+            "block_size",
+            "num_blocks",
+            "background_tokens",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def background_tokens_beside(self) -> int:
+        return max(1, self.background_tokens // 2)
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that can be served: one that fits the model, and the pool when alone."""
+        return min(self.max_context, self.num_blocks * self.block_size)
+
+
+class Pace:
+    """How fast requests ended lately, to tell those who find the queue full when to come back."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=64)
+
+    def record(self, now: float) -> None:
+        self._ends.append(now)
+
+    def retry_after_s(self, waiting: int) -> float:
+        """How long the queue takes at the recent pace."""
+        least_s, most_s = RETRY_AFTER_RANGE_S
+        if len(self._ends) < 2:
+            return least_s
+        s_per_request = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return min(most_s, max(least_s, s_per_request * waiting))
+
+
+def refuse_unservable(request: Request, limits: SchedulerLimits) -> None:
+    """Raise InvalidRequest for what no amount of waiting would make possible."""
+    prompt = request.prompt_ids
+    if not prompt:
+        raise InvalidRequest("prompt", "is empty; it needs at least one token")
+    if len(prompt) >= limits.context:
+        raise InvalidRequest(
+            "prompt",
+            f"has {len(prompt)} tokens; the longest sequence here is {limits.context} tokens"
+            f" (context {limits.max_context}, KV cache {limits.num_blocks * limits.block_size}),"
+            f" and at least one must be left for the answer",
+        )
+    if min(prompt) < 0 or max(prompt) >= TOKEN_LIMIT:
+        wrong = next(token for token in prompt if not 0 <= token < TOKEN_LIMIT)
+        raise InvalidRequest("prompt", f"contains {wrong}, which is not a token id")
+    if request.params.n > limits.max_running:
+        raise InvalidRequest(
+            "n", f"is {request.params.n}; at most {limits.max_running} sequences run together here"
+        )
+
+
+def sequences_of(
+    request: Request, limits: SchedulerLimits, serial: int, draw_seed: Callable[[], int]
+) -> list[Sequence]:
+    """The n samples of a request. The first computes the prompt for all."""
+    params = request.params
+    prompt_len = len(request.prompt_ids)
+    most_output = limits.context if params.max_tokens is None else params.max_tokens
+    seed = draw_seed() if params.seed is None else params.seed
+    end_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else tuple(limits.eos_ids)))
+    return [
+        Sequence(
+            request=request,
+            index=index,
+            tokens=list(request.prompt_ids),
+            prompt_len=prompt_len,
+            max_len=min(prompt_len + most_output, limits.context),
+            seed=sample_seed(seed, index),
+            order=(request.priority, request.arrival, serial, index),
+            end_ids=end_ids,
+            timing=TimingRecord(arrival=request.arrival, prompt_tokens=prompt_len),
+        )
+        for index in range(params.n)
+    ]
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """Each sample's own stream: the first is the seed itself, so n = 1 and the first of many agree."""
+    if index == 0:
+        return seed
+    digest = blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,65 @@
+"""The scheduler's books, checked: every sequence and every block is where it must be, and nowhere else.
+
+Run by the engine when it idles, and by tests after every step. It changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from ridgeline.engine.kv.block_pool import PoolCorrupted
+from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
+from ridgeline.engine.plan.queue import ServiceOrder
+from ridgeline.engine.plan.request import SeqState, Sequence
+from ridgeline.engine.plan.step import StepPlan
+
+
+def check_integrity(
+    blocks: SequenceBlocks,
+    running: ServiceOrder,
+    waiting: ServiceOrder,
+    leaving: Collection[Sequence],
+    in_flight: Iterable[StepPlan],
+    requests: Iterable[list[Sequence]],
+) -> None:
+    """Raise PoolCorrupted for what must never be.
+
+    leaving:  ended, while steps in flight still write their blocks
+    requests: the samples of each request of which any lives
+    """
+    blocks.check_integrity([*running, *leaving])
+    for seq in running:
+        ahead, length = seq.num_computed + seq.in_flight, len(seq.tokens) + seq.pending
+        if seq.state is not SeqState.RUNNING or not ahead < length:
+            raise PoolCorrupted(f"{seq.name} runs as {seq.state}, {ahead} of {length} tokens computed")
+    for seq in waiting:
+        if seq.state is not SeqState.WAITING or seq.block_table or seq.num_computed:
+            raise PoolCorrupted(f"{seq.name} waits as {seq.state} with blocks {seq.block_table}")
+    _check_flights({*running, *waiting, *leaving}, leaving, in_flight)
+    placed = {*running, *waiting}
+    for samples in requests:
+        for seq in samples:
+            awaits_prompt = seq.index > 0 and not samples[0].num_output
+            if seq not in placed and seq.state is not SeqState.FINISHED and not awaits_prompt:
+                raise PoolCorrupted(f"{seq.name} was accepted and is nowhere")
+
+
+def _check_flights(
+    known: set[Sequence], leaving: Collection[Sequence], in_flight: Iterable[StepPlan]
+) -> None:
+    """What each sequence says of its steps in flight is what these steps say."""
+    tokens, samples, steps = Counter[Sequence](), Counter[Sequence](), Counter[Sequence]()
+    for plan in in_flight:
+        for row in plan.rows:
+            tokens[row.seq] += row.count
+            samples[row.seq] += bool(row.samplers)
+            steps.update({row.seq, *row.samplers})
+    for seq in {*known, *steps}:
+        if (seq.in_flight, seq.pending, seq.steps_in_flight) != (tokens[seq], samples[seq], steps[seq]):
+            raise PoolCorrupted(
+                f"{seq.name} counts {seq.in_flight} tokens, {seq.pending} samples and "
+                f"{seq.steps_in_flight} steps in flight, not {tokens[seq]}, {samples[seq]} and {steps[seq]}"
+            )
+        if (seq in leaving) != (seq.state is SeqState.FINISHED):
+            raise PoolCorrupted(f"{seq.name} is {seq.state}, and {'' if seq in leaving else 'not '}leaving")

@@ -1,0 +1,220 @@
+"""Roster: every sequence there is, and each of the ways it changes state: queued, running, given way, ended.
+
+The scheduler plans over it and gives it the results of steps, row by row. It keeps the books (who waits, who
+runs, whose blocks a step in flight still writes, what was counted) and decides nothing about the next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
+from ridgeline.engine.plan.forecast import OutputLengths
+from ridgeline.engine.plan.intake import Pace
+from ridgeline.engine.plan.queue import ServiceOrder
+from ridgeline.engine.plan.request import FinishReason, SeqState, Sequence
+from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepRow, TokenLogprob
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start; the names are those of EngineStats."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    last_step_end: float = 0.0
+
+
+class Roster:
+    def __init__(self, blocks: SequenceBlocks, output_lengths: OutputLengths) -> None:
+        self.blocks = blocks
+        self.output_lengths = output_lengths
+        self.waiting = ServiceOrder()
+        self.running = ServiceOrder()
+        self.samples: dict[str, list[Sequence]] = {}  # request id → its n sequences, until all have ended
+        self.leaving: set[Sequence] = set()  # ended, with blocks that a step in flight still writes
+        self.retired: list[Sequence] = []  # for the next plan, so that the runner hears of it
+        self.counters = Counters()
+        self.pace = Pace()
+
+    def enter(self, samples: list[Sequence]) -> None:
+        """A new request. The first sample computes the prompt for all, so it alone queues."""
+        self.samples[samples[0].request.request_id] = samples
+        self.waiting.add(samples[0])
+
+    def admit(self, seq: Sequence, hits: list[int], now: float) -> None:
+        self.blocks.take(seq, hits)
+        self.waiting.remove(seq)
+        self.running.add(seq)
+        seq.state = SeqState.RUNNING
+        seq.has_row = True
+        if seq.timing.admitted is None:
+            seq.timing.admitted = now
+            seq.timing.cached_tokens = seq.num_computed
+            self.counters.prefix_queries += seq.prompt_len
+            self.counters.prefix_hits += seq.num_computed
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take everything from a running sequence. It is computed again later, but for what stays cached."""
+        self.running.remove(seq)
+        self._retire(seq)
+        seq.num_computed = 0
+        seq.state = SeqState.WAITING
+        self.waiting.add(seq)
+        seq.timing.preemptions += 1
+        seq.timing_sent = False
+        self.counters.preemptions += 1
+
+    def dependents(self, seq: Sequence) -> tuple[Sequence, ...]:
+        """Who lives on what is computed for `seq`: itself, and until the prompt is done its siblings."""
+        return (seq,) if seq.num_output else tuple(self.samples[seq.request.request_id])
+
+    # ── results ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def land(self, row: StepRow) -> None:
+        """The row is no longer in flight, whether it was computed or withdrawn."""
+        seq, samplers = row.seq, row.samplers
+        seq.in_flight -= row.count
+        seq.steps_in_flight -= 1
+        if samplers:
+            seq.pending -= 1
+            for sibling in samplers[1:]:
+                sibling.steps_in_flight -= 1
+                if sibling.state is SeqState.FINISHED:
+                    self._leave(sibling)
+        if seq.state is SeqState.FINISHED:
+            self._leave(seq)
+
+    def apply_row(self, row: StepRow, outcome: RowResult, now: float, deltas: list[SeqDelta]) -> None:
+        """What a row that has landed brought, to the sequences that live on it."""
+        seq = row.seq
+        if outcome.error is not None:
+            deltas += [self.fail(s, FinishReason.ERROR, now, outcome.error) for s in self.dependents(seq)]
+            return
+        self._advance(seq, row.count)
+        prompt_logprobs = outcome.prompt_logprobs
+        if len(seq.tokens) > seq.prompt_len and row.samplers and not prompt_logprobs:  # nearly always
+            (sampled,) = outcome.samples
+            deltas.append(self._append(seq, sampled, prompt_logprobs, now))
+            return
+        if prompt_logprobs:
+            prompt_logprobs = prompt_logprobs[max(0, seq.prompt_logprobs_sent - row.start) :]
+            seq.prompt_logprobs_sent += len(prompt_logprobs)
+        if not row.samplers:
+            if prompt_logprobs:
+                deltas.append(SeqDelta(seq.request.request_id, seq.index, prompt_logprobs=prompt_logprobs))
+            return
+        if len(seq.tokens) == seq.prompt_len:
+            self._complete_prompt(row)
+        for sampler, sampled in zip(row.samplers, outcome.samples, strict=True):
+            deltas.append(self._append(sampler, sampled, prompt_logprobs if sampler is seq else [], now))
+
+    def _advance(self, seq: Sequence, count: int) -> None:
+        if seq.num_computed < seq.furthest:  # it was preempted once
+            again = min(seq.num_computed + count, seq.furthest) - seq.num_computed
+            seq.timing.recomputed_tokens += again
+            self.counters.recomputed_tokens += again
+        self.blocks.advance(seq, count)
+        if seq.num_computed > seq.furthest:
+            seq.furthest = seq.num_computed
+
+    def _complete_prompt(self, row: StepRow) -> None:
+        """The prompt's KV is there: from now on each sibling runs by itself, on the same blocks."""
+        first = row.seq
+        self.counters.prompt_tokens += first.prompt_len
+        for sibling in row.samplers[1:]:
+            self.blocks.fork(first, sibling)
+            sibling.furthest = first.furthest
+            sibling.prompt_logprobs_sent = first.prompt_logprobs_sent
+            sibling.timing.admitted = first.timing.admitted
+            sibling.timing.first_prefill = first.timing.first_prefill
+            sibling.timing.cached_tokens = first.timing.cached_tokens
+            sibling.state = SeqState.RUNNING
+            self.running.add(sibling)
+
+    def _append(
+        self, seq: Sequence, sampled: Sampled, prompt_logprobs: list[TokenLogprob], now: float
+    ) -> SeqDelta:
+        """One more token. Its own KV is written by the next step."""
+        if sampled.error is not None:
+            return self.fail(seq, FinishReason.ERROR, now, sampled.error)
+        token, complete = sampled.token, False
+        if seq.matcher is not None:
+            try:
+                complete = seq.matcher.advance(token)
+            except ValueError as error:
+                return self.fail(seq, FinishReason.ERROR, now, str(error))
+        seq.tokens.append(token)
+        seq.timing.token_times.append(now)
+        self.counters.output_tokens += 1
+        logprobs = [] if sampled.logprob is None else [sampled.logprob]
+        stop_token = reason = None
+        if token in seq.end_ids and seq.num_output > seq.params.min_tokens:
+            stop_token, reason = token, FinishReason.STOP
+        elif complete:
+            stop_token, reason = (token if token in seq.end_ids else None), FinishReason.STOP
+        elif len(seq.tokens) >= seq.max_len:
+            reason = FinishReason.LENGTH
+        elif seq.timing_sent:
+            return SeqDelta(seq.request.request_id, seq.index, [token], logprobs, prompt_logprobs)
+        if reason is not None:
+            self._end(seq, reason, now)
+            self.output_lengths.record(seq.num_output)
+        seq.timing_sent = True
+        return SeqDelta(
+            seq.request.request_id,
+            seq.index,
+            [token],
+            logprobs,
+            prompt_logprobs,
+            reason,
+            stop_token,
+            timing=seq.timing,
+        )
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def fail(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> SeqDelta:
+        """End a sequence for another reason than its own tokens."""
+        self._end(seq, reason, now, error)
+        return SeqDelta(
+            seq.request.request_id, seq.index, finish_reason=reason, error=error, timing=seq.timing
+        )
+
+    def _end(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """Out of whichever list it is in; its blocks go back now, or when the step in flight has landed."""
+        queued_or_running = self.running if seq.state is SeqState.RUNNING else self.waiting
+        if seq in queued_or_running:  # a sibling waiting for its prompt is in neither
+            queued_or_running.remove(seq)
+        seq.state = SeqState.FINISHED
+        seq.finish_reason = reason
+        seq.error = error
+        seq.timing.end = now
+        seq.timing.end_reason = reason.value
+        if seq.steps_in_flight:
+            self.leaving.add(seq)
+        else:
+            self._retire(seq)
+        samples = self.samples[seq.request.request_id]
+        if all(s.state is SeqState.FINISHED for s in samples):
+            del self.samples[seq.request.request_id]
+            if not seq.background:  # the pace is told to people
+                self.pace.record(now)
+
+    def _leave(self, seq: Sequence) -> None:
+        """It ended in flight; with the last step that had it, it lets go."""
+        if not seq.steps_in_flight:
+            self.leaving.remove(seq)
+            self._retire(seq)
+
+    def _retire(self, seq: Sequence) -> None:
+        """Nothing of it is in flight, and for now nothing will be."""
+        self.blocks.give_back(seq)
+        if seq.has_row:
+            seq.has_row = False
+            self.retired.append(seq)

@@ -1,0 +1,148 @@
+"""StepPlan and StepResult: what one forward pass computes, and what came out of it.
+
+Made by the scheduler from pure data, executed by a runner, replayed by the simulator. No tensors. What is
+made anew for every row of every step is not frozen, though nobody changes it: that would cost it three times
+the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ridgeline.engine.plan.request import FinishReason, Sequence
+from ridgeline.telemetry.timing import TimingRecord
+
+_NONE: Any = ()  # reads like an empty list, and cannot be changed
+
+
+@dataclass(slots=True)
+class StepRow:
+    """Compute `count` tokens of `seq` from position `start`, writing their KV into seq.block_table.
+
+    In a step launched ahead, the token at `start` may be one that a step in flight is about to sample: then
+    count is 1, `seq.tokens` ends just before `start`, and the runner takes the token from where that step
+    leaves it, on the device. All else that a launch needs of `seq` (tokens before, block table) is there.
+
+    samplers: the sequences that take a token from this row's last logits: none for a prefill chunk that
+              does not reach the end, [seq] for a decode or a last chunk, all n siblings when a prompt that
+              was asked for n samples completes.
+    prompt_logprobs: this row must also report log-probabilities of prompt tokens start+1 … start+count
+                     (as far as they are prompt tokens).
+    """
+
+    seq: Sequence
+    start: int
+    count: int
+    samplers: tuple[Sequence, ...] = ()
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy-on-write: before the pass, copy one block's KV in every layer."""
+
+    source: int
+    target: int
+
+
+class StepWork(NamedTuple):
+    """A step as a cost model sees it: how much is computed, over how much context."""
+
+    prefill_tokens: int = 0
+    prefill_rows: int = 0
+    prefill_context_product: int = 0  # Σ chunk · context: what prefill attention costs
+    decode_batch: int = 0
+    decode_context: int = 0  # Σ KV tokens read by decode rows
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What the next forward pass computes. Empty rows: nothing to do.
+
+    preempted: lost their blocks while this was planned
+    retired:   ended or were preempted since the last plan with rows, and no step in flight has them: a runner
+               that keeps something for each sequence drops it before it computes this plan. Who was preempted
+               may come back, even in this very plan, and then begins anew. The runner may not know one of
+               them, if the launch failed that would have been its first.
+    """
+
+    step_id: int
+    budget: int  # tokens this step may compute at most
+    rows: list[StepRow] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    retired: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+    @property
+    def work(self) -> StepWork:
+        prefill_tokens = prefill_rows = context_product = decode_batch = decode_context = 0
+        for row in self.rows:
+            context = row.start + row.count
+            if row.count == 1 and row.start > 0:
+                decode_batch += 1
+                decode_context += context
+            else:
+                prefill_rows += 1
+                prefill_tokens += row.count
+                context_product += row.count * context
+        return StepWork(prefill_tokens, prefill_rows, context_product, decode_batch, decode_context)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability, its rank (1 = most likely) and the asked-for alternatives, best first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One sampled token; or, with `error`, the reason this sequence (alone) must end."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RowResult:
+    """`samples` are in the order of the row's samplers; prompt_logprobs covers tokens start+1 … of it."""
+
+    samples: list[Sampled] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    error: str | None = None  # the whole row failed: every sampler of it ends with this error
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of the plan's rows."""
+
+    rows: list[RowResult]
+
+
+class SeqDelta(NamedTuple):
+    """What one step added to one sequence: what the engine publishes to the request's owner.
+
+    A tuple, because it goes over the socket as an array. Its lists are read, never changed.
+    """
+
+    request_id: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    tokens: list[int] = _NONE
+    logprobs: list[TokenLogprob] = _NONE
+    prompt_logprobs: list[TokenLogprob] = _NONE
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None  # which id ended it, when a token did
+    error: str | None = None
+    timing: TimingRecord | None = None  # with the first token, the first after a preemption, and the end

@@ -1,0 +1,309 @@
+"""EngineCore: scheduler and runner in one loop body, with the engine's own figures.
+
+Driven by `process` (one engine behind a socket) and by `llm` (in the caller's process). `step()` is one turn
+of the loop, plain or overlapped; it waits for nothing but the device, and talks to nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory, EngineError, InvalidRequest, QueueFull
+from ridgeline.engine.grammar.compiler import GrammarCompiler
+from ridgeline.engine.grammar.grammar_queue import Anteroom
+from ridgeline.engine.plan.intake import refuse_unservable
+from ridgeline.engine.plan.request import FinishReason, Request, SeqState
+from ridgeline.engine.plan.scheduler import Scheduler
+from ridgeline.engine.plan.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
+from ridgeline.engine.run.runner import DeviceRunner, Runner
+from ridgeline.telemetry.stats import EngineStats, StepRecord
+from ridgeline.telemetry.step_ring import StepRing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on its way through the runner."""
+
+    plan: StepPlan
+    planned_from: float
+    launched: float
+    ticket: Any = None
+
+
+class EngineCore:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        ring_size: int = 4096,
+        clock: Callable[[], float] = time.monotonic,
+        lookahead: int | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """lookahead: steps launched before the oldest in flight is read; None: as many as the runner likes.
+        A runner that computes at once never has any.
+
+        grammars: who compiles those of requests; without, none is served.
+        """
+        self.scheduler = scheduler
+        self.runner = runner
+        self.steps = StepRing(ring_size)
+        self._clock = clock
+        self.last_step_end = 0.0
+        self._checked = True  # nothing has changed since the last integrity check
+        self.grammars = grammars
+        self._anteroom = Anteroom()  # requests whose grammar is being compiled
+        self._device = runner if isinstance(runner, DeviceRunner) else None
+        self._flights: deque[Flight] = deque()  # launched, not yet collected
+        most = self._device.lookahead if self._device else 0
+        scheduler.lookahead = most if lookahead is None else min(lookahead, most)
+
+    def add(self, request: Request) -> None:
+        """Queue the request, as soon as its grammar is compiled, if it has one.
+
+        Raises InvalidRequest or QueueFull; then the engine is as it was. What is found out about a grammar
+        later is told by `admit_compiled`.
+        """
+        if request.params.grammar is None or request.compiled is not None:
+            self._refuse_for_device(request)
+            self.scheduler.add(request)
+        else:
+            self._add_constrained(request)
+
+    def refuse_unservable(self, request: Request) -> None:
+        """Raise InvalidRequest for a request that `add` never accepts, however short the queue is."""
+        self._refuse_for_device(request)
+        refuse_unservable(request, self.scheduler.limits)
+
+    def _refuse_for_device(self, request: Request) -> None:
+        refusal = self._device.refusal(request.params) if self._device is not None else None
+        if refusal is not None:
+            raise InvalidRequest(*refusal)
+
+    def _add_constrained(self, request: Request) -> None:
+        if self.grammars is None or request.params.grammar is None:
+            raise InvalidRequest("grammar", "cannot be served by this engine")
+        if request.request_id in self._anteroom:
+            raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
+        self.refuse_unservable(request)
+        if len(self._anteroom) >= self.scheduler.limits.max_waiting:
+            raise QueueFull(len(self._anteroom), 1.0)
+        compilation = self.grammars.begin(request.params.grammar)
+        if compilation.done.is_set():
+            self.scheduler.add(replace(request, compiled=compilation.result()))
+        else:
+            self._anteroom.enter(request, compilation)
+
+    def admit_compiled(self) -> list[tuple[str, EngineError]]:
+        """Queue the requests whose grammars have been compiled; returns those that are refused after all."""
+        refused: list[tuple[str, EngineError]] = []
+        for request, compilation in self._anteroom.ready():
+            try:
+                self.scheduler.add(replace(request, compiled=compilation.result()))
+            except (InvalidRequest, QueueFull) as error:
+                refused.append((request.request_id, error))
+        return refused
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SeqDelta]:
+        """Nobody waits for this request (or this one sample of it) any more.
+
+        Unknown ids are ignored: it may just have finished.
+        """
+        waited = self._anteroom.leave(request_id) if index is None else None
+        if waited is not None and self.grammars is not None:
+            request, compilation = waited
+            self.grammars.give_up(compilation)
+            return [
+                SeqDelta(request_id, sample, finish_reason=FinishReason.ABORT)
+                for sample in range(request.params.n)
+            ]
+        return self.scheduler.abort(request_id, self._clock(), index)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> list[SeqDelta]:
+        """One turn of the loop. Returns what was added to each sequence; nothing yet, where a step was only
+        launched. Whatever interrupts it (Ctrl-C), no step stays in flight, and the books balance."""
+        try:
+            if self._device is not None and self.scheduler.lookahead:
+                return self._overlapped_step(self._device)
+            return self._plain_step()
+        except BaseException:
+            self._flights.clear()
+            self.scheduler.abandon("interrupted", self._clock())
+            raise
+
+    def _plain_step(self) -> list[SeqDelta]:
+        """Plan, compute, apply."""
+        flight = self._plan()
+        if flight is None:
+            return []
+        try:
+            result = self.runner.execute(flight.plan)
+        except DeviceOutOfMemory as error:
+            return self._shed(flight, error)
+        except DeviceLost:
+            raise
+        except Exception:
+            result = self._execute_one_by_one(flight.plan)
+        return self._land(flight, result)
+
+    def _overlapped_step(self, device: DeviceRunner) -> list[SeqDelta]:
+        """Plan, launch, and only then read the step before: the device is never without work.
+
+        What a grammar allows next is known when its last token has been read: tokens are then chosen while
+        the forward pass is under way.
+        """
+        flight = self._plan()
+        if flight is not None:
+            try:
+                flight.ticket = device.launch(flight.plan)
+            except DeviceLost:
+                raise
+            except Exception as error:
+                return self._recover(flight, error, device)
+            self._flights.append(flight)
+        deltas: list[SeqDelta] = []
+        if self._flights and (flight is None or len(self._flights) > self.scheduler.lookahead):
+            deltas = self._collect(device)
+        if flight is not None:
+            deltas += self._complete(flight, device)
+        return deltas
+
+    def drain(self) -> list[SeqDelta]:
+        """Collect what is in flight and launch nothing more, for callers who leave the loop."""
+        return self._collect_all(self._device) if self._device is not None else []
+
+    def idle(self) -> bool:
+        """Called when there is nothing to do: the time to check that no block was lost.
+
+        True: the runner has more to do in idle moments.
+        """
+        if not self._checked:
+            self.scheduler.check_integrity()
+            self._checked = True
+        return self._device is not None and self._device.idle()
+
+    def stats(self) -> EngineStats:
+        stats = self.scheduler.stats()
+        return replace(stats, waiting=stats.waiting + len(self._anteroom)) if self._anteroom else stats
+
+    # ── the parts of a step ──────────────────────────────────────────────────────────────────────────────
+
+    def _plan(self) -> Flight | None:
+        started = self._clock()
+        plan = self.scheduler.schedule(started)
+        for seq in plan.preempted:
+            if seq.background:  # as it should be
+                log.debug("%s gives way; %d tokens", seq.name, len(seq.tokens))
+                continue
+            log.warning(
+                "preempted %s: no KV block left; %d tokens will be computed again", seq.name, len(seq.tokens)
+            )
+        return Flight(plan, started, self._clock()) if plan else None
+
+    def _collect(self, device: DeviceRunner) -> list[SeqDelta]:
+        """The oldest step in flight. If it failed, all its rows end: what it wrote cannot be known."""
+        flight = self._flights.popleft()
+        try:
+            result = device.collect(flight.ticket)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            log.exception("step %d failed on the device; its sequences end", flight.plan.step_id)
+            result = StepResult([RowResult(error=_failure(error))] * len(flight.plan.rows))
+        return self._land(flight, result)
+
+    def _complete(self, flight: Flight, device: DeviceRunner) -> list[SeqDelta]:
+        """What of the newest step had to wait until the one before it was applied."""
+        try:
+            device.complete(flight.ticket)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._flights.pop()
+            return self._recover(flight, error, device)
+        return []
+
+    def _recover(self, flight: Flight, error: Exception, device: DeviceRunner) -> list[SeqDelta]:
+        """A step, the newest, could not be launched, or not all of it."""
+        deltas = self._collect_all(device)  # first: its rows may stand on what is in flight
+        if isinstance(error, DeviceOutOfMemory):
+            return deltas + self._shed(flight, error)
+        return deltas + self._land(flight, self._execute_one_by_one(flight.plan))
+
+    def _collect_all(self, device: DeviceRunner) -> list[SeqDelta]:
+        deltas: list[SeqDelta] = []
+        while self._flights:
+            deltas += self._collect(device)
+        return deltas
+
+    def _land(self, flight: Flight, result: StepResult) -> list[SeqDelta]:
+        ended = self._clock()
+        budget, before = self.scheduler.budget, self.scheduler.budget.tokens
+        deltas = self.scheduler.apply(result, ended)
+        if budget.tokens > before:
+            log.info("the device has had memory again: a step has at most %d tokens", budget.tokens)
+        self.steps.append(_record(flight, self.last_step_end, ended))
+        self.last_step_end = ended
+        self._checked = False
+        return deltas
+
+    def _shed(self, flight: Flight, error: DeviceOutOfMemory) -> list[SeqDelta]:
+        """Nothing else is in flight, and this step has no result."""
+        deltas = self.scheduler.shed(self._clock())
+        self._checked = False
+        log.error(
+            "no memory on the device for step %d with %d rows, %d tokens (%s); a step has at most %d tokens"
+            " until %d steps have succeeded. A lower --max-running or --step-tokens avoids this",
+            flight.plan.step_id,
+            len(flight.plan.rows),
+            flight.plan.num_tokens,
+            error,
+            self.scheduler.budget.tokens,
+            self.scheduler.budget.trial_steps,
+        )
+        return deltas
+
+    def _execute_one_by_one(self, plan: StepPlan) -> StepResult:
+        """A pass failed: its rows again, each alone. Only those that fail again end."""
+        log.exception("step %d failed; running its %d rows one by one", plan.step_id, len(plan.rows))
+        return StepResult([self._execute_row(plan, row) for row in plan.rows])
+
+    def _execute_row(self, plan: StepPlan, row: StepRow) -> RowResult:
+        if row.seq.state is SeqState.FINISHED:  # by a step that was in flight before this one
+            return RowResult()
+        # Each with its own copies alone: those of others would undo what these have written into them.
+        copies = [copy for copy in plan.copies if copy.target in row.seq.block_table]
+        alone = replace(plan, rows=[row], copies=copies, retired=[])
+        try:
+            return self.runner.execute(alone).rows[0]
+        except DeviceLost:
+            raise
+        except Exception as error:
+            log.exception("%s failed alone too; only it ends", row.seq.name)
+            return RowResult(error=_failure(error))
+
+
+def _failure(error: Exception) -> str:
+    return f"the forward pass failed: {type(error).__name__}: {error}"
+
+
+def _record(flight: Flight, last_end: float, ended: float) -> StepRecord:
+    return StepRecord(
+        flight.plan.step_id,
+        flight.planned_from,
+        *flight.plan.work,
+        wall_s=ended - flight.launched,
+        schedule_s=flight.launched - flight.planned_from,
+        busy_s=ended - max(flight.launched, last_end),
+    )

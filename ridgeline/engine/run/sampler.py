@@ -1,0 +1,179 @@
+"""From logits to tokens: one row per sampling sequence, each on its own so that a bad one harms no other.
+
+Called by the runner after the forward pass, unless a backend that finds best tokens itself was asked for
+nothing else. Rows that only want the best token take one batched argmax.
+Log-probabilities are those of the model itself (before bias, penalties and temperature).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+
+from ridgeline.engine.grammar.masks import (
+    IntRow,
+    Mask,
+    NoToken,
+    allows,
+    few_allowed,
+    fill_mask,
+    mask_words,
+    masked,
+)
+from ridgeline.engine.plan.request import SamplingParams, Sequence
+from ridgeline.engine.plan.step import Sampled, TokenLogprob
+from ridgeline.ops import sampling, sampling_fast
+
+log = logging.getLogger(__name__)
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+FloatRow = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Sampler:
+    def __init__(self, eos_ids: tuple[int, ...]) -> None:
+        self._eos_ids = eos_ids
+        self._mask: Mask = np.zeros(0, np.int32)
+
+    def sample(self, logits: Logits, picks: list[tuple[int, Sequence]]) -> list[Sampled]:
+        """One Sampled per pick (row of logits [L, V], sequence), in order. Logits are not changed or kept."""
+        rows = [row for row, seq in picks if len(seq.tokens) >= seq.argmax_from]
+        best = _best_tokens(logits, rows)
+        return [
+            Sampled(best[row])
+            if len(seq.tokens) >= seq.argmax_from and row in best
+            else self._sample_alone(logits[row], seq)
+            for row, seq in picks
+        ]
+
+    def prompt_logprobs(self, logits: Logits, targets: list[int], count: int) -> list[TokenLogprob]:
+        """How likely each target was, given everything before it; row i of logits predicts targets[i]."""
+        return [logprob_of(row, token, count) for row, token in zip(logits, targets, strict=True)]
+
+    def _sample_alone(self, row: FloatRow, seq: Sequence) -> Sampled:
+        try:
+            return self._choose(row, seq)
+        except NoToken as reason:
+            return Sampled(-1, error=str(reason))
+        except Exception as error:
+            log.exception("sampling failed for %s; only this sequence ends", seq.name)
+            return Sampled(-1, error=f"sampling failed: {type(error).__name__}: {error}")
+
+    def _choose(self, row: FloatRow, seq: Sequence) -> Sampled:
+        params = seq.params
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):
+            raise FloatingPointError("the model's logits are not finite")
+        logits = self._processed(row, seq)
+        if seq.matcher is not None:
+            token = self._pick_allowed(logits, seq, best if logits is row else int(logits.argmax()))
+        elif params.greedy and logits is row:
+            token = best
+        else:
+            token = _pick(logits, seq)
+        if params.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, logprob_of(row, token, params.logprobs))
+
+    def _pick_allowed(self, logits: FloatRow, seq: Sequence, best: int) -> int:
+        """The pick among what the grammar lets come next. best: the best token of these logits."""
+        params = seq.params
+        assert seq.matcher is not None
+        # Nearly always the model writes what it was asked to: then nobody else needs to be looked at.
+        if (
+            params.greedy
+            and best not in seq.end_ids
+            and best not in self._eos_ids
+            and seq.matcher.permits(best)
+        ):
+            return best
+        if self._mask.size != mask_words(logits.size):
+            self._mask = np.zeros(mask_words(logits.size), np.int32)
+        fill_mask(seq, self._mask)
+        # Whoever is best of all, or wins the race of all, is that among the allowed too.
+        if params.greedy and allows(self._mask, best):
+            return best
+        tokens = few_allowed(self._mask)
+        if tokens is not None:
+            return _pick_among(tokens, logits, seq)
+        if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0 and not params.greedy:
+            token = _pick(logits, seq)
+            if allows(self._mask, token):
+                return token
+        return _pick(masked(logits, self._mask), seq)
+
+    def _processed(self, row: FloatRow, seq: Sequence) -> Any:
+        """A changed copy of the row, or the row itself where nothing is asked for."""
+        params = seq.params
+        too_short = seq.num_output < params.min_tokens and seq.matcher is None  # else the mask sees to it
+        if not (params.logit_bias or params.needs_penalties or too_short):
+            return row
+        logits = row.copy()
+        sampling.add_bias(logits, params.logit_bias)
+        if params.needs_penalties:
+            tokens = np.asarray(seq.tokens, dtype=np.int64)
+            sampling.apply_penalties(
+                logits,
+                tokens[: seq.prompt_len],
+                tokens[seq.prompt_len :],
+                params.repetition_penalty,
+                params.presence_penalty,
+                params.frequency_penalty,
+            )
+        if too_short:
+            sampling.suppress(logits, self._end_ids(params))
+        return logits
+
+    def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        return params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
+
+
+def _pick(logits: FloatRow, seq: Sequence) -> int:
+    params = seq.params
+    if params.greedy:
+        return int(logits.argmax())
+    return sampling_fast.choose(
+        logits, params.temperature, params.min_p, params.top_k, params.top_p, seq.seed, seq.num_output
+    )
+
+
+def _pick_among(tokens: IntRow, logits: FloatRow, seq: Sequence) -> int:
+    """`_pick`, with all but these tokens barred."""
+    params = seq.params
+    if params.greedy:
+        return int(tokens[logits[tokens].argmax()])
+    return sampling_fast.choose_among(
+        tokens,
+        logits,
+        params.temperature,
+        params.min_p,
+        params.top_k,
+        params.top_p,
+        seq.seed,
+        seq.num_output,
+    )
+
+
+def _best_tokens(logits: Logits, rows: list[int]) -> dict[int, int]:
+    """The best token of each row; rows whose best is no number are left out."""
+    if not rows:
+        return {}
+    if rows == list(range(rows[0], rows[0] + len(rows))):  # nearly always: then nothing is copied
+        best = logits[rows[0] : rows[0] + len(rows)].argmax(axis=1)
+    else:
+        best = np.array([logits[row].argmax() for row in rows])
+    finite = np.isfinite(logits[rows, best])
+    if finite.all():
+        return dict(zip(rows, best.tolist(), strict=True))
+    return {row: token for row, token, ok in zip(rows, best.tolist(), finite, strict=True) if ok}
+
+
+def logprob_of(row: FloatRow, token: int, count: int) -> TokenLogprob:
+    """The token's log-probability and rank, with the `count` best alternatives."""
+    norm = sampling.log_normalizer(row)
+    rank = int((row > row[token]).sum()) + 1
+    top = [(other, float(row[other]) - norm) for other in sampling_fast.top_tokens(row, count)]
+    return TokenLogprob(token, float(row[token]) - norm, rank, top)

@@ -1,0 +1,41 @@
+"""TorchRunner: the reference decoder behind a StepPlan, for what the native library does not serve."""
+
+from __future__ import annotations
+
+import torch
+
+from ridgeline.engine.plan.step import StepPlan, StepResult, StepRow
+from ridgeline.engine.run.runner import logits_from, step_result
+from ridgeline.engine.run.sampler import Sampler
+from ridgeline.models.decoders.reference import Decoder
+from ridgeline.ops.inputs import InputRow, StepInputs
+
+
+class TorchRunner:
+    name = "torch"
+
+    def __init__(self, decoder: Decoder, kv_cache: list[torch.Tensor], block_size: int, sampler: Sampler):
+        self.decoder = decoder
+        self._kv_cache = kv_cache
+        self._block_size = block_size
+        self._sampler = sampler
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        with torch.inference_mode():
+            self._copy_blocks(plan)
+            inputs = StepInputs.from_rows([input_row(row) for row in plan.rows], self._block_size)
+            logits = self.decoder.forward(inputs, self._kv_cache)
+        return step_result(self._sampler, plan.rows, logits.numpy())
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if not plan.copies:
+            return
+        sources = torch.tensor([copy.source for copy in plan.copies])
+        targets = torch.tensor([copy.target for copy in plan.copies])
+        for layer in self._kv_cache:
+            layer[:, targets] = layer[:, sources]
+
+
+def input_row(row: StepRow) -> InputRow:
+    tokens = row.seq.tokens[row.start : row.start + row.count]
+    return InputRow(tokens, row.start, row.seq.block_table, logits_from(row))

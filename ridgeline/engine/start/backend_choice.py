@@ -1,0 +1,83 @@
+"""Which backend serves a model: a GPU where one can be used, else the native library, else torch; always why.
+
+Called once by `build_engine`, before anything heavy is imported. Loading the native library takes
+milliseconds; torch and triton are only looked for, never imported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
+from ridgeline.engine.start.gpu_probe import Gpu, find_gpu, why_not_usable
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.ops.cpu import library
+
+INSTALL_TORCH = "pip install 'ridgeline[torch]'"
+NO_GPU = "no GPU is visible here"
+
+Probe = Callable[[], Gpu | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    name: Literal["native", "torch", "cuda"]
+    reason: str = ""  # why not a better one, where nobody asked for this one
+
+
+def choose_backend(config: EngineConfig, spec: ModelSpec, probe: Probe = find_gpu) -> BackendChoice:
+    """Raises InvalidConfig where what was asked for cannot be had; nothing asked for is dropped silently."""
+    if config.backend == "torch":
+        _require_torch("--backend torch asks for it")
+        return BackendChoice("torch")
+    not_cuda = why_not_cuda(config, probe) if config.backend != "native" else ""
+    if not_cuda is None:
+        return BackendChoice("cuda")
+    if config.backend == "cuda":
+        raise InvalidConfig(f"--backend cuda cannot be had: {not_cuda}")
+    not_native = why_not_native(config, spec)
+    # That a machine has no GPU is nothing to speak of; that it has one and does not use it is.
+    idle_gpu = f"the GPU is not used: {not_cuda}" if not_cuda not in ("", NO_GPU) else ""
+    if not_native is None:
+        return BackendChoice("native", idle_gpu)
+    if config.backend == "native":
+        raise InvalidConfig(f"--backend native cannot be had: {not_native}")
+    _refuse_what_torch_lacks(config, {"native": not_native, "cuda": not_cuda})
+    _require_torch(f"the native backend cannot be had ({not_native})")
+    return BackendChoice("torch", "; ".join(filter(None, (not_native, idle_gpu))))
+
+
+def why_not_cuda(config: EngineConfig, probe: Probe = find_gpu) -> str | None:
+    gpu = probe()
+    return NO_GPU if gpu is None else config.unknown_to("cuda") or why_not_usable(gpu)
+
+
+def why_not_native(config: EngineConfig, spec: ModelSpec) -> str | None:
+    unknown = config.unknown_to("native")
+    if unknown is not None:
+        return unknown
+    try:
+        library.choose_isa()
+    except library.NativeUnavailable as error:
+        return str(error)
+    except library.NativeError as error:  # RIDGELINE_ISA names what does not run here
+        raise InvalidConfig(str(error)) from error
+    from ridgeline.models.weights.packed import native_refusal
+
+    return native_refusal(spec)
+
+
+def _refuse_what_torch_lacks(config: EngineConfig, reasons: dict[str, str]) -> None:
+    for flag, knowers in config.backend_settings.items():
+        if "torch" not in knowers:
+            whys = "; ".join(f"{backend}: {reasons[backend]}" for backend in knowers)
+            raise InvalidConfig(f"{flag} needs a backend that cannot be had: {whys}")
+
+
+def _require_torch(why: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise BackendUnavailable(f"torch is needed here, and it is not installed: {why}. {INSTALL_TORCH}")

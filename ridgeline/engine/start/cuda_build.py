@@ -1,0 +1,344 @@
+"""What the GPU backend takes, and how it is loaded: weights streamed in, kernels compiled meanwhile.
+
+Used by `build_engine`. Sizes are arithmetic until `prepare` imports torch; the KV cache is planned from the
+device's free memory, never by trial runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
+from ridgeline.engine.limits.machine_limits import MeasuredLimits, limits_of
+from ridgeline.engine.start.compile_ahead import compile_ahead
+from ridgeline.engine.start.cuda_wake import clear_cublas, in_thread, tell_errors, wake_compiler, wake_cublas
+from ridgeline.engine.start.gpu_probe import make_context
+from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
+from ridgeline.engine.start.memory import (
+    GIB,
+    DeviceRoom,
+    Footprint,
+    MemoryPlan,
+    available_memory,
+    planned_context,
+)
+from ridgeline.engine.start.memory_receipt import MemoryReceipt
+from ridgeline.models.decoders.cuda_workspace import workspace
+from ridgeline.models.errors import ModelError
+from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
+from ridgeline.models.files.registry import cache_dir
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.layout import pieces
+
+if TYPE_CHECKING:
+    import torch
+
+    from ridgeline.engine.run.cuda.runner import CudaRunner
+    from ridgeline.models.weights.torch_weights import DecoderWeights
+
+log = logging.getLogger(__name__)
+
+DEVICE = "cuda"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+NORM_BYTES = 4  # norms are float32 whatever the model is
+# What nobody here allocates: modules of kernels, cuBLAS and its workspace; a graph's nodes and arguments.
+LIBRARY_BYTES = 384 << 20
+GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
+GRAPH_BYTES, GRAPH_LAYER_BYTES = 896 << 20, 64 << 10  # once, and per layer of each bucket
+TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # steps that tell what --deterministic costs
+
+Stage = Callable[[str], AbstractContextManager[None]]
+
+
+class CudaBuild:
+    def __init__(
+        self, config: EngineConfig, path: Path, spec: ModelSpec, threads: int, stage: Stage | None = None
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._spec = spec
+        self._threads = threads
+        self._stage: Stage = stage or (lambda name: nullcontext())
+        self._dtype = model_dtype(config, spec)
+        if config.kv_dtype not in ("auto", self._dtype):
+            raise InvalidConfig(
+                f"--kv-dtype {config.kv_dtype}: on a GPU keys and values are kept as the weights are, "
+                f"in {self._dtype}; leave it out, or choose both with --dtype"
+            )
+        self._device = _Device()
+        self._ahead: Thread | None = None  # compiles what larger steps need, while others are served
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(
+            math.prod(piece.shape) * (NORM_BYTES if piece.is_norm else DTYPE_BYTES[self._dtype])
+            for piece in pieces(self._spec)
+        )
+
+    def prepare(self) -> None:
+        """Torch, the runner with its kernels' sources, and the device's context; beside the import of torch,
+        which takes longest, what needs no torch."""
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
+        if self._config.load_format != "dummy":
+            in_thread(read_ahead, self._path)
+        context = in_thread(make_context)
+        self._compiler = in_thread(wake_compiler)
+        import torch
+
+        with self._stage("import kernels"):
+            if not torch.cuda.is_available():
+                raise BackendUnavailable(
+                    "torch finds no GPU that it can use; --backend native serves without"
+                )
+            import ridgeline.engine.run.cuda.runner
+            import ridgeline.engine.run.cuda.warm  # noqa: F401
+        with self._stage("device"):
+            context.join()
+            self._device.open()
+
+    def footprint(self, sizes: StepSizes) -> Footprint:
+        config, spec = self._config, self._spec
+        context = planned_context(spec, config)
+        buffers = workspace(spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context)
+        return Footprint(
+            weights_bytes=self.weights_bytes,
+            kv_bytes_per_token=spec.kv_bytes_per_token(DTYPE_BYTES[self._dtype]),
+            activation_bytes=sum(buffers.values()),
+            reserve_bytes=LIBRARY_BYTES + self._graph_bytes,
+            device=DeviceRoom(
+                free_bytes=self._device.free_at_start,
+                most_kv_tokens=sizes.max_running * context,
+                lower=what_to_lower(self.weights_bytes, buffers),
+            ),
+        )
+
+    def load(self, plan: MemoryPlan, sizes: StepSizes, progress: Progress | None) -> Loaded:
+        import torch
+
+        device = self._device
+        dtype = getattr(torch, self._dtype)
+        kernels = in_thread(self._warm_kernels, dtype, plan, sizes)
+        device.mark("start")
+        cublas = in_thread(wake_cublas, dtype)
+        weights = self._weights(dtype, progress)
+        with self._stage("cublas"):
+            cublas.join()
+        device.mark("weights")
+        with self._stage("buffers"):
+            runner = self._runner(weights, plan, sizes)
+        device.mark("runner")
+        notes = self._notes()
+        if self._config.deterministic:
+            with self._stage("kernels"):
+                kernels.join()
+            with self._stage("trial"):
+                notes += (f"deterministic: {self._cost_of_determinism(runner, plan)}",)
+        runner.kernels_are_ready = self._kernels_are_ready
+        return Loaded(
+            runner=runner,
+            unit=device.name + ", deterministic" * self._config.deterministic,
+            weights=self._dtype,
+            kv=self._dtype,
+            weights_bytes=weights.nbytes,
+            notes=notes,
+            before_first_step=kernels.join,
+            memory=self._receipt(plan, runner.kv.nbytes),
+        )
+
+    def limits(self) -> MeasuredLimits:
+        from ridgeline.engine.limits.cuda_limits import device_ceilings
+
+        return limits_of(self._spec, self._step_bytes, device_ceilings(self._device.name, self._dtype))
+
+    @property
+    def _graph_bytes(self) -> int:
+        if not self._config.cuda_graphs:
+            return 0
+        return GRAPH_BYTES + GRAPH_BUCKETS * self._spec.num_layers * GRAPH_LAYER_BYTES
+
+    @property
+    def _step_bytes(self) -> int:
+        """Weights that one decode step reads: an embedding that is no head is only looked up."""
+        spec = self._spec
+        embed = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * DTYPE_BYTES[self._dtype]
+        return self.weights_bytes - embed
+
+    def _weights(self, dtype: torch.dtype, progress: Progress | None) -> DecoderWeights:
+        if self._config.load_format == "dummy":
+            from ridgeline.models.weights.torch_weights import random_weights
+
+            return random_weights(self._spec, dtype, device=DEVICE)
+        from ridgeline.models.weights.stream import stream_weights
+
+        return stream_weights(self._path, self._spec, dtype, progress, DEVICE)
+
+    def _runner(self, weights: DecoderWeights, plan: MemoryPlan, sizes: StepSizes) -> CudaRunner:
+        from ridgeline.engine.run.cuda.runner import CudaRunner
+
+        return CudaRunner(
+            spec=self._spec,
+            weights=weights,
+            max_context=plan.max_context,
+            num_blocks=plan.num_blocks,
+            block_size=self._config.block_size,
+            max_running=sizes.max_running,
+            step_tokens=sizes.step_tokens,
+            deterministic=self._config.deterministic,
+            cuda_graphs=self._config.cuda_graphs,
+            kv_dtype=weights.embed.dtype,
+        )
+
+    def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:
+        """Compile, or take from the disk cache, what the first steps launch; then have another process, while
+        the engine already serves, compile what larger ones do. What fails here fails again where it is
+        launched, and is told there."""
+        try:
+            from ridgeline.engine.run.cuda import warm as cuda_warm
+            from ridgeline.engine.run.cuda.graphs import ladder
+            from ridgeline.ops.cuda.recording import compile_all, distinct
+
+            decode_sizes = ladder(sizes.max_running)
+            wanted: dict[str, Any] = {
+                "spec": self._spec,
+                "dtype": dtype,
+                "max_rows": decode_sizes[-1],
+                "step_tokens": sizes.step_tokens,
+                "max_context": plan.max_context,
+                "num_blocks": plan.num_blocks,
+                "deterministic": self._config.deterministic,
+                "block_size": self._config.block_size,
+            }
+            rehearsals = [cuda_warm.StepRehearsal(**wanted)]
+            first = cuda_warm.first_kernels(rehearsals[0])
+            if self._config.deterministic:
+                rehearsals.append(cuda_warm.StepRehearsal(**{**wanted, "deterministic": False}))
+                rows, tokens = min(TRIAL_ROWS, decode_sizes[-1]), min(TRIAL_TOKENS, sizes.step_tokens)
+                first = distinct(first + cuda_warm.trial_kernels(rehearsals, rows, tokens))
+            self._compiler.join()
+            tell_errors(compile_all(first))
+            self._ahead = in_thread(compile_ahead, wanted, decode_sizes)
+        except Exception as error:
+            tell_errors([error])
+
+    def _kernels_are_ready(self) -> bool:
+        return self._ahead is not None and not self._ahead.is_alive()
+
+    def _cost_of_determinism(self, runner: CudaRunner, plan: MemoryPlan) -> str:
+        from ridgeline.engine.start.cuda_trial import cost_of_determinism
+
+        try:
+            return cost_of_determinism(
+                runner.decoder, TRIAL_ROWS, TRIAL_TOKENS, plan.max_context, self._config.cuda_graphs
+            )
+        except Exception as error:  # if it is more than the trial that fails, the first step tells
+            log.warning("the cost of --deterministic could not be measured", exc_info=True)
+            return f"its cost could not be measured ({error})"
+        finally:
+            clear_cublas()
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        stored = self._spec.weight_format
+        if self._config.load_format == "dummy":
+            notes.append(DUMMY_NOTE)
+        elif self._config.dtype == "auto" and stored != self._dtype:
+            notes.append(f"weights are {stored} in the file and {self._dtype} here (--dtype)")
+        return tuple(notes)
+
+    def _receipt(self, plan: MemoryPlan, kv_bytes: int) -> Callable[[], MemoryReceipt]:
+        """kv_bytes: what the cache takes, as it was allocated."""
+        planned = {
+            "weights": plan.weights_bytes,
+            "kv": plan.kv_bytes,
+            "activations": plan.activation_bytes,
+            "graphs": self._graph_bytes,
+            "libraries": plan.reserve_bytes - self._graph_bytes,
+        }
+        return lambda: self._device.receipt(planned, kv_bytes)
+
+
+class _Device:
+    """The GPU's memory as torch and the driver tell it, at the moments that part it."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.free_at_start = 0
+        self._allocated: dict[str, int] = {}
+        self._reserved_when_built = 0
+
+    def open(self) -> None:
+        """Make the context; what is free afterwards is there to be planned."""
+        import torch
+
+        torch.cuda.set_device(0)  # makes the context
+        self.name = torch.cuda.get_device_name()
+        self.free_at_start = torch.cuda.mem_get_info()[0]
+
+    def mark(self, moment: str) -> None:
+        import torch
+
+        self._allocated[moment] = torch.cuda.memory_allocated()
+        self._reserved_when_built = torch.cuda.memory_reserved()
+
+    def receipt(self, planned: dict[str, int], kv_bytes: int) -> MemoryReceipt:
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        reserved = torch.cuda.memory_reserved()
+        start, weights, runner = (self._allocated[moment] for moment in ("start", "weights", "runner"))
+        observed = {
+            "weights": weights - start,
+            "kv": kv_bytes,
+            "activations": max(runner - weights - kv_bytes, 0),
+            "graphs": max(reserved - self._reserved_when_built, 0),
+            "libraries": max(self.free_at_start - free - reserved, 0),
+        }
+        return MemoryReceipt(
+            planned=planned,
+            observed=observed,
+            peak_tensor_bytes=torch.cuda.max_memory_allocated(),
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+            device_free_bytes=free,
+            device_total_bytes=total,
+        )
+
+
+def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
+    """As asked for; else 16 bits that keep the file's range: float16 for itself, bfloat16 for the rest."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float16" if spec.weight_format == "float16" else "bfloat16"
+
+
+def read_ahead(path: Path) -> None:
+    """Have the system read the weights' files while torch is imported, where memory can keep them."""
+    with contextlib.suppress(OSError, ModelError):  # whoever loads them says what is wrong
+        files = shard_paths(weights_file(path))
+        if sum(file.stat().st_size for file in files) > available_memory() // 2:
+            return
+        for file in files:
+            with file.open("rb") as handle:
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def what_to_lower(weights_bytes: int, buffers: dict[str, int]) -> str:
+    """The setting behind most of the buffers, or the model where the weights are larger than all of them."""
+    by_flag = {
+        "--max-running": buffers["logits"] + buffers["splits"] + buffers["sampling"],
+        "--max-context": buffers["gather"] + buffers["rope"],
+    }
+    by_flag["--step-tokens"] = sum(buffers.values()) - sum(by_flag.values())
+    flag = max(by_flag, key=lambda name: by_flag[name])
+    advice = f"lower {flag} (it costs {by_flag[flag] / GIB:.2f} GiB)"
+    if weights_bytes > sum(buffers.values()):
+        return f"choose a smaller model, or one of the CPU backends (--backend native); or {advice}"
+    return advice

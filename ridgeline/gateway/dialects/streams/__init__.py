@@ -1,0 +1,1 @@
+"""Streamed answers: sources read the steps of an answer, writers write them in another dialect."""

@@ -1,0 +1,1 @@
+"""Objects kept upstream for a tenant: files, batches, stored responses, uploads."""

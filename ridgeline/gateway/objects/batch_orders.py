@@ -1,0 +1,85 @@
+"""A batch's order: its estimate is reserved and written down before the batch is made at its upstream.
+
+The order is in the store before anything is sent, and becomes the batch when the upstream has named it. So a
+gateway that dies in between loses no batch: `BatchBooking` finds it by the order's input file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.gateway.body import raw, read_fields, write_fields
+from ridgeline.gateway.errors import BadRequest, NotFound
+from ridgeline.gateway.limits.limiter import Reservation, limited_only
+from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.reservations import subjects_of
+from ridgeline.gateway.tenants.keys import Key
+from ridgeline.gateway.tenants.owned import Owned
+
+ORDER = "batch_order"  # the kind of an order in the store
+
+
+async def order_batch(parts: Parts, exchange: Exchange, file: Owned) -> Owned:
+    """Limited where the whole batch, by its file's estimate, is more than key, team or model have left."""
+    key, meta = exchange.key, {name: value for name, value in file.meta.items() if name != "shown"}
+    assert key is not None
+    if "lines" not in meta:
+        message = "input_file_id: the file was uploaded before batches were estimated; upload it again"
+        raise BadRequest(message, param="input_file_id")
+    subjects = subjects_of(key, exchange.team, parts.catalog.find(meta["model"]))
+    tokens = meta["tokens_in"] + meta["tokens_out"]
+    reservation = await parts.limiter.reserve_background(
+        exchange.id, subjects, tokens, meta["cost_pusd"], key.when_limits_unknown
+    )
+    meta |= {
+        "key": key.id,
+        "team": key.team,
+        "order": exchange.id,
+        "input_file_id": file.id,
+        "reserved_tokens": reservation.tokens,
+        "at_ms": reservation.at_ms or exchange.row.at_ms,
+    }
+    try:
+        await parts.owned.remember(exchange.id, exchange.tenant, file.upstream, ORDER, meta)
+    except BaseException:
+        parts.limiter.settle(reservation, 0, 0)
+        raise
+    return Owned(exchange.id, exchange.tenant, file.upstream, ORDER, exchange.row.at_ms, meta)
+
+
+async def drop_order(parts: Parts, order: Owned) -> None:
+    """Its batch was never made."""
+    await parts.owned.forget(order.id)
+    parts.limiter.settle(reservation_of(parts, order), 0, 0)
+
+
+def with_reason(body: bytes, batch: Owned) -> bytes:
+    """The upstream's batch, with the reason in its `errors` where the gateway has stopped it."""
+    if "stopped" not in batch.meta:
+        return body
+    fields = read_fields(body)
+    error = {**batch.meta["stopped"], "param": None, "line": None}
+    return write_fields({**fields, "errors": raw({"object": "list", "data": [error]})})
+
+
+def reservation_of(parts: Parts, owned: Owned) -> Reservation:
+    """Of an order or a batch, with the limits that hold now; `meta` says what was reserved."""
+    meta: dict[str, Any] = owned.meta
+    policy = parts.policy.policy
+    key_id = meta.get("key", "")
+    # A key that was deleted has no limits. Its team and model still hold what the batch may cost.
+    key = policy.known_key(key_id) or Key(key_id, "")
+    try:
+        model = parts.catalog.find(meta.get("model", ""))
+    except NotFound:  # the configuration has changed
+        model = None
+    team = policy.team(meta["team"]) if meta.get("team") else None
+    return Reservation(
+        meta.get("order", owned.id),
+        limited_only(subjects_of(key, team, model)),
+        meta.get("reserved_tokens", 0),
+        meta.get("cost_pusd", 0),
+        meta.get("at_ms", owned.created_ms),
+        is_background=True,
+    )

@@ -1,0 +1,173 @@
+"""What a batch has used: so far, by its upstream's counts; in the end, by its own `usage` or its output file.
+
+A server of ours says in `usage` what the answered lines used, also while the batch runs. Hosted providers say
+how many lines are done, and the usage when the batch has ended: until then it is a share of the estimate.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ridgeline.gateway.accounting.prices import TokenPrices
+from ridgeline.gateway.accounting.usage import Usage
+from ridgeline.gateway.dialects.counts import Counts, usage_of
+from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.tenants.owned import Owned
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+from ridgeline.gateway.upstreams.upstreams import Upstreams
+
+ASK_S = 60.0
+MAX_LINE = 16 << 20
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+RUNNING = frozenset({"validating", "in_progress"})
+KIND_OF_URL = {"/v1/embeddings": "embeddings", "/v1/responses": "responses", "/v1/completions": "completions"}
+
+
+class LineCounts(msgspec.Struct):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(msgspec.Struct):
+    """A batch as its upstream shows it."""
+
+    id: str = ""
+    status: str = ""
+    endpoint: str = "/v1/chat/completions"
+    input_file_id: str = ""
+    request_counts: LineCounts | None = None
+    usage: Counts | None = None
+    output_file_id: str | None = None
+
+
+class Used(NamedTuple):
+    usage: Usage
+    cost_pusd: int
+    left_pusd: int = 0  # what the lines without an answer may still cost
+
+
+class _Reply(msgspec.Struct):
+    status_code: int = 200
+    body: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Answered(msgspec.Struct):
+    response: _Reply | None = None
+
+
+_line = msgspec.json.Decoder(_Answered)
+
+
+def used_so_far(batch: Batch, meta: dict[str, Any], prices: TokenPrices) -> Used:
+    counts = batch.request_counts or LineCounts()
+    total = counts.total or meta.get("lines", 0)
+    done = min(counts.completed + counts.failed, total)
+    estimate: int = meta.get("cost_pusd", 0)
+    left = estimate * (total - done) // total if total else estimate
+    usage = batch.usage.usage() if batch.usage is not None else Usage()
+    if usage.tokens_in or usage.tokens_out:
+        cost = _cost_of_lines(usage, counts.completed, prices)
+        # Lines that cost more than estimated so far are expected to go on so.
+        left = max(left, cost * (total - done) // max(counts.completed, 1))
+        return Used(usage, cost, left)
+    if not total:
+        return Used(Usage(), 0, left)
+    tokens_in, tokens_out = (meta.get(name, 0) * counts.completed // total for name in _ESTIMATED)
+    guess = Usage(tokens_in, tokens_out=tokens_out, source="estimated")
+    return Used(guess, estimate * counts.completed // total, left)
+
+
+_ESTIMATED = ("tokens_in", "tokens_out")
+
+
+async def used_in_all(upstreams: Upstreams, owned: Owned, batch: Batch, prices: TokenPrices) -> Used:
+    """Of a batch that has ended. Where its output file is gone: by the counts of its answered lines."""
+    usage = batch.usage.usage() if batch.usage is not None else Usage()
+    if (usage.tokens_in or usage.tokens_out) and not prices.above:
+        return Used(usage, prices.cost(usage))
+    counted = used_so_far(batch, owned.meta, prices)._replace(left_pusd=0)
+    if not batch.output_file_id:
+        return counted
+    kind = KIND_OF_URL.get(batch.endpoint, "chat")
+    used = await _sum(upstreams, owned, batch.output_file_id, kind, prices)
+    return used or (counted if counted.usage.tokens_in or counted.usage.tokens_out else last_seen(owned))
+
+
+def last_seen(owned: Owned) -> Used:
+    """What was noted when the batch was last looked at: of one that its upstream no longer knows."""
+    tokens_in, tokens_out = owned.meta.get("used", (0, 0))
+    usage = Usage(tokens_in, tokens_out=tokens_out, source="estimated")
+    return Used(usage, owned.meta.get("spent_pusd", 0))
+
+
+def _cost_of_lines(usage: Usage, lines: int, prices: TokenPrices) -> int:
+    """A price that rises with the length of a prompt is that of the mean line."""
+    if not prices.above or lines < 1:
+        return prices.cost(usage)
+    mean = Usage(
+        usage.tokens_in // lines,
+        usage.tokens_cached // lines,
+        usage.tokens_cache_write // lines,
+        usage.tokens_out // lines,
+    )
+    return prices.cost(mean) * lines
+
+
+async def _sum(
+    upstreams: Upstreams, owned: Owned, file_id: str, kind: str, prices: TokenPrices
+) -> Used | None:
+    """Line by line: an output file may be larger than memory. None: the upstream no longer has it."""
+    mean = _mean_line(owned.meta)
+    asked = Outgoing("GET", f"/v1/files/{file_id}/content", [], b"", False)
+    deadline = time.monotonic() + ASK_S
+    opened = await upstreams.open([Target(owned.upstream, "")], lambda _: asked, tenant="", deadline=deadline)
+    total, cost, rest = Usage(source="reported"), 0, b""
+    try:
+        if opened.answer.status == 404:
+            return None
+        if opened.answer.status != 200:
+            raise GatewayError("the batch's output file cannot be read")
+        while (data := await opened.answer.next()) is not None:
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > MAX_LINE:
+                raise GatewayError("a line of a batch's output is too long")
+            cost += sum(_add(total, kind, line, prices, mean) for line in lines)
+        cost += _add(total, kind, rest, prices, mean)
+        opened.close(True)
+    finally:
+        opened.abort()
+    return Used(total, cost)
+
+
+def _mean_line(meta: dict[str, Any]) -> Used:
+    """A line by the estimate of its batch."""
+    lines = meta.get("lines", 0) or 1
+    tokens_in, tokens_out = (meta.get(name, 0) // lines for name in _ESTIMATED)
+    return Used(
+        Usage(tokens_in, tokens_out=tokens_out, source="estimated"), meta.get("cost_pusd", 0) // lines
+    )
+
+
+def _add(total: Usage, kind: str, line: bytes, prices: TokenPrices, mean: Used) -> int:
+    """The line's cost. An answer without `usage` counts as the mean line, and marks the sum as estimated."""
+    if not line.strip():
+        return 0
+    answered = _line.decode(line)
+    if answered.response is None:
+        return 0
+    used = usage_of(kind, "openai", bytes(answered.response.body))
+    if used is None and answered.response.status_code >= 400:
+        return 0
+    if used is None:
+        total.source = "estimated"
+    one = used or mean.usage
+    total.tokens_in += one.tokens_in
+    total.tokens_cached += one.tokens_cached
+    total.tokens_cache_write += one.tokens_cache_write
+    total.tokens_out += one.tokens_out
+    total.tokens_reasoning += one.tokens_reasoning
+    return prices.cost(used) if used is not None else mean.cost_pusd

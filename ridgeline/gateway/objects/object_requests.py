@@ -1,0 +1,318 @@
+"""Requests for things that are kept upstream: files, batches, stored responses. Only their owner sees them.
+
+The gateway remembers which tenant made each object and where it lies; to everybody else it does not exist. A
+batch's file is read on its way: every line must be one that its key could have asked for by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from typing import Any, TypeVar
+
+import msgspec
+
+from ridgeline.gateway.body import field, read_fields, write_fields
+from ridgeline.gateway.catalog import allows
+from ridgeline.gateway.errors import (
+    BadRequest,
+    Forbidden,
+    GatewayError,
+    NotFound,
+    Unavailable,
+    UpstreamFailed,
+    out_of_time,
+)
+from ridgeline.gateway.guard.guards import Guard
+from ridgeline.gateway.objects.batch_orders import drop_order, order_batch, with_reason
+from ridgeline.gateway.objects.listing import own_files, page, shown_in
+from ridgeline.gateway.objects.uploads import checked_batch_file, read_form
+from ridgeline.gateway.offload.offload import LARGE
+from ridgeline.gateway.pipeline.endpoints import FILES
+from ridgeline.gateway.pipeline.exchange import Exchange, Headers, Receive, Send
+from ridgeline.gateway.pipeline.forwarding import PASSED_BACK, passed_on
+from ridgeline.gateway.pipeline.own_requests import answer_json
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.reservations import reserve_request
+from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
+from ridgeline.gateway.upstreams.attempts import UNSENT
+from ridgeline.gateway.upstreams.opened import Attempt
+from ridgeline.gateway.upstreams.outgoing import Outgoing, StoredBody, Stretch, Target
+
+T = TypeVar("T")
+
+MAX_ID = 128
+MAX_PAGE = 100
+MAX_BATCH_BODY = LARGE  # bytes of POST /v1/batches: read on the event loop, and OpenAI's metadata fits
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
+UPLOAD_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
+KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
+
+
+class _Made(msgspec.Struct):
+    id: str = ""
+
+
+class ObjectRequests:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._config = parts.settings.gateway
+
+    async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
+        await reserve_request(self._parts, exchange)
+        place = exchange.place
+        if place.object_id:
+            await self._one(exchange, send)
+        elif exchange.method == "GET":
+            await self._list(exchange, send)
+        elif place.endpoint is FILES:
+            await self._upload(exchange, receive, send)
+        else:
+            await self._batch(exchange, receive, send)
+
+    # ---- what is there ----
+
+    async def _one(self, exchange: Exchange, send: Send) -> None:
+        """Somebody else's object and none at all are told in the same words."""
+        place = exchange.place
+        kind = KINDS[place.endpoint.kind]
+        find = self._parts.owned.fresh if kind == "batch" else self._parts.owned.owner
+        owned = await find(place.object_id) if len(place.object_id) <= MAX_ID else None
+        if owned is None or owned.tenant != exchange.tenant or owned.kind != kind:
+            raise NotFound(f"no {kind} is named {place.object_id[:MAX_ID]!r}")
+        if exchange.method == "DELETE" and "batch" in owned.meta:
+            await self._parts.batches.book_before_deletion(owned.meta["batch"])
+        answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
+        if (exchange.method == "DELETE" and answer.status < 300) or (kind == "file" and answer.status == 404):
+            await self._parts.owned.forget(place.object_id)
+        if kind == "batch":
+            body = await self._read(exchange, answer)
+            if answer.status < 300:
+                await own_files(self._parts, owned, body)
+                body = with_reason(body, owned)
+            await self._send(exchange, answer, body, send)
+        else:
+            await self._relay(exchange, answer, send)
+
+    async def _list(self, exchange: Exchange, send: Send) -> None:
+        """What this tenant has made, newest first."""
+        asked = _query(exchange.query)
+        self._upstream()  # raises where nothing is kept
+        listed = await page(
+            self._parts,
+            exchange.tenant,
+            KINDS[exchange.place.endpoint.kind],
+            _limit(asked.get("limit", "20")),
+            asked.get("after", ""),
+        )
+        exchange.end_as("ok", 200)
+        exchange.started = True
+        await answer_json(send, 200, listed, [(b"x-request-id", exchange.id.encode())])
+
+    # ---- what is made ----
+
+    async def _upload(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        form = await read_form(self._parts, exchange, receive)
+        meta: dict[str, Any] = {}
+        changes: dict[str, bytes | Stretch] = {}
+        guard = self._guard(exchange)
+        unknown = form.names - UPLOAD_FIELDS
+        if unknown:
+            name = min(unknown)
+            raise BadRequest(f"{name}: no such field; known: {', '.join(sorted(UPLOAD_FIELDS))}", param=name)
+        for name in form.names - {"file"}:
+            if not _WORD.fullmatch(form.text(name)):
+                raise BadRequest(f"{name}: must be a word or a number", param=name)
+        if form.text("purpose") == "batch":
+            content = form.content("file")
+            if content is None:
+                raise BadRequest("file: is missing", code="missing_field", param="file")
+            changes["file"], meta = await checked_batch_file(
+                self._parts, exchange, content, self._upstream(), guard
+            )
+        elif guard is not None:
+            guard.refuse_unreadable("files")
+        content_type, body = form.written(changes, with_filenames=guard is None)
+        exchange.stay()
+        answer = await self._ask(
+            exchange, self._upstream(), "POST", "/v1/files", body, [(b"content-type", content_type)]
+        )
+        await self._relay_made(exchange, answer, "file", meta, send)
+
+    async def _batch(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        config = self._config
+        exchange.body = await exchange.read_body(
+            receive,
+            min(MAX_BATCH_BODY, config.max_body_bytes),
+            config.upload_timeout_s,
+            self._parts.body_bytes,
+        )
+        exchange.wait_until(exchange.arrived + config.request_timeout_s, out_of_time)
+        exchange.fields = read_fields(exchange.body)
+        file_id = field(exchange.fields, "input_file_id", str, "")
+        owned = await self._parts.owned.owner(file_id) if 0 < len(file_id) <= MAX_ID else None
+        if owned is None or owned.tenant != exchange.tenant or owned.kind != "file":
+            raise NotFound(f"input_file_id: no file is named {file_id[:MAX_ID]!r}", param="input_file_id")
+        if "model" not in owned.meta:
+            raise BadRequest(
+                "input_file_id: the file was not uploaded with purpose batch", param="input_file_id"
+            )
+        self._check_scope(exchange, owned.meta)
+        guard = self._guard(exchange)
+        if guard is not None:
+            own = {name: value for name, value in exchange.fields.items() if name != "input_file_id"}
+            guarded = (await guard.request("batches", own, exchange.tenant)).fields
+            exchange.fields = {**guarded, "input_file_id": exchange.fields["input_file_id"]}
+        exchange.stay()  # a batch that was made and is not remembered would never be booked
+        order = await order_batch(self._parts, exchange, owned)
+        headers: Headers = [(b"content-type", b"application/json")]
+        sent, tried = write_fields(exchange.fields), list[Attempt]()
+        try:
+            answer = await self._ask(
+                exchange, owned.upstream, "POST", "/v1/batches", sent, headers, attempts=tried
+            )
+        except GatewayError:
+            if all(400 <= one.status < 500 or one.cause in UNSENT for one in tried):
+                with contextlib.suppress(GatewayError):  # the order stays, and is dropped later
+                    await drop_order(self._parts, order)
+            raise
+        body = await self._read(exchange, answer)
+        if answer.status >= 400:
+            await drop_order(self._parts, order)
+        elif not await self._parts.owned.rename(order.id, _read_json(body, _Made).id, "batch"):
+            raise UpstreamFailed("the upstream gave an id that it had given before")
+        await self._send(exchange, answer, body, send)
+
+    def _check_scope(self, exchange: Exchange, meta: dict[str, Any]) -> None:
+        """Another key of the team may have put the file there, with more to its scope than this one has."""
+        key = exchange.key
+        assert key is not None
+        if not allows(key.models, meta["model"]):
+            message = f"input_file_id: this key may not use the model {meta['model']!r}"
+            raise Forbidden(message, code="model_not_allowed", param="input_file_id")
+        for name in meta.get("endpoints", ()):
+            if key.endpoints and name not in key.endpoints:
+                message = f"input_file_id: this key may not use the endpoint {name!r}"
+                raise Forbidden(message, code="endpoint_not_allowed", param="input_file_id")
+
+    # ---- there and back ----
+
+    def _upstream(self) -> str:
+        upstream = self._parts.settings.objects_upstream
+        if upstream is None:
+            raise Unavailable("no upstream keeps files and batches here", status=501, code="not_supported")
+        return upstream
+
+    def _guard(self, exchange: Exchange) -> Guard | None:
+        assert exchange.key is not None
+        return self._parts.guards.policy(exchange.key.guard)
+
+    async def _ask(
+        self,
+        exchange: Exchange,
+        upstream: str,
+        method: str,
+        path: str,
+        body: bytes | StoredBody,
+        headers: Headers,
+        attempts: list[Attempt] | None = None,
+    ) -> Answer:
+        key, team = exchange.key, exchange.team
+        assert key is not None
+        headers = [(b"x-request-id", exchange.id.encode()), *passed_on(exchange), *headers]
+        outgoing = Outgoing(method, path, headers, body, False)
+        if exchange.opened is not None:
+            exchange.opened.abort()
+        exchange.opened = opened = await self._parts.upstreams.open(
+            [Target(upstream, "")],
+            lambda target: outgoing,
+            tenant=exchange.tenant,
+            weight=team.weight if team is not None else 1.0,
+            priority=key.priority,
+            strategy="ordered",
+            deadline=exchange.deadline,
+            attempts=attempts,
+            repeatable=method == "GET",
+        )
+        exchange.row.upstream, exchange.row.attempts = upstream, len(opened.attempts)
+        return opened.answer
+
+    async def _read(self, exchange: Exchange, answer: Answer) -> bytes:
+        try:
+            body = await answer.read(self._config.max_answer_bytes)
+        except UpstreamBroken as error:
+            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+        exchange.opened.close(answer.status < 500)
+        return body
+
+    async def _relay_made(
+        self, exchange: Exchange, answer: Answer, kind: str, meta: dict[str, Any], send: Send
+    ) -> None:
+        """Nobody learns an id before the gateway remembers whose it is."""
+        body = await self._read(exchange, answer)
+        if answer.status < 300:
+            made = _read_json(body, _Made)
+            if kind == "file":
+                meta = shown_in(meta, body)
+            if not await self._parts.owned.remember(
+                made.id, exchange.tenant, exchange.row.upstream, kind=kind, meta=meta
+            ):
+                raise UpstreamFailed("the upstream gave an id that it had given before")
+        await self._send(exchange, answer, body, send)
+
+    async def _relay(self, exchange: Exchange, answer: Answer, send: Send) -> None:
+        """In pieces: a file's content may be larger than one wants in memory."""
+        exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
+        exchange.started = True
+        headers = [one for one in answer.headers if one[0] in PASSED_BACK or one[0] == b"content-length"]
+        headers.append((b"x-request-id", exchange.id.encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        total = exchange.deadline
+        try:
+            while (data := await answer.next()) is not None:
+                exchange.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), out_of_time)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                exchange.wait_until(total, out_of_time)
+        except UpstreamBroken as error:
+            # Not ended: the server closes the connection, and the client sees that the body is not whole.
+            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+        exchange.opened.close(answer.status < 500)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, exchange: Exchange, answer: Answer, body: bytes, send: Send) -> None:
+        exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
+        exchange.started = True
+        headers = [one for one in answer.headers if one[0] in PASSED_BACK]
+        headers += [(b"x-request-id", exchange.id.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _path(exchange: Exchange) -> str:
+    """Made anew from what was understood, never the client's own text."""
+    place = exchange.place
+    base = {"files": "/v1/files", "batches": "/v1/batches", "stored_responses": "/v1/responses"}[
+        place.endpoint.kind
+    ]
+    return f"{base}/{place.object_id}" + (f"/{place.action}" if place.action else "")
+
+
+def _read_json(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError:
+        raise UpstreamFailed("the upstream's answer cannot be read") from None
+
+
+def _query(query: bytes) -> dict[str, str]:
+    from urllib.parse import parse_qsl
+
+    return dict(parse_qsl(query.decode("latin-1")[:2048]))
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PAGE:
+        raise BadRequest(f"limit: must be 1 to {MAX_PAGE}", param="limit")
+    return int(text)

@@ -1,0 +1,138 @@
+"""Ids inside a body: of files, responses, items, vector stores and containers that lie at an upstream.
+
+To the upstream all tenants are one client: a request that names an id may read the object. So every id is
+checked against its owner before a request is sent, wherever it stands in the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from ridgeline.gateway.body import Fields
+from ridgeline.gateway.errors import BadRequest, NotFound
+from ridgeline.gateway.offload.offload import is_large, plain
+from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.job import Job
+from ridgeline.gateway.pipeline.parts import Parts
+
+What = Literal["file", "response", "item", "vector store", "container", "conversation"]
+
+KINDS = frozenset({"chat", "responses", "messages", "count_tokens"})  # whose bodies may hold ids
+MAX_ID = 128
+MOST = 1000  # ids in one body
+LONGEST_PLACE = 200  # characters of the name of an id's field; the rest is cut
+# Their values are the client's own words, in which an id refers to nothing.
+_FREE = frozenset(("metadata", "parameters", "input_schema", "schema", "json_schema", "arguments"))
+_TOOL_USES = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
+_ONE: Mapping[str, What] = {
+    "file_id": "file",
+    "previous_response_id": "response",
+    "vector_store_id": "vector store",
+    "container_id": "container",
+    "container": "container",
+    "conversation": "conversation",
+}
+_SEVERAL: Mapping[str, What] = {"file_ids": "file", "vector_store_ids": "vector store"}
+_OWNED = frozenset(("file", "response"))  # what a tenant can make through the gateway
+# Bytes of which a value has one, if it holds an id; a name may be written with escapes.
+_SIGNS = (b"file_id", b"response_id", b"vector_store", b"container", b"item_reference", b"\\u")
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Reference(NamedTuple):
+    field: str  # where it stands: input[0].content[1].file_id
+    what: What
+    id: str
+
+
+def references(kind: str, fields: Fields) -> list[Reference]:
+    """Every id in the body that an upstream would look up."""
+    if kind not in KINDS:
+        return []
+    found: list[Reference] = []
+    for name, raw in fields.items():
+        plain_name = name.lower()
+        if plain_name in _FREE or not (plain_name in _ONE or plain_name in _SEVERAL or _may_hold(name, raw)):
+            continue
+        try:
+            _look({name: _decode(raw)}, "", found, in_items=False)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise BadRequest("the body is not valid JSON", code="invalid_json") from None
+        except RecursionError:
+            raise BadRequest("the body is nested too deeply", code="invalid_json") from None
+    return found
+
+
+async def check_references(parts: Parts, exchange: Exchange, job: Job) -> None:
+    """NotFound for an id that is not the tenant's; the request goes where its objects are."""
+    kind = exchange.place.endpoint.kind
+    if is_large(exchange.fields) and kind in KINDS:
+        found = await parts.offload.run(exchange.tenant, "references", kind, plain(exchange.fields))
+    else:
+        found = references(kind, exchange.fields)
+    assert job.model is not None
+    for reference in found:
+        upstream = await owner_of(parts, exchange.tenant, reference)
+        targets = [one for one in job.targets or job.model.targets if one.upstream == upstream]
+        if not targets:
+            where = f"where the model {job.model.name!r} is not served"
+            message = f"{reference.field}: the {reference.what} lies {where}"
+            raise NotFound(message, param=reference.field)
+        job.targets = targets
+
+
+async def owner_of(parts: Parts, tenant: str, reference: Reference) -> str:
+    """The upstream where the tenant's own object lies."""
+    field, what, id = reference
+    owned = await parts.owned.owner(id) if what in _OWNED and len(id) <= MAX_ID else None
+    if owned is None or owned.tenant != tenant or owned.kind != what:
+        hint = "; send the item itself, or go on with previous_response_id" if what == "item" else ""
+        raise NotFound(f"{field}: no {what} is named {id[:MAX_ID]!r}{hint}", param=field)
+    return owned.upstream
+
+
+def _may_hold(name: str, raw: msgspec.Raw) -> bool:
+    data = bytes(raw).lower()
+    return any(sign in data for sign in _SIGNS) or (name.lower() == "input" and b'"id"' in data)
+
+
+def _look(value: Any, at: str, found: list[Reference], in_items: bool) -> None:
+    """in_items: a member of /v1/responses' `input`, where an object that is an id alone refers to an item."""
+    if isinstance(value, list):
+        for number, one in enumerate(value):
+            _look(one, _within(at, f"[{number}]"), found, in_items)
+        return
+    if not isinstance(value, dict):
+        return
+    kind = value.get("type")
+    is_id_alone = in_items and kind is None and value.keys() <= {"id", "type"}
+    if kind == "item_reference" or is_id_alone:
+        _add(found, _within(at, ".id"), "item", value.get("id"))
+    for name, inner in value.items():
+        plain_name = name.lower()
+        if plain_name in _FREE or (plain_name == "input" and kind in _TOOL_USES):
+            continue
+        place = _within(at, f".{name}" if at else name)
+        if plain_name in _ONE:
+            _add(found, place, _ONE[plain_name], inner.get("id") if isinstance(inner, dict) else inner)
+        elif plain_name in _SEVERAL and isinstance(inner, list):
+            for one in inner:
+                _add(found, place, _SEVERAL[plain_name], one)
+        _look(inner, place, found, in_items=not at and plain_name == "input")
+
+
+def _within(at: str, step: str) -> str:
+    """Bounded: each id holds its own copy, and a client's field name may have megabytes."""
+    return (at + step[:LONGEST_PLACE])[:LONGEST_PLACE]
+
+
+def _add(found: list[Reference], field: str, what: What, id: Any) -> None:
+    if not isinstance(id, str) or (not id and what != "item"):
+        return
+    if len(found) == MOST:
+        raise BadRequest(f"{field}: the body names more than {MOST} objects", param=field)
+    found.append(Reference(field, what, id))

@@ -1,0 +1,1 @@
+"""One request through the gateway: app, checks, limits, routing, forwarding, relaying, the ledger row."""

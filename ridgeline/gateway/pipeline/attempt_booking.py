@@ -1,0 +1,133 @@
+"""AttemptBooking: every attempt that an upstream may bill is written ahead, and ends in a row.
+
+The row of a request books the attempt that answered, or the last one. Attempts before it and hedges beside it
+that a hosted upstream may have computed have rows of their own: the request's id, a dot and their number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from ridgeline.gateway.accounting.estimate import unseen_tokens
+from ridgeline.gateway.accounting.row import LedgerRow, Opening
+from ridgeline.gateway.accounting.usage import Usage
+from ridgeline.gateway.pipeline.estimating import Estimates, limit_tokens
+from ridgeline.gateway.pipeline.exchange import Begun, Exchange
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.upstreams.attempts import UNSENT
+from ridgeline.gateway.upstreams.opened import Attempt
+from ridgeline.gateway.upstreams.outgoing import Target
+
+COPIED = ("at_ms", "key_id", "team_id", "endpoint", "model_asked", "model", "stream")
+
+
+class AttemptBooking:
+    def __init__(self, parts: Parts, estimates: Estimates) -> None:
+        self._parts, self._estimates = parts, estimates
+        self._hosted = {one.name for one in parts.settings.upstreams if one.kind != "ridgeline"}
+        self._read_on_s = {one.name: one.reads_on_s for one in parts.settings.upstreams}
+
+    def begin(self, exchange: Exchange, target: Target) -> int:
+        """Write the next attempt ahead; its number. Unavailable where the ledger takes no more."""
+        row, begun = exchange.row, exchange.begun
+        noted = _noted(exchange)
+        self._book(exchange, [one for one in begun if one.number in noted], noted)
+        is_taken = any(one.id == row.request_id and one.number not in noted for one in begun)
+        number = len(begun) + 1
+        bound = self._estimates.output_bound(exchange)
+        used = self._estimates.input(exchange, row.model, target)
+        opening = Opening(
+            f"{row.request_id}.{number}" if is_taken else row.request_id,
+            row.at_ms,
+            row.key_id,
+            row.team_id,
+            row.endpoint,
+            row.model_asked,
+            row.model,
+            target.upstream,
+            target.model,
+            row.stream,
+            used.tokens_in,
+            bound.answers,
+            bound.limit,
+            used.audio_ms,
+            used.characters,
+        )
+        self._parts.ledger.open(opening)
+        exchange.asked_at = time.monotonic()
+        begun.append(Begun(opening.request_id, number, target, exchange.asked_at))
+        exchange.late_usage = True  # until its end has come only the upstream knows what it used
+        exchange.read_on_s = self._read_on_s[target.upstream]
+        return number
+
+    def end(self, exchange: Exchange) -> None:
+        """The request has ended: book what its own row does not."""
+        if not exchange.begun:
+            return
+        noted = _noted(exchange)
+        answered = [one for one in exchange.begun if one.number in noted and not noted[one.number].cause]
+        own = answered[-1] if exchange.opened is not None and answered else exchange.begun[-1]
+        if exchange.opened is None and not _may_be_billed(noted.get(own.number)):
+            # Of a failure our own server knows what it computed; a hosted one does not bill it.
+            exchange.late_usage &= own.target.upstream not in self._hosted
+        own.is_booked = True
+        self._book(exchange, exchange.begun, noted, free=own.id)
+        self._close_others(exchange)
+        exchange.begun = []
+
+    def _book(
+        self, exchange: Exchange, some: Iterable[Begun], noted: dict[int, Attempt], free: str = ""
+    ) -> None:
+        """Rows of attempts that may be billed. free: the opening of the attempt of the request's own row."""
+        main = exchange.row.request_id
+        for one in some:
+            attempt = noted.get(one.number)
+            if one.is_booked or one.target.upstream not in self._hosted or not _may_be_billed(attempt):
+                continue
+            one.is_booked = True
+            # A hedge that won leaves its opening to the attempt whose opening the request's own row closes.
+            id = one.id if one.id != main else free if free not in ("", main) else f"{main}.{one.number}"
+            seconds = time.monotonic() - one.at if attempt is None else attempt.took_s
+            bound = self._estimates.output_bound(exchange)
+            usage = self._estimates.input(exchange, exchange.row.model, one.target)
+            usage.tokens_out += unseen_tokens(seconds, bound.limit, bound.answers)
+            usage.source = "estimated"
+            self._close(exchange, id, one.target, usage, attempt.cause if attempt else "hedged", seconds)
+
+    def _close_others(self, exchange: Exchange) -> None:
+        """Openings that no row has closed: a restart would book them as lost."""
+        ids = {one.id: one for one in exchange.begun if one.id != exchange.row.request_id}
+        for id, one in ids.items():
+            if id not in exchange.closed:
+                self._close(exchange, id, one.target, Usage(), "not_billed", 0.0)
+
+    def _close(
+        self, exchange: Exchange, id: str, target: Target, usage: Usage, cause: str, seconds: float
+    ) -> None:
+        parts, main = self._parts, exchange.row
+        row = LedgerRow(id, main.at_ms, **{name: getattr(main, name) for name in COPIED[1:]})
+        row.upstream, row.upstream_model = target.upstream, target.model
+        row.outcome, row.error_code, row.attempts = "upstream_failed", cause, 1
+        row.total_ms = seconds * 1000
+        row.tokens_in, row.tokens_out, row.usage_source = usage.tokens_in, usage.tokens_out, usage.source
+        row.audio_ms, row.characters = usage.audio_ms, usage.characters
+        if usage.source != "none":
+            row.cost_pusd, row.price_source = parts.prices.cost(
+                row.model, row.upstream, row.upstream_model, usage
+            )
+        exchange.closed.add(id)
+        exchange.tokens_before += limit_tokens(row)
+        exchange.pusd_before += row.cost_pusd
+        parts.ledger.close(row)
+        parts.metrics.spent(row)
+
+
+def _noted(exchange: Exchange) -> dict[int, Attempt]:
+    """What came of the attempts that have ended, by their number."""
+    return {one.number: one for one in exchange.attempts if one.number}
+
+
+def _may_be_billed(attempt: Attempt | None) -> bool:
+    """None: still under way. An answer with an error status, or no request that was sent, is not billed."""
+    return attempt is None or (attempt.status == 0 and attempt.cause not in UNSENT)

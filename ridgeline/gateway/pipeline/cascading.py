@@ -1,0 +1,74 @@
+"""Cascading: the cheap model is asked first; its answer goes out if it was sure, else the strong one's.
+
+Both are upstream calls of their own, so both have a row: the cheap answer that was not good enough under the
+request's id, the strong one's under that id with `.strong` behind it.
+"""
+
+from __future__ import annotations
+
+from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.errors import ClientGone, UpstreamFailed
+from ridgeline.gateway.pipeline.estimating import limit_tokens
+from ridgeline.gateway.pipeline.exchange import Exchange, Send
+from ridgeline.gateway.pipeline.finishing import Booking
+from ridgeline.gateway.pipeline.forwarding import Forwarding, Whole
+from ridgeline.gateway.pipeline.job import Job
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.routing.cascade import ask_for_logprobs, strip_logprobs
+
+
+class Cascading:
+    def __init__(self, parts: Parts, forwarding: Forwarding, booking: Booking) -> None:
+        self._parts, self._forwarding, self._booking = parts, forwarding, booking
+
+    async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
+        decision = job.decision
+        assert decision is not None
+        assert decision.cascade is not None
+        kind, own = exchange.place.endpoint.kind, exchange.fields
+        asked = dict(own)
+        is_asked = ask_for_logprobs(kind, asked)
+        if is_asked:
+            exchange.fields = asked
+        confidence: float | None = None
+        try:
+            await self._forwarding.open(exchange, job)
+            whole = await self._forwarding.whole(exchange, job)
+        except UpstreamFailed as error:
+            if exchange.opened is not None:
+                exchange.opened.abort()  # an answer that broke off still holds its place
+            exchange.end_as("upstream_failed", error.status, error.code)
+        else:
+            if whole.status < 400:
+                confidence = decision.cascade.confidence(whole.body)
+                decision.why["confidence"] = None if confidence is None else round(confidence, 4)
+            if whole.status < 400 and decision.cascade.accept(whole.body):
+                body = strip_logprobs(whole.body) if is_asked else whole.body
+                await self._forwarding.deliver(exchange, job, Whole(whole.status, whole.headers, body), send)
+                return
+            exchange.end_as("ok" if whole.status < 400 else "refused", whole.status, "escalated")
+        if exchange.gone:
+            raise ClientGone
+        await self._booking.settle(exchange)
+        if is_asked:
+            exchange.fields = own
+        self._escalate(exchange, job, confidence)
+        await self._forwarding.forward(exchange, job, send)
+
+    def _escalate(self, exchange: Exchange, job: Job, confidence: float | None) -> None:
+        parts, decision = self._parts, job.decision
+        assert decision is not None
+        assert job.question is not None
+        assert parts.router is not None
+        parts.router.escalated(job.question, decision, confidence)
+        before = self._booking.close(exchange)
+        exchange.tokens_before += limit_tokens(before)
+        exchange.pusd_before += before.cost_pusd
+        job.model = parts.catalog.find(decision.escalate_to)
+        row = LedgerRow(f"{before.request_id}.strong", before.at_ms)
+        for name in ("key_id", "team_id", "endpoint", "model_asked", "stream", "guard"):
+            setattr(row, name, getattr(before, name))
+        row.model = job.model.name
+        exchange.row, exchange.usage, exchange.opened, exchange.late_usage = row, None, None, False
+        exchange.answer, exchange.input_estimate, exchange.texts = None, None, []
+        exchange.first_at = exchange.read_on_s = 0.0

@@ -1,0 +1,203 @@
+"""Estimates: fills in what no upstream has reported of a request that it may bill.
+
+Texts are counted with the tokenizer that [[models]] names, else by the formula of `accounting.estimate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from ridgeline.gateway.accounting.estimate import (
+    PROMPT_FIELDS,
+    answer_tokens,
+    answer_tokens_so_far,
+    prompt_tokens,
+    unseen_tokens,
+)
+from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.accounting.tokenizer_counts import TokenizerCounts, unescaped
+from ridgeline.gateway.accounting.usage import Usage
+from ridgeline.gateway.body import Fields
+from ridgeline.gateway.dialects.counts import AUDIO
+from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.objects.audio_length import audio_length_s
+from ridgeline.gateway.offload.offload import LARGE, plain
+from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.reservations import GENERATING, most_used
+from ridgeline.gateway.upstreams.outgoing import Target
+
+FREE = frozenset({"count_tokens"})  # kinds that no provider bills
+AUDIO_PER_S = 10  # tokens of a second of sound that is read,
+SPEECH_PER_S = 21  # and of one that is spoken, as OpenAI counts
+SPOKEN_PER_S = 12  # characters of text: rather slow, so that the sound is rather long
+
+
+class OutputBound(NamedTuple):
+    """answers: how many are written in parallel, 0 where a kind has no output. limit: tokens of one."""
+
+    answers: int
+    limit: int | None
+
+
+class Estimates:
+    def __init__(self, parts: Parts) -> None:
+        self._catalog, self._prices = parts.catalog, parts.prices
+        self._offload = parts.offload
+        self._counts = TokenizerCounts()
+        self._weighing = (
+            asyncio.Lock()
+        )  # of one piece of an answer: the event loop does not run many in a row
+
+    def is_due(self, exchange: Exchange) -> bool:
+        """An upstream may bill the request and has not reported all of what it used."""
+        if exchange.place.endpoint.kind in FREE:
+            return False
+        if exchange.usage is not None:
+            return exchange.usage.source == "estimated"
+        return exchange.late_usage or exchange.answer is not None
+
+    def is_slow(self, exchange: Exchange) -> bool:
+        """The count needs a tokenizer, which runs in a thread or an offload process, or many steps."""
+        if not self.is_due(exchange):
+            return False
+        has_tokenizer = (
+            exchange.place.endpoint.kind not in AUDIO and self._tokenizer_file(exchange) is not None
+        )
+        return has_tokenizer or self.is_long(exchange)
+
+    def is_long(self, exchange: Exchange) -> bool:
+        """The answer is too long to be weighed in one step."""
+        return len(self._written(exchange)) > LARGE
+
+    async def fill(self, exchange: Exchange) -> None:
+        file = self._tokenizer_file(exchange)
+        if file is None or exchange.place.endpoint.kind in AUDIO:
+            await self.fill_by_formula(exchange)
+            return
+        fields = plain({name: exchange.fields[name] for name in PROMPT_FIELDS if name in exchange.fields})
+        answer, texts = exchange.answer, exchange.texts
+        if sum(map(len, (*fields.values(), answer or b"", *texts))) > LARGE:
+            counted = await self._offload.run(exchange.tenant, "count_tokens", file, fields, answer, texts)
+        else:
+            counted = await asyncio.to_thread(self._counts.count, file, fields, answer, texts)
+        self._fill(exchange, *counted)
+
+    async def fill_by_formula(self, exchange: Exchange) -> None:
+        """Weigh a long answer piece by piece, with the loop's other work between the pieces."""
+        if not self.is_long(exchange):
+            self.fill_now(exchange)
+            return
+        answered = 0
+        steps = answer_tokens_so_far(self._written(exchange))
+        while True:
+            async with self._weighing:
+                step = next(steps, None)
+                await asyncio.sleep(0)
+            if step is None:
+                break
+            answered = step
+        self._fill_by_formula(exchange, answered)
+
+    def fill_now(self, exchange: Exchange) -> None:
+        """By the formula, in one step."""
+        self._fill_by_formula(exchange, answer_tokens(self._written(exchange)))
+
+    def _fill_by_formula(self, exchange: Exchange, answered: int) -> None:
+        if exchange.place.endpoint.kind in AUDIO:
+            self._fill_audio(exchange, answered)
+        else:
+            self._fill(exchange, self.input_tokens(exchange), answered)
+
+    def _written(self, exchange: Exchange) -> bytes:
+        """The answer where it is text that the model wrote; vectors, scores and sound are not."""
+        kind = exchange.place.endpoint.kind
+        is_text = kind in GENERATING or (kind in AUDIO and kind != "speech")
+        return exchange.answer or b"" if is_text else b""
+
+    def input(self, exchange: Exchange, model: str, target: Target) -> Usage:
+        """The input of a request, in the units that this target has a price for."""
+        kind = exchange.place.endpoint.kind
+        if kind not in AUDIO:
+            return Usage(self.input_tokens(exchange))
+        prices = self._prices.of(model, target.upstream, target.model)
+        used = self.audio(exchange)
+        if kind == "speech" and not prices.character and (prices.fresh or prices.out):
+            used.tokens_in = self.input_tokens(exchange)
+            used.tokens_out = used.audio_out = math.ceil(used.characters / SPOKEN_PER_S * SPEECH_PER_S)
+        elif kind != "speech" and not prices.minute and (prices.fresh or prices.audio_in):
+            used.tokens_in = used.audio_in = math.ceil(used.audio_ms / 1000 * AUDIO_PER_S)
+        return used
+
+    def audio(self, exchange: Exchange) -> Usage:
+        """Sound that was sent, and text that is to be spoken."""
+        text = exchange.fields.get("input")
+        spoken = exchange.place.endpoint.kind == "speech" and text is not None
+        return Usage(
+            audio_ms=exchange.audio_ms,
+            characters=len(unescaped(bytes(text)[1:-1])) if spoken and text else 0,
+        )
+
+    def input_tokens(self, exchange: Exchange) -> int:
+        if exchange.input_estimate is None:
+            exchange.input_estimate = prompt_tokens(exchange.fields)
+        return exchange.input_estimate
+
+    def output_bound(self, exchange: Exchange) -> OutputBound:
+        kind = exchange.place.endpoint.kind
+        if kind not in GENERATING:
+            return OutputBound(0, 0)
+        try:
+            counts = exchange.prompt_counts
+            answers = most_used(kind, _without_limits(exchange.fields), 0, 1, counts).tokens_out
+            limit = most_used(kind, exchange.fields, 0, 0, counts).tokens_out // max(answers, 1)
+        except GatewayError:
+            return OutputBound(1, None)
+        return OutputBound(answers, limit or None)
+
+    def _fill(self, exchange: Exchange, tokens_in: int, answered: int) -> None:
+        usage = exchange.usage or Usage()
+        bound = self.output_bound(exchange)
+        usage.source = "estimated"
+        usage.tokens_in = usage.tokens_in or tokens_in
+        if not bound.answers:
+            usage.tokens_out = 0
+        elif exchange.answer is not None or answered:
+            usage.tokens_out = answered
+        elif not usage.tokens_out:
+            seconds = time.monotonic() - exchange.asked_at
+            usage.tokens_out = unseen_tokens(seconds, bound.limit, bound.answers)
+        exchange.usage = usage
+
+    def _fill_audio(self, exchange: Exchange, answered: int) -> None:
+        """Seconds and characters are what is billed; tokens in their place are an estimate."""
+        row = exchange.row
+        used = self.input(exchange, row.model, Target(row.upstream, row.upstream_model))
+        answer = exchange.answer
+        if answer and used.tokens_in and exchange.place.endpoint.kind == "speech":
+            seconds, is_known = audio_length_s(lambda at, most: answer[at : at + most], len(answer))
+            if is_known:
+                used.tokens_out = used.audio_out = math.ceil(seconds * SPEECH_PER_S)
+        elif answer and used.tokens_in:
+            used.tokens_out = answered
+        is_told = answer is not None and (exchange.audio_told or not exchange.audio_ms)
+        used.source = "counted" if is_told and not used.tokens_in else "estimated"
+        exchange.usage = used
+
+    def _tokenizer_file(self, exchange: Exchange) -> Path | None:
+        model = exchange.row.model
+        return self._catalog.find(model).config.tokenizer if model else None
+
+
+def limit_tokens(used: Usage | LedgerRow) -> int:
+    """What a request counts against limits of tokens: seconds of sound and characters at their usual rate."""
+    tokens = used.tokens_in + used.tokens_out
+    return tokens or math.ceil(used.audio_ms / 1000 * AUDIO_PER_S) + math.ceil(used.characters / 4)
+
+
+def _without_limits(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if not name.startswith("max_")}

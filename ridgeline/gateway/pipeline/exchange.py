@@ -1,0 +1,248 @@
+"""Exchange: one request at the gateway, from its arrival to its row. And the one sweep over all deadlines.
+
+The app makes it, the handlers fill it in. A client that leaves and a deadline that passes both end it by
+cancelling its task, wherever it waits: for a body, a limit, a turn, an upstream or a slow reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.gateway.accounting.row import LedgerRow, Outcome
+from ridgeline.gateway.accounting.usage import Usage
+from ridgeline.gateway.body import Fields
+from ridgeline.gateway.clock import unix_s
+from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
+from ridgeline.gateway.objects.spool import Spool
+from ridgeline.gateway.pipeline.endpoints import Place
+from ridgeline.gateway.pipeline.held_bytes import Held, HeldBytes
+from ridgeline.gateway.tenants.keys import Key, Team
+from ridgeline.gateway.upstreams.outgoing import Target
+from ridgeline.web.connection import CONNECTION, BoundedConnection
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+SWEEP_S = 0.1
+ANONYMOUS = Key("anonymous", "anonymous")  # who asks without a key, where that is allowed
+
+
+@dataclass(slots=True)
+class Begun:
+    """One attempt at an upstream."""
+
+    id: str  # of its opening in the ledger
+    number: int
+    target: Target
+    at: float  # monotonic seconds
+    is_booked: bool = False
+
+
+class Exchange:
+    __slots__ = (
+        "answer",
+        "arrived",
+        "asked_at",
+        "attempts",
+        "audio_ms",
+        "audio_told",
+        "begun",
+        "body",
+        "closed",
+        "connection",
+        "deadline",
+        "deadline_error",
+        "expired",
+        "fields",
+        "first_at",
+        "gone",
+        "headers",
+        "held",
+        "input_estimate",
+        "key",
+        "late_usage",
+        "limit_headers",
+        "method",
+        "opened",
+        "place",
+        "prompt_counts",
+        "pusd_before",
+        "query",
+        "read_on_s",
+        "reservation",
+        "row",
+        "spools",
+        "started",
+        "task",
+        "team",
+        "texts",
+        "tokens_before",
+        "trace",
+        "usage",
+        "why",
+    )
+
+    def __init__(self, place: Place, scope: Scope) -> None:
+        self.place = place
+        self.method: str = scope["method"]
+        self.arrived = time.monotonic()
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.query: bytes = scope["query_string"]
+        self.row = LedgerRow(
+            f"req_{secrets.token_hex(12)}", int(unix_s() * 1000), endpoint=place.endpoint.name
+        )
+        self.key: Key | None = None
+        self.team: Team | None = None
+        self.body = b""
+        self.held: Held | None = None  # what its body takes of the worker's memory
+        self.spools: list[Spool] = []  # what of it lies on disk
+        self.fields: Fields = {}
+        self.prompt_counts: tuple[int, int] | None = None  # of a large request, counted once
+        self.usage: Usage | None = None
+        self.late_usage = False  # broken off: its upstream knows better than we do what it used
+        self.answer: bytes | None = None  # a whole answer that did not say what it used
+        self.texts: list[bytes] = []  # of a stream, where a tokenizer may have to count them
+        self.input_estimate: int | None = None  # tokens, counted once
+        self.audio_ms = 0  # of the sound that was sent,
+        self.audio_told = False  # as its container says; else guessed from its size
+        self.begun: list[Begun] = []  # attempts of the row that is open
+        self.closed: set[str] = set()  # ids of rows of attempts
+        self.asked_at = 0.0  # the last attempt
+        self.read_on_s = 0.0  # how long an answer is read on for its usage after the client left
+        self.reservation: Any = None
+        self.limit_headers: Headers = []
+        self.opened: Any = None
+        self.trace: Any = None
+        self.attempts: list[Any] = []
+        self.why: dict[str, Any] = {}  # of the route: into the row
+        self.tokens_before = self.pusd_before = 0  # of rows that this request has already closed
+        self.first_at = 0.0
+        self.started = False
+        self.gone = False
+        self.expired: GatewayError | None = None
+        self.deadline = self.arrived + 3600.0
+        self.deadline_error: Callable[[], GatewayError] | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        # Of our own listener: it tells at once of a client that has gone, without a task that waits for it.
+        self.connection: BoundedConnection = scope[CONNECTION]
+        self.connection.when_gone = self.client_is_gone
+
+    @property
+    def id(self) -> str:
+        return self.row.request_id
+
+    @property
+    def tenant(self) -> str:
+        return self.key.tenant if self.key is not None else ""
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("latin-1")
+
+    def end_as(self, outcome: Outcome, status: int, code: str = "") -> None:
+        self.row.outcome, self.row.status, self.row.error_code = outcome, status, code
+
+    def wait_until(self, deadline: float, error: Callable[[], GatewayError]) -> None:
+        if not self.gone:
+            self.deadline, self.deadline_error = deadline, error
+
+    def client_is_gone(self) -> None:
+        """End the request; one that an upstream bills anyway is read on for a while, for its usage."""
+        if self.gone:
+            return
+        if self.read_on_s > 0:
+            until = min(time.monotonic() + self.read_on_s, self.deadline)
+            self.wait_until(until, lambda: GatewayError("the client has left", status=499))
+            self.gone = True
+        else:
+            self.gone = True
+            self.task.cancel()
+
+    def stay(self) -> None:
+        """From here on the request is carried out, whether or not its client waits for it."""
+        self.connection.when_gone = None
+
+    def expire(self) -> None:
+        if self.deadline_error is not None:
+            self.end_with(self.deadline_error())
+
+    def end_with(self, error: GatewayError) -> None:
+        """End it now: its client is told, in the stream if that has begun."""
+        if self.expired is None:
+            self.expired = error
+            self.task.cancel()
+
+    async def read_body(self, receive: Receive, max_bytes: int, timeout_s: float, memory: HeldBytes) -> bytes:
+        """The whole body, counted in `memory` until the request ends."""
+        assert self.key is not None
+        self.held = memory.hold(self.key.id)
+        pieces = [piece async for piece in self.body_pieces(receive, max_bytes, timeout_s, self.held)]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def body_pieces(
+        self, receive: Receive, max_bytes: int, timeout_s: float, held: Held
+    ) -> AsyncIterator[bytes]:
+        """The body as it arrives, refused as soon as it is known to be too large or too slow."""
+        announced = self.headers.get(b"content-length", b"")
+        if announced.isdigit():
+            if len(announced) > 15 or int(announced) > max_bytes:
+                raise _too_large(max_bytes)
+            held.expect(int(announced))
+        self.wait_until(self.arrived + timeout_s, lambda: _too_slow(timeout_s))
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            size += len(piece)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            held.add(len(piece))
+            yield bytes(piece)
+        connection = self.connection
+        if connection.flow.read_paused and not connection.pipeline:
+            connection.flow.resume_reading()  # the last piece was large; an unread socket never tells its end
+
+
+class Deadlines:
+    """All exchanges under way; those whose time is up are ended. A timer each would cost more."""
+
+    def __init__(self) -> None:
+        self.live: set[Exchange] = set()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._handle = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def end_all(self, error: GatewayError) -> None:
+        for exchange in list(self.live):
+            exchange.end_with(error)
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        for exchange in [one for one in self.live if now > one.deadline]:
+            exchange.expire()
+        self.start()
+
+
+def _too_large(max_bytes: int) -> BadRequest:
+    message = f"the body is larger than {max_bytes} bytes, this gateway's limit"
+    return BadRequest(message, status=413, code="body_too_large")
+
+
+def _too_slow(timeout_s: float) -> BadRequest:
+    message = f"the body had not arrived after {timeout_s:g} s, this gateway's limit"
+    return BadRequest(message, status=408, code="timeout", headers={"connection": "close"})

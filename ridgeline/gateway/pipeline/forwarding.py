@@ -1,0 +1,320 @@
+"""Forwarding: a request on its way to an upstream, and the answer on its way back.
+
+What an upstream says reaches the client byte for byte, unless a dialect, a guard or a figure that the client
+had not asked for stands between. The ledger knows of a request before its first byte leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from ridgeline.gateway.accounting.usage import Usage
+from ridgeline.gateway.body import Fields, raw, write_fields
+from ridgeline.gateway.dialects.counts import usage_of
+from ridgeline.gateway.dialects.error_bodies import translated_error
+from ridgeline.gateway.dialects.families import Family
+from ridgeline.gateway.dialects.streams.usage_reader import Hide, ask_for_usage
+from ridgeline.gateway.dialects.translate import translate_answer, translate_request
+from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError, UpstreamFailed, key_revoked
+from ridgeline.gateway.objects.stored_responses import remember_response
+from ridgeline.gateway.offload.offload import LARGE, is_large, plain, raw_fields
+from ridgeline.gateway.pipeline.attempt_booking import AttemptBooking
+from ridgeline.gateway.pipeline.cache_salt import FIELD, salted, takes_salt
+from ridgeline.gateway.pipeline.endpoints import Endpoint
+from ridgeline.gateway.pipeline.exchange import ANONYMOUS, Exchange, Headers, Send
+from ridgeline.gateway.pipeline.job import Job, Sent
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.relaying import StreamRelay
+from ridgeline.gateway.upstreams.answer import UpstreamBroken
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+
+# What of a client's own headers goes on; everything else, keys and forged ones above all, stays here.
+PASSED_ON = (b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"idempotency-key")
+LONGEST_PASSED_ON = 512  # bytes of a value: these are words of a protocol, and no guard reads them
+# What of an upstream's headers comes back.
+PASSED_BACK = frozenset(
+    {
+        *(b"content-type", b"content-disposition", b"openai-processing-ms", b"openai-version"),
+        *(b"x-ridgeline-schema-ignored", b"x-ridgeline-schema-checked"),
+    }
+)
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "count_tokens": "/v1/messages/count_tokens",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "score": "/v1/score",
+    "speech": "/v1/audio/speech",
+    "transcriptions": "/v1/audio/transcriptions",
+    "translations": "/v1/audio/translations",
+}
+
+
+def passed_on(exchange: Exchange) -> Headers:
+    """The client's own headers that its upstream sees."""
+    headers: Headers = []
+    for name in PASSED_ON:
+        value = exchange.headers.get(name)
+        if value is None:
+            continue
+        if len(value) > LONGEST_PASSED_ON:
+            text = f"the header {name.decode()} is longer than {LONGEST_PASSED_ON} bytes"
+            raise BadRequest(text, code="invalid_header")
+        if name == b"idempotency-key":
+            # To the upstream all tenants are one client: what one of them has had answered is no other's.
+            value = sha256(exchange.tenant.encode() + b"\0" + value).hexdigest().encode()
+        headers.append((name, value))
+    return headers
+
+
+class Whole(NamedTuple):
+    """An upstream's answer that is all here, in the client's dialect."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Forwarding:
+    def __init__(self, parts: Parts, attempts: AttemptBooking) -> None:
+        self._parts = parts
+        self._attempts = attempts
+        self._config = parts.settings.gateway
+        self._upstreams = {one.name: one for one in parts.settings.upstreams}
+
+    async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
+        await self.open(exchange, job)
+        if exchange.row.stream and exchange.opened.answer.status < 400:
+            headers = self.headers(exchange, job, exchange.opened.answer.headers)
+            await StreamRelay(self._parts, exchange, job).run(headers, send)
+        else:
+            await self.deliver(exchange, job, await self.whole(exchange, job), send)
+
+    async def open(self, exchange: Exchange, job: Job) -> None:
+        """Ask until somebody answers: afterwards `exchange.opened` is the answer's beginning."""
+        model, key, team, row = job.model, exchange.key, exchange.team, exchange.row
+        assert model is not None
+        assert key is not None
+        if row.gateway_ms is None:
+            row.gateway_ms = (time.monotonic() - exchange.arrived) * 1000
+        exchange.attempts = []
+        targets = job.targets or model.targets
+        if is_large(exchange.fields):
+            await self._translate_large(exchange, job, targets)
+        try:
+            exchange.opened = opened = await self._parts.upstreams.open(
+                targets,
+                lambda target: self._prepare(exchange, job, target),
+                tenant=exchange.tenant,
+                weight=team.weight if team is not None else 1.0,
+                priority=key.priority,
+                strategy=model.strategy,
+                deadline=exchange.deadline,
+                hedge_after_s=model.hedge_after_s,
+                attempts=exchange.attempts,
+            )
+        finally:
+            row.attempts = len(exchange.attempts)
+            if exchange.attempts and exchange.opened is None:
+                row.upstream = exchange.attempts[-1].upstream
+        exchange.first_at = time.monotonic()
+        row.upstream, row.upstream_model = opened.target.upstream, opened.target.model
+        row.credential = opened.credential
+        row.queue_ms = opened.queue_s * 1000
+        row.ttft_ms = (exchange.first_at - opened.asked_at) * 1000
+
+    # ---- out ----
+
+    def _prepare(self, exchange: Exchange, job: Job, target: Target) -> Outgoing:
+        """The request as this target is to see it, written ahead to the ledger."""
+        endpoint, row = exchange.place.endpoint, exchange.row
+        if exchange.key is not ANONYMOUS and self._parts.policy.policy.key(row.key_id) is None:
+            # Revoked or expired while it waited for a limit, a turn or a retry.
+            raise key_revoked()
+        if exchange.gone:
+            raise ClientGone  # read on for its usage, and failed: nothing is sent again
+        row.upstream, row.upstream_model = target.upstream, target.model
+        headers: Headers = [(b"x-request-id", row.request_id.encode()), *passed_on(exchange)]
+        if exchange.trace is not None:
+            headers.append((b"traceparent", exchange.trace.traceparent(target.upstream)))
+        if job.form is not None:
+            content_type, form = job.form.written({"model": target.model.encode()})
+            headers.append((b"content-type", content_type))
+            number = self._attempts.begin(exchange, target)
+            return Outgoing("POST", PATHS[endpoint.kind], headers, form, False, number)
+        headers.append((b"content-type", b"application/json"))
+        path, fields = self._fields_for(exchange, job, target)
+        # Each value is the client's own bytes; only a field that stood there twice stands there once.
+        body = write_fields(fields)
+        return Outgoing("POST", path, headers, body, row.stream, self._attempts.begin(exchange, target))
+
+    def _fields_for(self, exchange: Exchange, job: Job, target: Target) -> tuple[str, Fields]:
+        endpoint, row, fields = exchange.place.endpoint, exchange.row, exchange.fields
+        kind, path = endpoint.kind, PATHS[endpoint.kind]
+        hide: Hide = ""
+        family = self._family(endpoint, target)
+        is_translated = family != endpoint.family
+        has_salt = takes_salt(self._upstreams[target.upstream], kind)
+        if is_translated:
+            other, fields = self._translated(exchange, job, (family, has_salt))
+            path = other or path
+        fields = {**fields, "model": raw(target.model)}
+        if has_salt:
+            assert job.model is not None
+            fields = salted(fields, exchange.fields, exchange.tenant, job.model.config)
+        if row.stream and family != "anthropic":
+            fields = dict(fields)
+            hide = ask_for_usage("chat" if is_translated else kind, fields)
+        job.note(target, Sent(family, is_translated, hide))
+        return path, fields
+
+    async def _translate_large(self, exchange: Exchange, job: Job, targets: Sequence[Target]) -> None:
+        """Before a target is asked: what writes the request for it has no time to wait."""
+        endpoint = exchange.place.endpoint
+        for target in targets:
+            family = self._family(endpoint, target)
+            form = family, takes_salt(self._upstreams[target.upstream], endpoint.kind)
+            if family == endpoint.family or form in job.translated:
+                continue
+            own = plain(_unsalted(exchange.fields, form))
+            try:
+                path, fields = await self._parts.offload.run(
+                    exchange.tenant, "translate", endpoint.kind, own, family
+                )
+                job.translated[form] = path, raw_fields(fields)
+            except GatewayError as error:  # told if no other target can be asked
+                job.translated[form] = error
+
+    def _translated(self, exchange: Exchange, job: Job, form: tuple[Family, bool]) -> tuple[str, Fields]:
+        done = job.translated.get(form)
+        if done is None:
+            kind, dialects = exchange.place.endpoint.kind, self._parts.settings.dialects
+            return translate_request(kind, _unsalted(exchange.fields, form), form[0], dialects)
+        if isinstance(done, GatewayError):
+            raise done
+        return done
+
+    def _family(self, endpoint: Endpoint, target: Target) -> Family:
+        """Our own server speaks both; others are asked in their own."""
+        upstream = self._upstreams[target.upstream]
+        if upstream.kind == "ridgeline":
+            return endpoint.family
+        if upstream.kind == "anthropic":
+            return "anthropic"
+        return "chat" if endpoint.kind == "responses" and not upstream.has_responses else "openai"
+
+    # ---- back ----
+
+    async def whole(self, exchange: Exchange, job: Job) -> Whole:
+        opened, endpoint = exchange.opened, exchange.place.endpoint
+        answer = opened.answer
+        try:
+            body = await answer.read(self._config.max_answer_bytes)
+        except UpstreamBroken as error:
+            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+        opened.close(answer.status < 500)
+        sent = job.sent_to(opened.target, endpoint.family)
+        if answer.status < 400:
+            exchange.answer = body  # estimated from, should the request end before its usage is read
+            exchange.usage = await self._usage(exchange, sent, body)
+            if exchange.usage is not None:
+                exchange.answer = None
+            exchange.late_usage = False
+            body = await self._in_clients_dialect(exchange, sent, body)
+        else:
+            exchange.late_usage = False
+            if sent.is_translated:
+                body = translated_error(endpoint.kind, answer.status, body, exchange.id)
+        return Whole(answer.status, answer.headers, body)
+
+    async def _usage(self, exchange: Exchange, sent: Sent, body: bytes) -> Usage | None:
+        kind, family = exchange.place.endpoint.kind, sent.family
+        if len(body) <= LARGE:
+            return usage_of(kind, family, body)
+        usage: Usage | None = await self._parts.offload.run(exchange.tenant, "usage", kind, family, body)
+        return usage
+
+    async def _in_clients_dialect(self, exchange: Exchange, sent: Sent, body: bytes) -> bytes:
+        kind, family = exchange.place.endpoint.kind, sent.family
+        if not sent.is_translated:
+            return body
+        if len(body) <= LARGE:
+            return translate_answer(kind, body, family, exchange.fields)
+        run, own = self._parts.offload.run, plain(exchange.fields)
+        translated: bytes = await run(exchange.tenant, "translate_answer", kind, body, family, own)
+        return translated
+
+    async def _restored(self, exchange: Exchange, job: Job, body: bytes) -> bytes:
+        kind, restorer = exchange.place.endpoint.kind, job.restorer
+        if len(body) <= LARGE:
+            return bytes(restorer.answer(kind, body))
+        body, found = await self._parts.offload.run(
+            exchange.tenant, "restore", restorer.policy, kind, body, restorer.vault_pieces()
+        )
+        restorer.findings = found
+        return body
+
+    async def deliver(self, exchange: Exchange, job: Job, whole: Whole, send: Send) -> None:
+        endpoint, body = exchange.place.endpoint, whole.body
+        if whole.status < 400:
+            exchange.end_as("ok", whole.status)
+            if endpoint.kind == "responses":
+                await remember_response(self._parts, exchange, body)
+            if job.cache is not None:
+                await job.cache.keep(whole.status, whole.headers, body, exchange.usage)
+        else:
+            exchange.end_as("refused", whole.status, "upstream_refused")
+        if job.restorer is not None:  # an error may repeat what it was asked
+            body = await self._restored(exchange, job, body)
+        headers = self.headers(exchange, job, whole.headers)
+        headers.append((b"content-length", str(len(body)).encode()))
+        exchange.started = True
+        await send({"type": "http.response.start", "status": whole.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def answer_from_cache(self, exchange: Exchange, job: Job, send: Send) -> bool:
+        """Whether it could be: then it has been sent, as it was the first time."""
+        hit = await job.cache.find() if job.cache is not None else None
+        if hit is None:
+            return False
+        row, kind, stored = exchange.row, exchange.place.endpoint.kind, hit.answer
+        body = stored.body
+        if job.restorer is not None:
+            if row.stream:
+                stage = job.restorer.stream(kind)
+                body = stage.feed(body) + stage.finish()
+            else:
+                body = job.restorer.answer(kind, body)
+        row.cache = "exact" if hit.similarity is None else "semantic"
+        row.similarity = hit.similarity
+        row.gateway_ms = (time.monotonic() - exchange.arrived) * 1000
+        exchange.end_as("cached", stored.status)
+        headers = [(b"x-request-id", exchange.id.encode()), *exchange.limit_headers, *hit.headers]
+        headers.append((b"content-length", str(len(body)).encode()))
+        exchange.started = True
+        await send({"type": "http.response.start", "status": stored.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return True
+
+    def headers(self, exchange: Exchange, job: Job, upstream: Headers) -> Headers:
+        name = exchange.id.encode()
+        headers = [(b"x-request-id", name), *exchange.limit_headers]
+        if exchange.place.endpoint.family == "anthropic":
+            headers.append((b"request-id", name))
+        if job.decision is not None and job.model is not None:
+            headers.append((b"x-ridgeline-model", job.model.name.encode("latin-1", "replace")))
+        if job.cache is not None:
+            headers.append((b"x-ridgeline-cache", b"miss"))
+        headers += [one for one in upstream if one[0] in PASSED_BACK]
+        return headers
+
+
+def _unsalted(fields: Fields, form: tuple[Family, bool]) -> Fields:
+    """Where the upstream takes a salt, it is added behind the translation."""
+    return {name: value for name, value in fields.items() if name != FIELD} if form[1] else fields

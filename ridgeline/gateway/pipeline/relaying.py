@@ -1,0 +1,221 @@
+"""StreamRelay: a streamed answer passing through, as it comes. The end of a stream is always told.
+
+Bytes are read for what they used, translated where dialects differ, restored where a guard took something
+out; nothing waits for more of the stream than these need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Protocol
+
+from ridgeline.gateway.accounting.row import Outcome
+from ridgeline.gateway.dialects.error_bodies import error_event
+from ridgeline.gateway.dialects.streams.usage_reader import Hide, UsageReader
+from ridgeline.gateway.dialects.translate import StreamTranslator
+from ridgeline.gateway.errors import REVOKED, GatewayError, UpstreamFailed, out_of_time
+from ridgeline.gateway.objects.stored_responses import FirstEvent, is_stored, remember_response
+from ridgeline.gateway.pipeline.exchange import Exchange, Headers, Send
+from ridgeline.gateway.pipeline.job import Job
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.upstreams.answer import UpstreamBroken
+
+SLOW_READER = "slow_reader"
+LAST_WORDS_S = 5.0  # for the end of a stream whose time is up to be taken
+
+
+class Stage(Protocol):
+    """Something the bytes of a streamed answer pass through."""
+
+    def feed(self, data: bytes) -> bytes: ...
+    def finish(self) -> bytes: ...
+
+
+class StreamRelay:
+    def __init__(self, parts: Parts, exchange: Exchange, job: Job) -> None:
+        self._parts, self._exchange, self._job = parts, exchange, job
+        self._stall_s = parts.settings.gateway.stream_stall_s
+        self._total = exchange.deadline
+        self._kind = exchange.place.endpoint.kind
+        sent = job.sent_to(exchange.opened.target, exchange.place.endpoint.family)
+        # Our own server is asked what a broken stream used; of others, the texts are counted.
+        config = parts.settings.upstreams
+        is_ours = any(one.name == exchange.row.upstream and one.kind == "ridgeline" for one in config)
+        # What is translated is not the client's to see anyway.
+        hide: Hide = "" if sent.is_translated else sent.hide
+        self._reader = UsageReader(self._kind, sent.family, hide, count_texts=not is_ours)
+        assert job.model is not None
+        if job.model.config.tokenizer is not None and not is_ours:
+            self._reader.texts = exchange.texts
+        self._is_translated = sent.is_translated
+        self._stages: list[Stage] = []
+        if sent.is_translated:
+            self._stages.append(StreamTranslator(self._kind, sent.family, exchange.fields))
+        self._keeper = job.cache.stream_keeper() if job.cache is not None else None
+        if self._keeper is not None:
+            self._stages.append(self._keeper)
+        if job.restorer is not None:
+            self._stages.append(job.restorer.stream(self._kind))
+        self._last = b""  # that the client was sent
+
+    async def run(self, headers: Headers, send: Send) -> None:
+        exchange, reader = self._exchange, self._reader
+        opened = exchange.opened
+        answer = opened.answer
+        exchange.end_as("ok", answer.status)
+        exchange.started = True
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        broken: GatewayError | None = None
+        try:
+            if self._kind == "responses" and not self._is_translated and is_stored(exchange):
+                await self._remember(send)
+            if exchange.connection is not None:
+                await self._relay_at_once(send)
+            else:
+                await self._relay(send)
+            if reader.error:  # told by the upstream itself, in the stream
+                exchange.end_as("upstream_failed", answer.status, "upstream_error")
+            elif not reader.done:
+                message = "the upstream ended its stream before it was whole"
+                broken = UpstreamFailed(message, code="upstream_broken")
+        except UpstreamBroken as error:
+            broken = UpstreamFailed("the upstream's stream broke off", code="upstream_broken")
+            if error.cause == "total_timeout":
+                broken = out_of_time()
+        except GatewayError as error:  # of a guard: what it holds back is never sent
+            broken = error
+            self._stages.clear()
+        except asyncio.CancelledError:
+            if exchange.gone or exchange.expired is None or exchange.expired.code == SLOW_READER:
+                raise
+            exchange.task.uncancel()  # its time is up: the client is told
+            broken, exchange.expired = exchange.expired, None
+        finally:
+            exchange.usage = reader.usage  # also when the client is gone
+        await self._end(broken, send)
+
+    async def _remember(self, send: Send) -> None:
+        """Read the stream until its response's id is known, and record the owner before the id is sent."""
+        opened, first = self._exchange.opened, FirstEvent()
+        data: bytes | None = opened.first
+        while data is not None:
+            comments = first.feed(data)
+            if comments and (out := self._passed(comments)):
+                await self._send(out, send)
+            if first.is_done:
+                break
+            data = await opened.answer.next()
+        await remember_response(self._parts, self._exchange, first.held)
+        opened.first = first.held
+
+    async def _relay(self, send: Send) -> None:
+        """Piece by piece, for any ASGI server."""
+        answer = self._exchange.opened.answer
+        data: bytes | None = self._exchange.opened.first
+        while data is not None:
+            out = self._passed(data)
+            if out:
+                await self._send(out, send)
+            data = await answer.next()
+
+    async def _relay_at_once(self, send: Send) -> None:
+        """The same without a task that is woken for every piece: what has come is written in the same breath.
+
+        While the client's side is full, the upstream is not read, and a task waits until there is room.
+        """
+        opened, flow = self._exchange.opened, self._exchange.connection.flow
+        held: list[bytes] = []
+        waiting: asyncio.Task[None] | None = None
+
+        async def room() -> None:
+            nonlocal waiting
+            while held:
+                out = b"".join(held)
+                held.clear()
+                await self._send(out, send)
+            waiting = None
+            opened.answer.resume()
+
+        def sink(data: bytes) -> None:
+            nonlocal waiting
+            out = self._passed(data)
+            if not out:
+                return
+            if waiting is not None or flow.write_paused:
+                held.append(out)
+                if waiting is None:
+                    opened.answer.pause()
+                    waiting = asyncio.get_running_loop().create_task(room())
+                return
+            step = send({"type": "http.response.body", "body": out, "more_body": True})
+            with contextlib.suppress(StopIteration):  # with room to write, `send` never waits
+                step.__await__().send(None)
+
+        try:
+            if opened.first:
+                sink(opened.first)
+            await opened.answer.relay(sink)
+            if waiting is not None:
+                await waiting
+        except GatewayError:
+            if waiting is not None:
+                await waiting  # what came before it broke is the client's still
+            raise
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+
+    def _passed(self, data: bytes) -> bytes:
+        out = self._reader.feed(data)
+        for stage in self._stages:
+            out = stage.feed(out)
+        if out:
+            self._last = out
+        return out
+
+    async def _send(self, out: bytes, send: Send) -> None:
+        """A reader that takes nothing is waited for, but not for ever."""
+        exchange = self._exchange
+        exchange.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
+        await send({"type": "http.response.body", "body": out, "more_body": True})
+        exchange.wait_until(self._total, out_of_time)
+
+    async def _end(self, broken: GatewayError | None, send: Send) -> None:
+        exchange, reader = self._exchange, self._reader
+        out = reader.finish() if broken is None or self._stages else b""
+        for stage in self._stages:
+            out = stage.feed(out) + stage.finish()
+        usage = exchange.usage = reader.usage
+        if broken is not None:
+            is_revoked = broken.code == REVOKED
+            outcome: Outcome = "invalid" if is_revoked else "upstream_failed"
+            exchange.end_as(outcome, exchange.opened.answer.status, broken.code)
+            last = out or self._last
+            if last and not last.endswith((b"\n\n", b"\r\n\r\n")):
+                out += b"\n\n"  # half an event: what follows is one of its own
+            out += error_event(
+                self._kind,
+                broken.status,
+                broken.type,
+                broken.message,
+                None,
+                broken.code,
+                exchange.id,
+                reader.events,
+            )
+            exchange.opened.close(is_revoked)  # which is no fault of the upstream
+        else:
+            exchange.late_usage = usage is None or usage.source != "reported"
+            exchange.opened.close(True)
+            if self._keeper is not None and self._job.cache is not None:
+                answer = exchange.opened.answer
+                await self._job.cache.keep_stream(self._keeper, answer.status, answer.headers, usage)
+        now = time.monotonic()
+        exchange.wait_until(min(now + self._stall_s, max(self._total, now + LAST_WORDS_S)), _slow_reader)
+        await send({"type": "http.response.body", "body": out})
+
+
+def _slow_reader() -> GatewayError:
+    return GatewayError("the client took nothing for too long", status=499, code=SLOW_READER)

@@ -1,0 +1,114 @@
+"""What a request may use, and the limits that hold for it: before it is sent anywhere.
+
+`most_used` is an upper estimate from the body alone. It serves single requests and the lines of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from ridgeline.gateway.body import Fields, field
+from ridgeline.gateway.catalog import PublicModel
+from ridgeline.gateway.errors import BadRequest
+from ridgeline.gateway.limits.limiter import Subject
+from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.tenants.keys import Key, Limits, Team
+
+GENERATING = frozenset({"chat", "completions", "responses", "messages"})
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+ANSWERS = ("n", "best_of")
+SEVERAL_ANSWERS = frozenset({"chat", "completions"})  # kinds that may ask for several answers
+BYTES_PER_TOKEN = 4
+MOST_ANSWERS = 1024
+LONGEST_OUTPUT = 10_000_000  # tokens; a larger limit is a mistake
+NO_LIMITS = Limits()
+NULL = msgspec.Raw(b"null")
+
+
+PromptCounts = tuple[int, int]
+
+
+class MostUsed(NamedTuple):
+    """Tokens that a request may read and write."""
+
+    tokens_in: int
+    tokens_out: int
+
+
+def most_used(
+    kind: str, fields: Fields, body_bytes: int, output_estimate: int, counts: PromptCounts | None = None
+) -> MostUsed:
+    """`output_estimate`: tokens of one answer whose request names no limit. BadRequest names a bad field.
+
+    counts: of a large request, for which another process has counted them.
+    """
+    prompts, written_out = counts or prompt_counts(kind, fields)
+    tokens_in = max(body_bytes // BYTES_PER_TOKEN, written_out)
+    if kind not in GENERATING:
+        return MostUsed(tokens_in, 0)
+    answers, limits = 1, []
+    for name in fields:
+        if name in OUTPUT_LIMITS and fields[name] != NULL:
+            limits.append(_output_limit(fields, name))
+        elif kind in SEVERAL_ANSWERS and name in ANSWERS:
+            answers = max(answers, _answers(fields, name))
+    return MostUsed(tokens_in, max(limits, default=output_estimate) * answers * prompts)
+
+
+def prompt_counts(kind: str, fields: Fields) -> PromptCounts:
+    """How many prompts a request holds, and how many tokens of them are written out as numbers."""
+    if kind not in ("completions", "embeddings"):
+        return 1, 0
+    return _prompts(fields.get("prompt" if kind == "completions" else "input"))
+
+
+def subjects_of(key: Key, team: Team | None, model: PublicModel | None = None) -> list[Subject]:
+    subjects = [Subject("key", key.id, key.limits)]
+    if team is not None:
+        subjects.append(Subject("team", team.id, team.limits))
+    if model is not None and model.limits != NO_LIMITS:
+        subjects.append(Subject("model", model.config.name, model.limits))
+    return subjects
+
+
+async def reserve_request(parts: Parts, exchange: Exchange) -> None:
+    """For a request that uses no tokens itself: it counts as one request, and as one under way."""
+    assert exchange.key is not None
+    exchange.reservation = await parts.limiter.reserve(
+        subjects_of(exchange.key, exchange.team), 0, 0, when_unknown=exchange.key.when_limits_unknown
+    )
+
+
+def _answers(fields: Fields, name: str) -> int:
+    asked = field(fields, name, int, 1)
+    if not 1 <= asked <= MOST_ANSWERS:
+        raise BadRequest(f"{name}: must be 1 to {MOST_ANSWERS}", param=name)
+    return asked
+
+
+def _output_limit(fields: Fields, name: str) -> int:
+    asked = field(fields, name, int, 0)
+    if not 0 <= asked <= LONGEST_OUTPUT:
+        raise BadRequest(f"{name}: {asked} is out of range", param=name)
+    return asked
+
+
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _prompts(value: msgspec.Raw | None) -> tuple[int, int]:
+    """How many prompts a `prompt` or `input` holds, and how many tokens it writes out as numbers."""
+    text = bytes(value).lstrip() if value is not None else b""
+    if not text.startswith(b"["):
+        return 1, 0
+    first = text[1:64].lstrip()[:1]
+    if first.isdigit():  # one prompt, as token ids
+        return 1, text.count(b",") + 1
+    try:
+        prompts = len(_items.decode(text))
+    except msgspec.DecodeError:
+        return 1, 0  # the upstream refuses it
+    return max(prompts, 1), text.count(b",") + 1 if first == b"[" else 0

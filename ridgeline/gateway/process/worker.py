@@ -1,0 +1,223 @@
+"""A worker: one process that answers. Started by the supervisor, which hands it the listening socket.
+
+`python -m ridgeline.gateway.process.worker --listener FD --number N` and the supervisor talk in lines:
+
+    supervisor, on standard input     the settings; `serve`; `drain [PATH]`, with the successor's socket
+    worker, on standard output        `ready` or `refused REASON`; `serving`; `handed`, when the successor
+                                      has the limits; `leaving`, on SIGTERM: another is to take its place
+
+A worker whose standard input ends has lost its supervisor: it drains and leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ridgeline.gateway.accounting.errors import LedgerError
+from ridgeline.gateway.config import GatewaySettings, from_json
+from ridgeline.gateway.errors import shutting_down
+from ridgeline.gateway.limits.handover import HandoverLimiter
+from ridgeline.gateway.pipeline.app import Gateway
+from ridgeline.gateway.process.assembly import Assembly
+from ridgeline.gateway.process.connection_limits import connection_limits
+from ridgeline.gateway.process.internal import InternalApp, internal_path, limits_path
+from ridgeline.gateway.tenants.errors import StoreError
+from ridgeline.options import OptionError
+from ridgeline.telemetry import logs
+from ridgeline.web.connection import ConnectionLimits
+from ridgeline.web.listener import HttpServer
+from ridgeline.web.tls import certificate
+
+log = logging.getLogger("ridgeline.gateway")
+
+POLL_S = 0.02
+IDLE_S = 1.0  # an idle connection stays open for this time when the gateway stops,
+REPLACED_IDLE_S = 5.0  # and for this time when another worker has taken the place
+LAST_WORDS_S = 5.0  # for streams that are cut to take their error event
+LAST_ROWS_S = 10.0  # for the ledger to take over what has ended
+REPLACED_S = 180.0  # after SIGTERM, for the supervisor to start another worker
+
+
+def main() -> None:
+    # numpy's product of a vector with the examples of a route takes a millisecond; threads that wait for the
+    # next one in a loop would take the cores from whoever makes the vectors.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listener", type=int, required=True)
+    parser.add_argument("--number", type=int, required=True)
+    arguments = parser.parse_args()
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as line:  # what comes behind it is not read ahead
+        settings = from_json(line.readline())
+    gateway = settings.gateway
+    logs.setup(gateway.log_level, gateway.log_format)
+    _keep_descriptors()
+    listener = socket.socket(fileno=arguments.listener)
+    listener.setblocking(False)
+    worker = Worker(settings, listener, arguments.number)
+    try:
+        if sys.platform != "win32":
+            import uvloop
+
+            uvloop.run(worker.run())
+        else:
+            asyncio.run(worker.run())
+    except KeyboardInterrupt:
+        pass
+    except (OptionError, StoreError, LedgerError) as error:  # each says what to do
+        _tell(f"refused {' '.join(str(error).split())}")
+        log.error("the worker cannot start: %s", error)
+        sys.exit(1)
+
+
+def _keep_descriptors() -> None:
+    """Processes that the worker starts get none of its sockets: one that has the listener would keep the port
+    open. uvloop leaves inherited descriptors open in them.
+    """
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.set_inheritable(int(name), False)
+
+
+class Worker:
+    def __init__(self, settings: GatewaySettings, listener: socket.socket, number: int) -> None:
+        self._settings, self._listener, self._number = settings, listener, number
+        self._name = f"{number}-{os.getpid()}"
+        self._may_serve, self._stop = asyncio.Event(), asyncio.Event()
+        self._successor: Path | None = None
+
+    async def run(self) -> None:
+        _on_sigterm(self._leave)
+        listening = asyncio.create_task(self._listen_to_supervisor())
+        settings = self._settings
+        assembly = await Assembly.make(settings, self._number)
+        parts = assembly.parts
+        parts.offload.start()
+        self._app, self._assembly = Gateway(parts), assembly
+        gateway = settings.gateway
+        shown = certificate(gateway.ssl_certfile, gateway.ssl_keyfile, "[gateway] ")
+        self._http = HttpServer(self._app, connection_limits(gateway), certificate=shown)
+        inside = HttpServer(InternalApp(assembly), ConnectionLimits(64 << 10, 10.0, 64, None))
+        serving = [await _started(inside, _internal_socket(settings.state_dir, self._name))]
+        if isinstance(parts.limiter, HandoverLimiter):
+            await parts.limiter.listen(limits_path(settings.state_dir, self._name))
+        # Objects made at start live on: scanning them in every collection would delay requests.
+        gc.collect()
+        gc.freeze()
+        _tell("ready")
+        try:
+            await self._may_serve.wait()
+            if not self._stop.is_set():
+                if self._number == 0:
+                    await assembly.start_booking()
+                serving.append(await _started(self._http, self._listener))
+                _tell("serving")
+                await self._stop.wait()
+                await self._drain()
+        finally:
+            self._http.should_exit = inside.should_exit = True
+            await asyncio.gather(*serving, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._app.drained(), LAST_ROWS_S)
+            await assembly.close()
+            listening.cancel()
+
+    async def _drain(self) -> None:
+        """Accept nothing, hand over the limits, answer what is under way; then cut the rest."""
+        parts = self._assembly.parts
+        parts.draining = True
+        self._http.drain(IDLE_S if self._successor is None else REPLACED_IDLE_S)
+        await self._assembly.stop_booking()
+        limiter = parts.limiter if isinstance(parts.limiter, HandoverLimiter) else None
+        if limiter is not None and self._successor is not None:
+            try:
+                await limiter.hand_over(self._successor)
+            except (OSError, EOFError, TimeoutError) as error:
+                log.error(
+                    "limits were not handed over; their windows start empty", extra={"cause": str(error)}
+                )
+        _tell("handed")
+        until = time.monotonic() + self._settings.gateway.drain_s
+        while time.monotonic() < until:
+            if not (self._http.connections or parts.deadlines.live or (limiter and limiter.predecessors)):
+                return
+            await asyncio.sleep(POLL_S)
+        if parts.deadlines.live:
+            log.warning(
+                "requests are cut at the end of the drain", extra={"count": len(parts.deadlines.live)}
+            )
+            parts.deadlines.end_all(shutting_down())
+            until = time.monotonic() + LAST_WORDS_S
+            while parts.deadlines.live and time.monotonic() < until:
+                await asyncio.sleep(POLL_S)
+
+    # ---- the supervisor's words ----
+
+    async def _listen_to_supervisor(self) -> None:
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", closefd=False)
+        )
+        while line := (await reader.readline()).decode().strip():
+            word, _, rest = line.partition(" ")
+            if word == "serve":
+                self._may_serve.set()
+            elif word == "drain":
+                self._successor = Path(rest) if rest else None
+                break
+        self._stop.set()
+        self._may_serve.set()
+
+    def _leave(self) -> None:
+        """SIGTERM: ask for a successor, and serve until it is there."""
+        _tell("leaving")
+
+        def alone() -> None:
+            self._stop.set()
+            self._may_serve.set()
+
+        asyncio.get_running_loop().call_later(REPLACED_S, alone)
+
+
+async def _started(server: HttpServer, listener: socket.socket) -> asyncio.Task[None]:
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not task.done():
+        await asyncio.sleep(0.001)
+    return task
+
+
+def _tell(line: str) -> None:
+    """The supervisor, if it is still there."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
+
+
+def _internal_socket(state_dir: Path, worker: str) -> socket.socket:
+    """Where the supervisor asks this worker for its figures. The folder is its owner's alone."""
+    path = internal_path(state_dir, worker)
+    path.unlink(missing_ok=True)
+    internal = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    internal.bind(str(path))
+    internal.setblocking(False)
+    return internal
+
+
+def _on_sigterm(leave: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
+    # Ctrl-C reaches the whole group; the supervisor alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    main()

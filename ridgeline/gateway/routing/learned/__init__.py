@@ -1,0 +1,1 @@
+"""Routes learned from examples: features, predictor, fitting, evaluation, the artifact on disk."""

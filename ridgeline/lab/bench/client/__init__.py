@@ -1,0 +1,1 @@
+"""The load: HTTP client, answers, conversations, timers, the target server."""

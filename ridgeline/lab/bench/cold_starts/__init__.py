@@ -1,0 +1,1 @@
+"""Cold starts of a server, stamped segment by segment."""

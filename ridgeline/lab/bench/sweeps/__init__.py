@@ -1,0 +1,1 @@
+"""Runs over rates or concurrencies, up to the knee."""

@@ -1,0 +1,1 @@
+"""How long a step takes: from first principles, or fitted on measured steps. Used by plan and simulate."""

@@ -1,0 +1,1 @@
+"""A plan written down: for the terminal, as a page, as files."""

@@ -1,0 +1,285 @@
+"""The decoder on a CUDA device: a forward pass as a short chain of fused kernels over preallocated buffers.
+
+The runner calls `forward` once per step, eagerly or while a graph is captured: nothing here allocates, waits
+or looks at a value on the device. What is computed is what `decoder` computes; how depends on the number of
+tokens alone: matrix-vector kernels for a few, split matrix products for a decode batch, cuBLAS beyond, and
+one fixed arithmetic for all of them in deterministic mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.models.decoders.cuda_buffers import Buffers
+from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec
+from ridgeline.models.spec.rope_tables import rope_tables
+from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights
+from ridgeline.ops.cuda.attention.decode_attention import decode_attention, decode_splits
+from ridgeline.ops.cuda.attention.prefill_attention import prefill_attention
+from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews
+from ridgeline.ops.cuda.attention.rope_kv import rope_write
+from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, shared_prefix_attention
+from ridgeline.ops.cuda.linear.gemv import gemv
+from ridgeline.ops.cuda.linear.linear import branch_splits, gate_up, linear, uses_gemv
+from ridgeline.ops.cuda.norm import add_norm, embed_norm, norm_tile
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """One step's inputs on the device. The first `num_decodes` tokens are rows of one token each."""
+
+    token_ids: Tensor  # [T] int32, as are all of these
+    positions: Tensor  # [T]
+    slots: Tensor  # [T]: where the token's KV goes; -1 is padding
+    tables: Tensor  # [rows, blocks]
+    table_rows: Tensor  # [num_decodes] rows of `tables`
+    num_decodes: int
+    num_logits: int  # rows of logits wanted: of the first so many of `logit_rows`
+    logit_rows: Tensor | None = None  # [≥ num_logits] tokens whose last hidden state is wanted; None: all
+    prefill: PrefillViews | None = None  # the other rows
+    prefix: SharedPrefix | None = None  # decode rows that stand on the same first blocks
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def only_decodes(self) -> bool:
+        return self.num_decodes == self.num_tokens
+
+
+class CudaDecoder:
+    """`kv` is [layers, num_blocks, kv_heads, 2, block_size, head_dim]: of each head keys, then values."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        kv: Tensor,
+        buffers: Buffers,
+        max_context: int,
+        deterministic: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.kv = kv
+        self.buffers = buffers
+        self.deterministic = deterministic
+        device = weights.embed.device
+        self._ropes = {
+            rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
+            for rope, (cos, sin) in rope_tables(spec, max_context, weights.rope_divisors).items()
+        }
+
+    def forward(self, step: DeviceStep) -> Tensor:
+        """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's
+        dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
+        """
+        fuses = uses_gemv(step.num_tokens, deterministic=self.deterministic) and not self.spec.post_norms
+        if step.only_decodes and fuses:
+            return self._forward_few(step)
+        spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
+        tokens = step.num_tokens
+        residual, normed = buffers.residual[:tokens], buffers.normed[:tokens]
+        # A sum over a row must not depend on how many rows there are, where bits are promised.
+        tile = norm_tile(1, spec.hidden_size) if self.deterministic else None
+        scale, first = spec.embedding_scale, weights.layers[0].attn_norm
+        embed_norm(step.token_ids, weights.embed, scale, first, eps, residual, normed, tile=tile)
+        next_norms = [*(layer.attn_norm for layer in weights.layers[1:]), weights.final_norm]
+        for number, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+            qkv = self._project(normed, w.qkv, buffers.qkv, step)
+            self._attend(qkv, layer, w, self.kv[number], step)
+            branch = self._project(buffers.attended[:tokens], w.o, buffers.branch, step)
+            add_norm(
+                branch,
+                residual,
+                w.ffn_norm,
+                eps,
+                normed,
+                bias=w.o_bias,
+                post_weight=w.post_attn_norm,
+                tile=tile,
+            )
+            self._gate(normed, w)
+            branch = self._project(buffers.gated[:tokens], w.down, buffers.branch, step)
+            rows = step.logit_rows if number == spec.num_layers - 1 else None
+            add_norm(
+                branch,
+                residual,
+                next_norms[number],
+                eps,
+                buffers.normed[: tokens if rows is None else len(rows)],
+                bias=w.down_bias,
+                post_weight=w.post_ffn_norm,
+                rows=rows,
+                tile=tile,
+            )
+        return self.logits(buffers.normed[: step.num_logits])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of normed hidden states [L, hidden]; L is bounded by the buffer."""
+        out = self.buffers.logits[: len(hidden)]
+        if not len(hidden):  # a chunk in the middle of a prompt
+            return out
+        linear(hidden, self.weights.lm_head, out, deterministic=self.deterministic)
+        return self._capped(out)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self.spec.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    # ── few rows: five kernels a layer, norms inside the products ────────────────────────────────────────
+
+    def _forward_few(self, step: DeviceStep) -> Tensor:
+        spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
+        rows = step.num_tokens
+        residual, normed, gates = buffers.residual[:rows], buffers.normed[:rows], buffers.gated[:rows]
+        qkv, attended = buffers.qkv[:rows], buffers.attended[:rows]
+        first = weights.layers[0]
+        embed_norm(
+            step.token_ids, weights.embed, spec.embedding_scale, first.attn_norm, eps, residual, normed
+        )
+        for number, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+            gemv(residual, w.qkv, qkv, norm_weight=w.attn_norm, eps=eps, bias=w.qkv_bias)
+            self._attend_decodes(qkv, layer, w, self.kv[number], step, bias=None)
+            gemv(attended, w.o, None, residual=residual, bias=w.o_bias)
+            gemv(
+                residual,
+                w.gate_up,
+                gates,
+                norm_weight=w.ffn_norm,
+                eps=eps,
+                activation=spec.activation,
+                bias=w.gate_up_bias,
+            )
+            gemv(gates, w.down, None, residual=residual, bias=w.down_bias)
+        logits = buffers.logits[:rows]
+        gemv(residual, weights.lm_head, logits, norm_weight=weights.final_norm, eps=eps)
+        return self._capped(logits)
+
+    # ── the parts ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _project(self, x: Tensor, weight: Tensor, out: Tensor, step: DeviceStep) -> Tensor:
+        """x · weightᵀ: in `out`'s first rows, or as partial sums [S, T, N] in float32 for a decode batch."""
+        tokens, width = len(x), len(weight)
+        result = out[:tokens]
+        splits = 0
+        if step.only_decodes:
+            splits = branch_splits(tokens, width, x.shape[1], dtype=x.dtype, deterministic=self.deterministic)
+        if splits:
+            result = self.buffers.partials[: splits * tokens * width].view(splits, tokens, width)
+        linear(x, weight, result, deterministic=self.deterministic)
+        return result
+
+    def _gate(self, normed: Tensor, w: LayerWeights) -> None:
+        """buffers.gated = act(gate(normed)) · up(normed)"""
+        tokens = len(normed)
+        gate_up(
+            normed,
+            w.gate_up,
+            self.buffers.gated[:tokens],
+            self.spec.activation,
+            bias=w.gate_up_bias,
+            scratch=self.buffers.gate_up[:tokens],
+            deterministic=self.deterministic,
+        )
+
+    def _attend(self, qkv: Tensor, layer: LayerSpec, w: LayerWeights, kv: Tensor, step: DeviceStep) -> None:
+        """buffers.attended of all rows; their keys and values are in the cache afterwards."""
+        if step.only_decodes:
+            self._attend_decodes(qkv, layer, w, kv, step, bias=w.qkv_bias)
+            return
+        spec, decodes, tokens = self.spec, step.num_decodes, step.num_tokens
+        q = self.buffers.q[:tokens].view(tokens, spec.num_heads, spec.head_dim)
+        attended = self.buffers.attended[:tokens].view_as(q)
+        cos, sin = self._ropes[layer.rope]
+        if decodes:
+            self._attend_decodes(qkv[:decodes], layer, w, kv, step, bias=w.qkv_bias)
+        rope_write(
+            qkv[decodes:],
+            q[decodes:],
+            kv,
+            step.positions[decodes:],
+            step.slots[decodes:],
+            cos,
+            sin,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            q_norm=w.q_norm,
+            k_norm=w.k_norm,
+            eps=spec.norm_eps,
+            bias=w.qkv_bias,
+        )
+        assert step.prefill is not None
+        prefill_attention(
+            q,
+            kv,
+            step.tables,
+            step.prefill,
+            attended,
+            self.buffers.prefill,
+            scale=spec.attention_scale,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+            deterministic=self.deterministic,
+        )
+
+    def _attend_decodes(
+        self,
+        qkv: Tensor,
+        layer: LayerSpec,
+        w: LayerWeights,
+        kv: Tensor,
+        step: DeviceStep,
+        bias: Tensor | None,
+    ) -> None:
+        spec, rows = self.spec, step.num_decodes
+        cos, sin = self._ropes[layer.rope]
+        splits = decode_splits(rows, spec.num_kv_heads)
+        prefix = step.prefix if layer.window is None else None
+        if prefix is not None:
+            shared_prefix_attention(
+                qkv,
+                kv,
+                step.tables,
+                step.table_rows,
+                step.positions[:rows],
+                cos,
+                sin,
+                self.buffers.decode,
+                prefix,
+                scale=spec.attention_scale,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                splits=splits,
+                q_norm=w.q_norm,
+                eps=spec.norm_eps,
+                bias=bias,
+                softcap=spec.attention_softcap,
+            )
+        decode_attention(
+            qkv,
+            kv,
+            step.tables,
+            step.table_rows,
+            step.positions[:rows],
+            step.slots[:rows],
+            cos,
+            sin,
+            self.buffers.attended[:rows].view(rows, spec.num_heads, spec.head_dim),
+            self.buffers.decode,
+            scale=spec.attention_scale,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            splits=splits,
+            q_norm=w.q_norm,
+            k_norm=w.k_norm,
+            eps=spec.norm_eps,
+            bias=bias,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+            prefix=prefix,
+        )

@@ -1,0 +1,85 @@
+"""Every buffer a forward pass on the device writes, allocated once: what a step needs never fails to be
+there, and a graph's addresses never change. `cuda_workspace` predicts their bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.ops.cuda.attention.decode_attention import decode_splits
+from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, decode_scratch
+from ridgeline.ops.cuda.attention.gather_kv import PrefillScratch, gather_scratch_tokens, make_prefill_scratch
+from ridgeline.ops.cuda.attention.shared_prefix import prefix_parts
+from ridgeline.ops.cuda.linear.linear import MOST_SPLIT, branch_splits
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """T = most tokens of a step, L = most rows of logits, h = hidden, F = ffn; in the model's dtype."""
+
+    residual: Tensor  # [T, h]
+    normed: Tensor  # [T + L, h]: more than T where a prompt is scored and sampled from
+    qkv: Tensor  # [T, (H + 2K) · D]
+    q: Tensor  # [T, H · D]: rotated queries, for prefill
+    attended: Tensor  # [T, H · D]
+    branch: Tensor  # [T, h]: what attention or MLP add to the residual
+    gate_up: Tensor  # [T, 2F]
+    gated: Tensor  # [T, F]
+    logits: Tensor  # [L, vocab]
+    partials: Tensor  # flat float32: split-K sums
+    decode: DecodeScratch
+    prefill: PrefillScratch
+
+    @classmethod
+    def allocate(
+        cls,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        tokens: int,
+        logit_rows: int,
+        max_context: int,
+    ) -> Buffers:
+        heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return cls(
+            residual=empty(tokens, spec.hidden_size),
+            normed=empty(tokens + logit_rows, spec.hidden_size),
+            qkv=empty(tokens, (heads + 2 * kv_heads) * head_dim),
+            q=empty(tokens, heads * head_dim),
+            attended=empty(tokens, heads * head_dim),
+            branch=empty(tokens, spec.hidden_size),
+            gate_up=empty(tokens, 2 * spec.ffn_size),
+            gated=empty(tokens, spec.ffn_size),
+            logits=empty(logit_rows, spec.vocab_size),
+            partials=torch.empty(_partial_sums(spec), dtype=torch.float32, device=device),
+            decode=decode_scratch(
+                logit_rows, heads, kv_heads, head_dim, _parts(logit_rows, heads, kv_heads), device
+            ),
+            prefill=make_prefill_scratch(
+                gather_scratch_tokens(tokens, max_context), kv_heads, head_dim, dtype, device
+            ),
+        )
+
+
+def _parts(most_rows: int, heads: int, kv_heads: int) -> int:
+    """Parts per row to keep scratch for: small batches have more of them, but fewer rows."""
+    return max(
+        -(-rows * (decode_splits(rows, kv_heads) + prefix_parts(rows, heads, kv_heads)) // most_rows)
+        for rows in range(1, most_rows + 1)
+    )
+
+
+def _partial_sums(spec: ModelSpec) -> int:
+    """Numbers of the largest split product of any decode batch."""
+    heads = spec.num_heads * spec.head_dim
+    qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
+    shapes = ((qkv, spec.hidden_size), (spec.hidden_size, heads), (spec.hidden_size, spec.ffn_size))
+    return max(branch_splits(rows, n, k) * rows * n for rows in range(1, MOST_SPLIT + 1) for n, k in shapes)

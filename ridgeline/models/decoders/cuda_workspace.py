@@ -1,0 +1,88 @@
+"""How many bytes the GPU decoder preallocates beside weights and KV cache: arithmetic alone, no torch.
+
+One entry per buffer of `cuda_buffers`, and what the runner and its sampler keep besides. The memory plan is
+made from the sum before anything is loaded, so an entry may say a little too much, but never too little.
+"""
+
+from __future__ import annotations
+
+from ridgeline.models.spec.model_spec import ModelSpec
+
+LADDER_STEP = 32  # decode batches are padded to a size that has a graph
+SPLIT_TOKENS = 256  # larger steps use no split products
+SPLITS_MOST, SPLIT_NUMBERS = 16, 200 * 128 * 256  # a partial sum for each program: tiles on all processors
+GATHER_TOKENS_MOST, GATHER_UNIT = 1 << 17, 128
+BLOCK_TOKENS = 16
+SMS = 132
+PART_PROGRAMS, PARTS_MOST, PARTS_OF_MANY = 8 * SMS, 64, 2  # programs of few decode rows, parts of each row
+PREFIX_PARTS_MOST, PREFIX_TILE_HEADS = 16, 128  # of a prefix that rows share, and the heads of its tiles
+ROW_NUMBERS = 4096  # of a sequence's sampling: parameters, biases, end tokens
+LOGPROB_PART_TOKENS, LOGPROB_PART_BYTES = 2048, 192
+FLOAT_BYTES, INT_BYTES = 4, 4
+
+
+def workspace(
+    spec: ModelSpec, dtype_bytes: int, step_tokens: int, max_running: int, max_context: int
+) -> dict[str, int]:
+    """Bytes of every buffer, by name."""
+    rows = -(-max_running // LADDER_STEP) * LADDER_STEP
+    tokens = max(step_tokens, rows)
+    kept_rows = 2 * rows  # sequences that ended keep theirs until the step in flight has landed
+    blocks = -(-max_context // BLOCK_TOKENS)
+    hidden, ffn, head = spec.hidden_size, spec.ffn_size, spec.head_dim
+    heads, qkv = spec.num_heads * head, (spec.num_heads + 2 * spec.num_kv_heads) * head
+    ropes = {layer.rope for layer in spec.layers}
+    return {
+        "residual": tokens * hidden * dtype_bytes,
+        "normed": (tokens + rows) * hidden * dtype_bytes,
+        "branch": tokens * hidden * dtype_bytes,
+        "qkv": tokens * qkv * dtype_bytes,
+        "q": tokens * heads * dtype_bytes,
+        "attended": tokens * heads * dtype_bytes,
+        "gate_up": tokens * 2 * ffn * dtype_bytes,
+        "gated": tokens * ffn * dtype_bytes,
+        "partials": _partials(max(qkv, hidden)) * FLOAT_BYTES,
+        "logits": rows * spec.vocab_size * dtype_bytes,
+        "gather": 2 * spec.num_kv_heads * _gather_tokens(tokens, max_context) * head * dtype_bytes,
+        "splits": _decode_parts(rows, spec) * (spec.num_heads * (head + 2) + spec.num_kv_heads) * FLOAT_BYTES,
+        "rope": sum(2 * max_context * (rope.dim // 2) * FLOAT_BYTES for rope in ropes),
+        "inputs": (20 * tokens + 3 * kept_rows * (blocks + LADDER_STEP)) * INT_BYTES,
+        "sampling": _sampling(spec.vocab_size, rows, kept_rows),
+    }
+
+
+def workspace_bytes(
+    spec: ModelSpec, dtype_bytes: int, step_tokens: int, max_running: int, max_context: int
+) -> int:
+    return sum(workspace(spec, dtype_bytes, step_tokens, max_running, max_context).values())
+
+
+def _partials(widest: int) -> int:
+    """Float32 numbers of the widest split product: few parts of many tiles, or many parts of few."""
+    whole = SPLIT_TOKENS * widest
+    return min(SPLITS_MOST * whole, max(whole, SPLIT_NUMBERS))
+
+
+def _decode_parts(most_rows: int, spec: ModelSpec) -> int:
+    """Parts of all rows of a decode batch together, at most: few rows are cut into many."""
+    group = spec.num_heads // spec.num_kv_heads
+    rows_per_tile = max(1, PREFIX_TILE_HEADS // (1 << (group - 1).bit_length()))
+    most = 0
+    for rows in range(1, most_rows + 1):
+        pairs = rows * spec.num_kv_heads
+        splits = max(PARTS_OF_MANY, min(PARTS_MOST, -(-PART_PROGRAMS // pairs)))
+        tiles = -(-rows // rows_per_tile) * spec.num_kv_heads
+        most = max(most, rows * (splits + max(1, min(PREFIX_PARTS_MOST, SMS // tiles))))
+    return most + most_rows
+
+
+def _gather_tokens(tokens: int, max_context: int) -> int:
+    wanted = (1 + tokens // max(1, max_context)) * max_context
+    return min(-(-wanted // GATHER_UNIT) * GATHER_UNIT, GATHER_TOKENS_MOST)
+
+
+def _sampling(vocab: int, rows: int, kept_rows: int) -> int:
+    """Rows' parameters; and, once asked for: logits to change, counts of tokens, log-probabilities."""
+    state = kept_rows * ROW_NUMBERS * INT_BYTES
+    logprobs = kept_rows * -(-vocab // LOGPROB_PART_TOKENS) * LOGPROB_PART_BYTES
+    return state + logprobs + 2 * rows * vocab * FLOAT_BYTES

@@ -1,0 +1,1 @@
+"""The forward pass of an encoder, and its weights."""

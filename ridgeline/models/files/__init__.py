@@ -1,0 +1,1 @@
+"""Model files: the registry of names, pull, safetensors and GGUF containers."""

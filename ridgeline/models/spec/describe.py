@@ -1,0 +1,138 @@
+"""A ModelSpec as labelled lines, for `ridgeline models inspect`. Pure data: no colours, no layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.spec.families import check_servable
+from ridgeline.models.spec.model_spec import ModelSpec, RopeSpec
+
+PROMPT_TOKENS = 512  # the prompt whose mean prefill cost is shown
+FEW_TOKENS = 1024  # the context whose decode cost is shown
+
+
+def describe(spec: ModelSpec) -> list[tuple[str, str]]:
+    """(label, value) in reading order: what it is, its shape, its costs, what to know."""
+    return [*_identity(spec), *_shape(spec), *_costs(spec), *(("note", note) for note in spec.notes)]
+
+
+def _identity(spec: ModelSpec) -> list[tuple[str, str]]:
+    lines = [("name", spec.name), ("family", spec.family), ("parameters", count_text(spec.parameters))]
+    if spec.moe is not None:
+        lines.append(("active per token", count_text(spec.active_parameters)))
+    lines.append(("stored as", _stored(spec)))
+    for label, precision in (("at bf16", "bfloat16"), ("at 8 bits", "int8"), ("at 4 bits", "int4")):
+        lines.append((f"weights {label}", bytes_text(spec.weight_bytes(precision))))
+    lines.append(("served", _servable(spec)))
+    return lines
+
+
+def _shape(spec: ModelSpec) -> list[tuple[str, str]]:
+    heads = f"{spec.num_heads} query, {spec.num_kv_heads} KV, of {spec.head_dim}"
+    ffn = f"{spec.ffn_size:,} ({spec.activation})"
+    if spec.moe is not None:
+        ffn = (
+            f"{spec.moe.experts_per_token} of {spec.moe.num_experts} experts of {spec.moe.expert_ffn_size:,} "
+            f"({spec.activation})"
+        )
+    tied = "tied to the embeddings" if spec.tied_embeddings else "separate"
+    biases = [
+        words
+        for words, there in (("q, k, v", spec.qkv_bias), ("output", spec.output_bias), ("FFN", spec.mlp_bias))
+        if there
+    ]
+    return [
+        ("layers", f"{spec.num_layers}"),
+        ("hidden", f"{spec.hidden_size:,}"),
+        ("heads", heads),
+        ("FFN", ffn),
+        ("QK-norm", "yes" if spec.qk_norm else "no"),
+        ("biases", ", ".join(biases) or "none"),
+        ("attention", _attention(spec)),
+        ("rope", "; ".join(dict.fromkeys(_rope(layer.rope) for layer in spec.layers))),
+        ("context", f"{spec.max_context:,} tokens"),
+        ("vocabulary", f"{spec.vocab_size:,}, LM head {tied}"),
+        ("special tokens", _special_tokens(spec)),
+    ]
+
+
+def _costs(spec: ModelSpec) -> list[tuple[str, str]]:
+    full, few = spec.max_context, min(spec.max_context, FEW_TOKENS)
+    prompt = min(full, PROMPT_TOKENS)
+    return [
+        ("KV per token", f"{bytes_text(spec.kv_bytes_per_token())} at 16 bits"),
+        ("KV at full context", f"{bytes_text(full * spec.kv_bytes_per_token())} at 16 bits"),
+        (
+            "prefill per token",
+            f"{flops_text(spec.prefill_flops_per_token(prompt))}, mean of a {prompt}-token prompt",
+        ),
+        (
+            "decode per token",
+            f"{flops_text(spec.decode_flops(few))} at {few:,} tokens of context, "
+            f"{flops_text(spec.decode_flops(full))} at {full:,}",
+        ),
+    ]
+
+
+def _stored(spec: ModelSpec) -> str:
+    return (
+        spec.weight_format
+        if spec.stored_bytes is None
+        else f"{spec.weight_format}, {bytes_text(spec.stored_bytes)}"
+    )
+
+
+def _servable(spec: ModelSpec) -> str:
+    try:
+        check_servable(spec)
+    except UnsupportedModel as reason:
+        return f"no: {str(reason).removeprefix(f'{spec.name}: ')}"
+    return "yes"
+
+
+def _attention(spec: ModelSpec) -> str:
+    layers = Counter(layer.window for layer in spec.layers)
+    if len(layers) == 1:
+        return _window(spec.layers[0].window)
+    return ", ".join(f"{count} layers {_window(window)}" for window, count in layers.items())
+
+
+def _window(window: int | None) -> str:
+    return "full" if window is None else f"window of {window:,} tokens"
+
+
+def _rope(rope: RopeSpec) -> str:
+    text = f"theta {rope.theta:,.0f}"
+    if rope.scaling is None:
+        return text
+    since = f" from {rope.scaling.original_context:,}" if rope.scaling.original_context else ""
+    return f"{text}, {rope.scaling.kind} × {rope.scaling.factor:g}{since}"
+
+
+def _special_tokens(spec: ModelSpec) -> str:
+    ends = ", ".join(str(token) for token in spec.eos_ids) or "none"
+    begin = "none" if spec.bos_id is None else str(spec.bos_id)
+    pad = "none" if spec.pad_id is None else str(spec.pad_id)
+    return f"begin {begin}, end {ends}, pad {pad}"
+
+
+def count_text(number: int) -> str:
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if number >= size:
+            return f"{number:,} ({number / size:.3g} {unit})"
+    return f"{number:,}"
+
+
+def bytes_text(number: float) -> str:
+    for size, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number:.0f} B"
+
+
+def flops_text(number: float) -> str:
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.2f} {unit}FLOP"
+    return f"{number:.0f} FLOP"

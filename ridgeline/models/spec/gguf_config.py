@@ -1,0 +1,215 @@
+"""ModelSpec from the metadata of a GGUF file, checked against the tensors the file holds.
+
+Called by `read_spec`. Keys below `<architecture>.` say how a model computes, so one that is not understood is
+refused, and the described parameters must be those of the tensors. Reads the tensor table, not the weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.files.config_values import ConfigValues, shown
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.end_tokens import gguf_end_ids
+from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE, MISTRAL, Family
+from ridgeline.models.spec.gguf_rope import ROPE_DIVISORS, read_gguf_ropes
+from ridgeline.models.spec.hf_config import MAX_LAYERS
+from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, longest_context
+
+# Keys that restate what the tensors say, or nothing about the computation.
+SILENT_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+# The one Gemma 3 whose attention is not scaled by its head size, known by its depth: 27B, hidden / heads.
+GEMMA3_27B_LAYERS = 62
+
+
+def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
+    """The model this file holds. Its name is the file's, without the suffix."""
+    _refuse_partial(gguf)
+    values = _architecture_values(gguf)
+    family = _find_family(gguf, values)
+    hidden_size, num_heads = values.integer("embedding_length"), values.integer("attention.head_count")
+    head_dim = _head_dim(values, hidden_size, num_heads)
+    layers, notes = _read_layers(gguf, values, family, head_dim)
+    vocab_size = _vocab_size(gguf, hidden_size)
+    bos_id, eos_ids, pad_id = _special_tokens(gguf, vocab_size)
+    spec = ModelSpec(
+        family=family.name,
+        name=gguf.path.stem,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=values.optional_integer("attention.head_count_kv") or num_heads,
+        head_dim=head_dim,
+        ffn_size=values.integer("feed_forward_length"),
+        vocab_size=vocab_size,
+        max_context=longest_context(values.integer("context_length"), layers),
+        norm_eps=values.number("attention.layer_norm_rms_epsilon"),
+        layers=layers,
+        activation="gelu_tanh" if family.scaled_embeddings else "silu",
+        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
+        output_bias="blk.0.attn_output.bias" in gguf.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in gguf.tensors,
+        post_norms="blk.0.post_ffw_norm.weight" in gguf.tensors,
+        embedding_scale=hidden_size**0.5 if family.scaled_embeddings else 1.0,
+        attention_scale=_attention_scale(values, family, hidden_size, num_heads, head_dim, len(layers)),
+        logit_softcap=values.optional_number("final_logit_softcapping"),
+        tied_embeddings="output.weight" not in gguf.tensors,
+        bos_id=bos_id,
+        eos_ids=eos_ids,
+        pad_id=pad_id,
+        weight_format=f"gguf:{_dominant_type(gguf)}",
+        stored_bytes=sum(tensor.nbytes for tensor in gguf.tensors.values()),
+        notes=notes,
+    )
+    _refuse_unread(values)
+    _check_tensors(gguf, family, spec)
+    return spec
+
+
+def _refuse_partial(gguf: GgufFile) -> None:
+    values = ConfigValues(gguf.metadata, str(gguf.path))
+    kind, parts = values.optional_text("general.type"), values.optional_integer("split.count", minimum=0)
+    if kind not in (None, "model"):
+        raise UnsupportedModel(f"{gguf.path}: holds {shown(kind)}, not a model of its own (general.type)")
+    if parts not in (None, 1):
+        raise UnsupportedModel(f"{gguf.path}: is one of {parts} parts; join them with gguf-split --merge")
+
+
+def _architecture_values(gguf: GgufFile) -> ConfigValues:
+    """Keys without the architecture's prefix. Floats are single precision there: 1e-05, not 9.9999997e-06."""
+    values = {
+        key: float(str(np.float32(value))) if isinstance(value, float) else value
+        for key, value in gguf.metadata.items()
+    }
+    return ConfigValues.below(f"{gguf.architecture}.", values, str(gguf.path))
+
+
+def _find_family(gguf: GgufFile, values: ConfigValues) -> Family:
+    family = BY_GGUF_ARCHITECTURE.get(gguf.architecture)
+    if family is None:
+        known = ", ".join(sorted(BY_GGUF_ARCHITECTURE))
+        raise UnsupportedModel(
+            f"{gguf.path}: GGUF architecture {gguf.architecture!r} is not supported; supported are {known}"
+        )
+    experts = values.optional_integer("expert_count", minimum=0)
+    if experts:
+        raise UnsupportedModel(f"{gguf.path}: mixture of experts is not served yet ({experts} experts)")
+    values.optional_integer("expert_used_count", minimum=0)
+    window = values.optional_integer("attention.sliding_window", minimum=0)
+    return MISTRAL if window and family.gguf_architecture == MISTRAL.gguf_architecture else family
+
+
+def _head_dim(values: ConfigValues, hidden_size: int, num_heads: int) -> int:
+    key, value = (
+        values.optional_integer("attention.key_length"),
+        values.optional_integer("attention.value_length"),
+    )
+    if key is not None and value is not None and key != value:
+        raise UnsupportedModel(
+            f"{values.where}: value heads of their own size ({value}, keys {key}) are not supported"
+        )
+    if key is None and hidden_size % num_heads:
+        raise BrokenModel(
+            f"{values.where}: embedding_length {hidden_size} is not a multiple of attention.head_count "
+            f"{num_heads}, and attention.key_length is not given"
+        )
+    return key or hidden_size // num_heads
+
+
+def _read_layers(
+    gguf: GgufFile, values: ConfigValues, family: Family, head_dim: int
+) -> tuple[tuple[LayerSpec, ...], tuple[str, ...]]:
+    """Each layer's rope and window, and what to tell about them."""
+    count = values.integer("block_count")
+    if count > MAX_LAYERS:
+        raise BrokenModel(f"{values.where}: block_count is {count}, more than any model has")
+    full_rope, local_rope, notes = read_gguf_ropes(gguf, values, family, head_dim)
+    size = values.optional_integer("attention.sliding_window", minimum=0) or None
+    if family.window_rule == "pattern" and size is None:
+        raise BrokenModel(f"{values.where}: {family.name} needs attention.sliding_window, which is missing")
+    if family.window_rule == "from_layer" and size is not None:
+        raise UnsupportedModel(
+            f"{values.where}: a sliding window ({size} tokens) in a GGUF of {family.name} is not supported"
+        )
+    pattern = 0
+    if family.window_rule == "pattern":
+        pattern = values.optional_integer("attention.sliding_window_pattern") or family.window_pattern
+    layers = (
+        LayerSpec(full_rope, None)
+        if size is None or (pattern and (index + 1) % pattern == 0)
+        else LayerSpec(local_rope, size)
+        for index in range(count)
+    )
+    return tuple(layers), notes
+
+
+def _vocab_size(gguf: GgufFile, hidden_size: int) -> int:
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise BrokenModel(f"{gguf.path}: has no tensor token_embd.weight")
+    if len(embedding.shape) != 2 or embedding.shape[1] != hidden_size:
+        raise BrokenModel(
+            f"{gguf.path}: token_embd.weight has shape {embedding.shape}, not (vocabulary, {hidden_size})"
+        )
+    return embedding.shape[0]
+
+
+def _attention_scale(
+    values: ConfigValues, family: Family, hidden_size: int, num_heads: int, head_dim: int, num_layers: int
+) -> float:
+    stated = values.optional_number("attention.scale")
+    if stated is not None:
+        return stated
+    if family.name == "gemma3" and num_layers == GEMMA3_27B_LAYERS:
+        return float((hidden_size // num_heads) ** -0.5)
+    return float(head_dim**-0.5)
+
+
+def _special_tokens(gguf: GgufFile, vocab_size: int) -> tuple[int | None, tuple[int, ...], int | None]:
+    """(bos, eos, pad). The ends of a text, of a turn and of a message all end a generation."""
+    values = ConfigValues.below("tokenizer.ggml.", gguf.metadata, str(gguf.path))
+    eos_ids = gguf_end_ids(values)
+    bos_id = values.optional_integer("bos_token_id", minimum=0)
+    for token in (*eos_ids, *(() if bos_id is None else (bos_id,))):
+        if token >= vocab_size:
+            raise BrokenModel(f"{gguf.path}: special token {token} is outside the vocabulary of {vocab_size}")
+    pad_id = values.optional_integer("padding_token_id", minimum=0)
+    return bos_id, eos_ids, pad_id if pad_id is not None and pad_id < vocab_size else None
+
+
+def _dominant_type(gguf: GgufFile) -> str:
+    """The type most of the weights have; embeddings and norms usually have another."""
+    elements: Counter[str] = Counter()
+    for tensor in gguf.tensors.values():
+        elements[tensor.type] += tensor.num_elements
+    return elements.most_common(1)[0][0]
+
+
+def _refuse_unread(values: ConfigValues) -> None:
+    unread = [key for key in values.unread() if key not in SILENT_KEYS]
+    if unread:
+        keys = ", ".join(f"{values.prefix}{key}" for key in unread)
+        raise UnsupportedModel(f"{values.where}: the metadata keys {keys} are not understood")
+
+
+def _check_tensors(gguf: GgufFile, family: Family, spec: ModelSpec) -> None:
+    """The file's tensors must be the family's, and as many numbers as the metadata describes."""
+    expected: list[tuple[str, Any, Any]] = [
+        ("QK-norm", spec.qk_norm, family.qk_norm),
+        ("norms after attention and FFN", spec.post_norms, family.post_norms),
+    ]
+    if not family.attention_bias_key:
+        expected.append(("biases on q, k and v", spec.qkv_bias, family.qkv_bias))
+    for words, found, wanted in expected:
+        if found != wanted:
+            raise BrokenModel(f"{gguf.path}: {family.name} {'lacks' if wanted else 'has unexpected'} {words}")
+    held = sum(t.num_elements for name, t in gguf.tensors.items() if name != ROPE_DIVISORS)
+    if held != spec.parameters:
+        raise BrokenModel(
+            f"{gguf.path}: its tensors hold {held:,} parameters, its metadata describes {spec.parameters:,}: "
+            "tensors are missing, or of another shape, or there are some this version does not know"
+        )

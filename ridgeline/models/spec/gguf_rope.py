@@ -1,0 +1,97 @@
+"""Rotary position settings of a GGUF file as RopeSpec, its tensor of rope divisors included.
+
+Called by `gguf_config`. GGUF writes llama3 scaling as a tensor that divides the frequencies; where the tensor
+is the one of the published Llama 3 scaling, the spec says so, otherwise the loader's divisors stand alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.files.config_values import ConfigValues
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.families import Family
+from ridgeline.models.spec.model_spec import RopeScaling, RopeSpec
+
+ROPE_DIVISORS = "rope_freqs.weight"
+LONG_ROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+DEFAULT_THETA = 10_000.0
+LOCAL_THETA = 10_000.0  # of Gemma's windowed layers, which older files do not state
+# What every published Llama 3.1, 3.2 and 3.3 has; only the factor differs.
+LLAMA3_ORIGINAL_CONTEXT, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def read_gguf_ropes(
+    gguf: GgufFile, values: ConfigValues, family: Family, head_dim: int
+) -> tuple[RopeSpec, RopeSpec, tuple[str, ...]]:
+    """The rope of full-attention layers, that of windowed ones, and what to tell about them."""
+    theta = values.optional_number("rope.freq_base") or DEFAULT_THETA
+    dim = values.optional_integer("rope.dimension_count") or head_dim
+    if dim != head_dim:
+        raise UnsupportedModel(
+            f"{values.where}: rotation of a part of each head ({dim} of {head_dim}) is not supported"
+        )
+    scaling = _read_scaling(values)
+    notes: tuple[str, ...] = ()
+    if ROPE_DIVISORS in gguf.tensors:
+        scaling, notes = _read_divisors(gguf, family, theta, dim, scaling)
+    full = RopeSpec(theta, dim, scaling)
+    if not family.local_rope:
+        return full, full, notes
+    return full, RopeSpec(values.optional_number("rope.freq_base_swa") or LOCAL_THETA, dim), notes
+
+
+def _read_scaling(values: ConfigValues) -> RopeScaling | None:
+    kind = values.optional_text("rope.scaling.type") or "none"
+    factor = values.optional_number("rope.scaling.factor") or values.optional_number("rope.scale_linear")
+    original = values.optional_integer("rope.scaling.original_context_length")
+    for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+        if (values.optional_number(f"rope.scaling.{key}") or 1.0) != 1.0:
+            raise UnsupportedModel(f"{values.where}: rope.scaling.{key} other than 1 is not supported")
+    beta_fast = values.optional_number("rope.scaling.yarn_beta_fast") or 32.0
+    beta_slow = values.optional_number("rope.scaling.yarn_beta_slow") or 1.0
+    if kind == "yarn":
+        if factor is None or original is None:
+            raise BrokenModel(f"{values.where}: yarn needs rope.scaling.factor and .original_context_length")
+        return RopeScaling("yarn", factor, original, beta_fast=beta_fast, beta_slow=beta_slow)
+    if kind not in ("none", "linear"):
+        raise UnsupportedModel(
+            f"{values.where}: rotary positions of kind {kind!r} are not supported; linear and yarn are"
+        )
+    # Without a type a factor means linear, as in files older than the type key.
+    return None if factor in (None, 1.0) else RopeScaling("linear", factor or 1.0)
+
+
+def _read_divisors(
+    gguf: GgufFile, family: Family, theta: float, dim: int, scaling: RopeScaling | None
+) -> tuple[RopeScaling | None, tuple[str, ...]]:
+    """The scaling that rope_freqs.weight amounts to, if it is a known one."""
+    tensor = gguf.tensors[ROPE_DIVISORS]
+    if scaling is not None or not family.gguf_permutes_qk:
+        raise UnsupportedModel(
+            f"{gguf.path}: {ROPE_DIVISORS} in the family {family.name}, or beside another rope scaling, "
+            "is not supported"
+        )
+    if tensor.type != "F32" or tensor.shape != (dim // 2,):
+        raise BrokenModel(
+            f"{gguf.path}: {ROPE_DIVISORS} is {tensor.type} {tensor.shape}, not F32 ({dim // 2},)"
+        )
+    divisors: Floats = gguf.raw(ROPE_DIVISORS).view(np.float32)
+    if np.array_equal(divisors, np.ones_like(divisors)):
+        return None, ()
+    factor = float(divisors.max())
+    if np.allclose(divisors, _llama3_divisors(theta, dim, factor), rtol=1e-4):
+        return RopeScaling("llama3", factor, LLAMA3_ORIGINAL_CONTEXT, LLAMA3_LOW, LLAMA3_HIGH), ()
+    return None, (f"rotary frequencies are divided by the file's own {ROPE_DIVISORS}",)
+
+
+def _llama3_divisors(theta: float, dim: int, factor: float) -> Floats:
+    frequencies = theta ** (-np.arange(0, dim, 2) / dim)
+    turns = LLAMA3_ORIGINAL_CONTEXT * frequencies / (2 * np.pi)
+    kept = np.clip((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0, 1)
+    return (1 / ((1 - kept) / factor + kept)).astype(np.float32)

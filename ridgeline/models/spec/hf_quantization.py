@@ -1,0 +1,45 @@
+"""How a Hugging Face checkpoint stores its weights: a plain dtype, or the name of its quantization.
+
+Called by `hf_config`. Reads `quantization_config` of config.json and the `hf_quant_config.json` that some
+producers put beside it. Only names the format: what can be served is decided by `families.check_servable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.config_values import ConfigValues
+
+
+def read_weight_format(values: ConfigValues, quantization: Mapping[str, Any] | None) -> str:
+    """The quantization's name (fp8, nvfp4, mxfp4, awq-4bit, …) or, without one, the dtype (bfloat16, …)."""
+    inside = _quantization_name(values.mapping("quantization_config"), f"{values.where}: quantization_config")
+    beside_values = ConfigValues(quantization or {}, f"{values.where} (hf_quant_config.json)")
+    beside = _quantization_name(beside_values.mapping("quantization"), beside_values.where)
+    if inside and beside and inside != beside:
+        raise BrokenModel(
+            f"{values.where} says its weights are {inside}, hf_quant_config.json beside it says {beside}"
+        )
+    dtype = _dtype(values)
+    return inside or beside or dtype
+
+
+def _quantization_name(settings: dict[str, Any] | None, where: str) -> str | None:
+    if not settings:
+        return None
+    values = ConfigValues(settings, where)
+    algorithm = values.optional_text("quant_algo")
+    if algorithm:
+        return algorithm.lower()
+    if "quant_algo" in settings and "quant_method" not in settings:
+        return None  # written for a KV cache alone: the weights are not quantized
+    method = values.text("quant_method").lower()
+    bits = values.optional_integer("bits")
+    return f"{method}-{bits}bit" if bits else method
+
+
+def _dtype(values: ConfigValues) -> str:
+    newer, older = values.optional_text("dtype"), values.optional_text("torch_dtype")
+    return (newer or older or "float32").removeprefix("torch.")

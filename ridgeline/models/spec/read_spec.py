@@ -1,0 +1,82 @@
+"""From a path to a ModelSpec: a directory in Hugging Face layout, a config.json, or a GGUF file.
+
+The one entrance for the engine, the planner and `models inspect`. Describes whatever it can read, also what
+cannot be served (`families.check_servable` decides that). Never opens a pickle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound, UnsupportedModel
+from ridgeline.models.files.config_values import read_json_object
+from ridgeline.models.files.conversion import pickle_refusal
+from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.files.registry import refuse_pickles_alone
+from ridgeline.models.spec.encoder_config import is_encoder
+from ridgeline.models.spec.end_tokens import hf_end_id
+from ridgeline.models.spec.gguf_config import spec_from_gguf
+from ridgeline.models.spec.hf_config import spec_from_hf
+from ridgeline.models.spec.model_spec import ModelSpec
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The description of the model at `path`, or an error that names the file and what is wrong with it."""
+    path = Path(path)
+    if path.is_dir():
+        return _from_directory(path)
+    if not path.is_file():
+        raise ModelNotFound(f"{path}: no such file or directory")
+    if path.suffix == ".gguf":
+        return spec_from_gguf(GgufFile(path))
+    if path.suffix == ".json":
+        return _from_config(path)
+    if path.suffix in PICKLE_SUFFIXES:
+        raise pickle_refusal(path)
+    raise UnsupportedModel(
+        f"{path}: not a model; give a .gguf file, a config.json, or the directory that holds config.json"
+    )
+
+
+def _from_directory(directory: Path) -> ModelSpec:
+    refuse_pickles_alone(directory)
+    config = directory / "config.json"
+    weights = sorted(directory.glob("*.safetensors"))
+    if not config.is_file():
+        if ggufs := sorted(directory.glob("*.gguf")):
+            names = ", ".join(file.name for file in ggufs)
+            raise ModelNotFound(f"{directory}: holds GGUF files; give one of them instead: {names}")
+        raise ModelNotFound(f"{directory}: has no config.json")
+    spec = _from_config(config)
+    return replace(spec, stored_bytes=sum(file.stat().st_size for file in weights)) if weights else spec
+
+
+def _from_config(config: Path) -> ModelSpec:
+    """A config.json with what lies beside it."""
+    if config.name.endswith("hf_quant_config.json"):
+        raise UnsupportedModel(f"{config}: describes a quantization; give the config.json beside it")
+    if is_encoder(config):
+        raise UnsupportedModel(
+            f"{config}: describes an encoder, which makes vectors, no text: serve it and ask /v1/embeddings"
+        )
+    beside = config.name.removesuffix("config.json")  # several models' files may lie in one directory
+    generation = config.with_name(f"{beside}generation_config.json")
+    quantization = config.with_name(f"{beside}hf_quant_config.json")
+    return spec_from_hf(
+        read_json_object(config),
+        name=model_name(config),
+        generation_config=read_json_object(generation) if generation.is_file() else None,
+        quantization=read_json_object(quantization) if quantization.is_file() else None,
+        tokenizer_end=hf_end_id(config.parent),
+    )
+
+
+def model_name(config: Path) -> str:
+    """The directory's name; in a hub cache (models--org--name/snapshots/<commit>) the repository's."""
+    if config.name != "config.json":
+        return config.stem.removesuffix("_config")
+    directory = config.resolve().parent if config.parent == Path() else config.parent
+    if directory.parent.name == "snapshots":
+        return directory.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return directory.name

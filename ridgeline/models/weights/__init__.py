@@ -1,0 +1,1 @@
+"""A checkpoint's tensors as a backend computes with them: loaded, converted, packed, cached."""

@@ -1,0 +1,227 @@
+"""A checkpoint as packed weights for the native library, kept on disk so that the next start only reads them.
+
+The engine calls `native_refusal` to choose its backend, `plan_packed` for the size before memory is taken,
+and the plan's `load`. Every tensor is checked before a kernel reads it. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.rope_tables import rope_tables
+from ridgeline.models.weights import packed_cache
+from ridgeline.models.weights.packed_file import Header, PackedImage
+from ridgeline.models.weights.packed_formats import FORMAT_NAMES, POLICIES
+from ridgeline.models.weights.packed_plan import ROPE_DIVISORS, fused_tensors
+from ridgeline.ops.cpu.library import (
+    GROUP_SIZE,
+    Activation,
+    DecoderTable,
+    Floats,
+    KvFormat,
+    LayerTable,
+    PackedMatrix,
+)
+
+__all__ = ["POLICIES", "PackedDecoder", "PackedPlan", "load_packed", "native_refusal", "plan_packed"]
+
+Progress = Callable[[int, int], None]
+
+MAX_HEAD_DIM = 256
+MAX_RAGGED_WIDTH = 1 << 14  # longer rows must be whole groups
+_ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
+_LAYER_MATRICES = ("qkv", "output", "gate_up", "down")
+_LAYER_NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
+
+
+def native_refusal(spec: ModelSpec) -> str | None:
+    """Why the native library cannot compute this model; None if it can."""
+    if spec.moe is not None:
+        return "the native library does not compute mixtures of experts"
+    if spec.activation not in _ACTIVATIONS:
+        return f"the native library does not know the activation {spec.activation}"
+    for width in (spec.hidden_size, spec.ffn_size, spec.num_heads * spec.head_dim):
+        if width % GROUP_SIZE and width > MAX_RAGGED_WIDTH:
+            return f"the native library needs rows of whole groups of {GROUP_SIZE} weights, not {width}"
+    if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
+        return f"the native library needs an even head size up to {MAX_HEAD_DIM}, not {spec.head_dim}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDecoder:
+    """Weights as the native library reads them. Holds the memory that they lie in."""
+
+    spec: ModelSpec
+    image: PackedImage
+    from_cache: bool
+    notes: tuple[str, ...]  # what was rounded, and why nothing was kept; for people
+
+    @property
+    def nbytes(self) -> int:
+        return self.image.header.weights_bytes
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What a decode step reads: all but an embedding that is not also the head."""
+        skipped = () if self.spec.tied_embeddings else ("embedding",)
+        return sum(s.nbytes for s in self.image.header.sections if s.name not in skipped)
+
+    @property
+    def bytes_by_format(self) -> dict[str, int]:
+        """Bytes of matrices by the name of their format, most first."""
+        counted: Counter[str] = Counter()
+        for name in self._matrix_names():
+            matrix = self.image.matrix(name)
+            counted[FORMAT_NAMES[matrix.format]] += matrix.data.nbytes
+        return dict(counted.most_common())
+
+    @property
+    def embedding(self) -> PackedMatrix:
+        return self.image.matrix("embedding")
+
+    @property
+    def final_norm(self) -> Floats:
+        return self.image.vector("final_norm")
+
+    def matrix(self, layer: int, name: str) -> PackedMatrix:
+        """qkv, output, gate_up or down of a layer, with its bias."""
+        return self.image.matrix(f"layers.{layer}.{name}")
+
+    def norm(self, layer: int, name: str) -> Floats | None:
+        return self.image.optional_vector(f"layers.{layer}.{name}")
+
+    def table(
+        self,
+        *,
+        max_context: int,
+        num_blocks: int,
+        max_step_tokens: int,
+        kv_format: KvFormat = KvFormat.BF16,
+        deterministic: bool = False,
+    ) -> DecoderTable:
+        """The whole decoder, as the library is told of it."""
+        spec = self.spec
+        embedding = self.embedding
+        rotations = rope_tables(spec, max_context, self.image.optional_vector(ROPE_DIVISORS))
+        layers = []
+        for index, layer in enumerate(spec.layers):
+            cosine, sine = rotations[layer.rope]
+            layers.append(
+                LayerTable(
+                    **self._layer(index),
+                    cosine=cosine,
+                    sine=sine,
+                    rotary_dim=layer.rope.dim,
+                    window=layer.window or 0,
+                )
+            )
+        return DecoderTable(
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            ffn=spec.ffn_size,
+            vocab=spec.vocab_size,
+            max_context=max_context,
+            activation=_ACTIVATIONS[spec.activation],
+            norm_eps=spec.norm_eps,
+            attention_scale=spec.attention_scale,
+            embedding=embedding,
+            lm_head=embedding if spec.tied_embeddings else self.image.matrix("lm_head"),
+            final_norm=self.final_norm,
+            layers=layers,
+            num_blocks=num_blocks,
+            max_step_tokens=max_step_tokens,
+            kv_format=kv_format,
+            deterministic=deterministic,
+            embedding_scale=spec.embedding_scale,
+            attention_softcap=spec.attention_softcap or 0.0,
+            logit_softcap=spec.logit_softcap or 0.0,
+        )
+
+    def _layer(self, index: int) -> dict[str, Any]:
+        matrices = {name: self.matrix(index, name) for name in _LAYER_MATRICES}
+        return {**matrices, **{name: self.norm(index, name) for name in _LAYER_NORMS}}
+
+    def _matrix_names(self) -> Iterator[str]:
+        return (fused.name for fused in fused_tensors(self.spec) if fused.is_matrix)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlan:
+    """Packed weights before they are in memory: found on disk, or known to the byte and yet to be packed."""
+
+    nbytes: int
+    from_cache: bool
+    load: Callable[[Progress | None], PackedDecoder]
+
+
+def load_packed(
+    path: Path,
+    spec: ModelSpec,
+    weights: str = "auto",
+    progress: Progress | None = None,
+    *,
+    keep: bool = True,
+) -> PackedDecoder:
+    """Read a checkpoint: a directory in Hugging Face layout, a .safetensors file or a .gguf file.
+
+    weights:  one of POLICIES
+    progress: is called with (weights packed, weights in all) as packing goes on
+    keep:     use and fill the cache on disk
+    """
+    return plan_packed(path, spec, weights, keep=keep).load(progress)
+
+
+def plan_packed(path: Path, spec: ModelSpec, weights: str = "auto", *, keep: bool = True) -> PackedPlan:
+    """All of `load_packed` that takes no memory."""
+    if weights not in POLICIES:
+        raise ValueError(f"no such weights: {weights!r}; known are {', '.join(POLICIES)}")
+    key: packed_cache.Key = {}
+    if keep:
+        with contextlib.suppress(OSError):  # a file that cannot be read is named when it is opened below
+            key = packed_cache.source_key(path, spec, weights)
+    header = packed_cache.find_entry(key) if key else None
+    if header is not None and _fits(header, spec):
+        return PackedPlan(
+            header.weights_bytes, True, lambda progress: _kept_or_packed(path, spec, weights, key, progress)
+        )
+    from ridgeline.models.weights.packed_writer import Packing  # not needed, and not imported, by most starts
+
+    packing = Packing(path, spec, weights, key)
+
+    def load(progress: Progress | None) -> PackedDecoder:
+        image, notes = packing.run(progress)
+        return PackedDecoder(spec, image, False, notes)
+
+    return PackedPlan(packing.header.weights_bytes, False, load)
+
+
+def _kept_or_packed(
+    path: Path, spec: ModelSpec, weights: str, key: packed_cache.Key, progress: Progress | None
+) -> PackedDecoder:
+    """What the plan found on disk; packed anew if it is gone, or broken, since."""
+    image = packed_cache.load_entry(key)
+    if image is None:
+        from ridgeline.models.weights.packed_writer import Packing
+
+        image, notes = Packing(path, spec, weights, key).run(progress)
+        return PackedDecoder(spec, image, False, notes)
+    if progress is not None:
+        progress(spec.parameters, spec.parameters)
+    return PackedDecoder(spec, image, True, image.header.notes)
+
+
+def _fits(header: Header, spec: ModelSpec) -> bool:
+    """Whether an entry holds the matrices and vectors of this model, in its shapes."""
+    expected = {fused.name: (fused.n, fused.k) for fused in fused_tensors(spec)}
+    found = {section.name: (section.n, section.k) for section in header.sections}
+    found.pop(ROPE_DIVISORS, None)
+    return found == expected

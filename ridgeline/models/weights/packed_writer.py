@@ -1,0 +1,148 @@
+"""Packs a checkpoint into a file of the cache, or into memory where no file can be kept.
+
+Called by `packed` when the cache has no entry. Chunks of panels are packed on all cores; the file gets its
+name only when it is complete and on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights import packed_cache
+from ridgeline.models.weights.checkpoint import Progress, TensorSource, checked_names, open_source
+from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.packed_file import (
+    FileTarget,
+    Header,
+    MemoryTarget,
+    PackedImage,
+    Section,
+    lay_out,
+)
+from ridgeline.models.weights.packed_plan import ROPE_DIVISORS, Fused, fused_tensors
+from ridgeline.models.weights.packing import FusedMatrix, read_vector, rounding_notes
+from ridgeline.ops.cpu.library import Bytes, Floats
+
+MAX_PACKING_THREADS = 8
+
+
+class _Target(Protocol):
+    def write(self, offset: int, data: Bytes) -> None: ...
+
+
+class Packing:
+    """One checkpoint on its way into a file, or into memory where no file can be kept."""
+
+    def __init__(self, path: Path, spec: ModelSpec, weights: str, key: packed_cache.Key) -> None:
+        """Opens the checkpoint, checks it and lays it out; a key without content keeps nothing on disk."""
+        self._spec = spec
+        source = open_source(path, spec)
+        names = checked_names(source, spec, path)
+        fused = list(fused_tensors(spec))
+        self._matrices = [FusedMatrix(each, source, names, weights) for each in fused if each.is_matrix]
+        self._vectors = _read_vectors(fused, source, names, spec)
+        sections = lay_out(
+            [(m.name, m.format, m.n, m.k) for m in self._matrices],
+            [(name, len(values)) for name, values in self._vectors.items()],
+        )
+        self.header = Header(key, tuple(sections), rounding_notes(self._matrices))
+
+    def run(self, progress: Progress | None) -> tuple[PackedImage, tuple[str, ...]]:
+        """The packed weights, and what to tell about them. Once: the checkpoint is let go afterwards."""
+        try:
+            return self._packed(progress)
+        finally:
+            self._matrices, self._vectors = [], {}  # with them go the source's mappings
+
+    def _packed(self, progress: Progress | None) -> tuple[PackedImage, tuple[str, ...]]:
+        notes = self.header.notes
+        if self.header.key and self.header.payload_bytes >= packed_cache.MIN_ENTRY_BYTES:
+            try:
+                return self._into_file(progress), notes
+            except OSError as error:
+                notes += (
+                    f"packed weights are not kept on disk ({error.strerror or error}: "
+                    f"{packed_cache.packed_dir()}); the next start packs them again",
+                )
+        target = MemoryTarget(self.header)
+        self._fill(target, progress)
+        return target.image(), notes
+
+    def _into_file(self, progress: Progress | None) -> PackedImage:
+        temporary = packed_cache.temporary_path(self.header.key, self.header.payload_bytes)
+        try:
+            target = FileTarget(temporary, self.header)
+            try:
+                self._fill(target, progress)
+                target.sync()
+            finally:
+                target.close()
+            packed_cache.keep_entry(self.header.key, temporary)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        image = packed_cache.load_entry(self.header.key)
+        if image is None:
+            raise OSError("the file just written cannot be read")
+        return image
+
+    def _fill(self, target: _Target, progress: Progress | None) -> None:
+        sections = {section.name: section for section in self.header.sections}
+        for name, values in self._vectors.items():
+            target.write(sections[name].offset, values.view(np.uint8))
+        done, total = sum(values.size for values in self._vectors.values()), self._spec.parameters
+        with ThreadPoolExecutor(_packing_threads()) as pool:
+            try:
+                for weights in pool.map(
+                    lambda chunk: _pack_chunk(target, *chunk), _chunks(self._matrices, sections)
+                ):
+                    done += weights
+                    if progress is not None:
+                        progress(min(done, total), total)
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        if progress is not None:
+            progress(total, total)
+
+
+def _chunks(
+    matrices: Sequence[FusedMatrix], sections: dict[str, Section]
+) -> Iterator[tuple[FusedMatrix, int, int, int]]:
+    """(matrix, first row, last row, offset of the matrix) of everything there is to pack."""
+    for matrix in matrices:
+        for first, last in matrix.chunks():
+            yield matrix, first, last, sections[matrix.name].offset
+
+
+def _pack_chunk(target: _Target, matrix: FusedMatrix, first: int, last: int, offset: int) -> int:
+    if first == 0:
+        matrix.check()
+    target.write(offset + matrix.offset(first), matrix.pack(first, last))
+    return (last - first) * matrix.k
+
+
+def _read_vectors(
+    fused: Sequence[Fused], source: TensorSource, names: dict[Piece, str], spec: ModelSpec
+) -> dict[str, Floats]:
+    vectors = {}
+    for each in fused:
+        if not each.is_matrix:
+            offset = spec.norm_offset if each.parts[0].is_norm else 0.0
+            vectors[each.name] = read_vector(each, source, names, offset)
+    divisors = source.rope_divisors()
+    if divisors is not None:
+        vectors[ROPE_DIVISORS] = divisors
+    return vectors
+
+
+def _packing_threads() -> int:
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, MAX_PACKING_THREADS)

@@ -1,0 +1,165 @@
+"""From a checkpoint's tensors to packed panels: formats chosen, rows gathered, checked and packed.
+
+Goes a few panels at a time, so that memory stays bounded whatever the matrix's size. Blocks are packed as
+they are wherever the format holds them without loss; everything else goes through floats. Called by `packed`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES
+from ridgeline.models.files.gguf_scales import check_scales
+from ridgeline.models.weights.checkpoint import TensorSource, not_finite
+from ridgeline.models.weights.dequant import Bytes, Floats, dequantize
+from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.packed_formats import FORMAT_NAMES, LOSSLESS, choose_format, is_lossless
+from ridgeline.models.weights.packed_plan import PADDING, PANEL_ROWS, Fused, Rows
+from ridgeline.models.weights.reblock import reblock
+from ridgeline.ops.cpu import library
+from ridgeline.ops.cpu.library import Format
+
+CHUNK_WEIGHTS = 1 << 20  # 4 MiB of floats
+_GGUF_NUMBERS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+_LARGEST_HALF = 65504.0
+# Beyond this a weight, its group's scale or its minimum would not be finite in the format.
+_LARGEST = {
+    Format.F32: 3.4028234e38,
+    Format.BF16: 3.3895313e38,
+    Format.Q4_H: 7 * _LARGEST_HALF,
+    Format.Q4_HM: _LARGEST_HALF,
+    Format.Q4_FM: 1e38,
+    Format.Q8_H: 127 * _LARGEST_HALF,
+    Format.Q8_FM: 1e38,
+    Format.Q8_C: 1e38,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored tensor of a fused one."""
+
+    name: str  # the checkpoint's own
+    type: str
+    rows: int
+
+
+class FusedMatrix:
+    """A matrix on its way from the checkpoint to its panels."""
+
+    def __init__(self, fused: Fused, source: TensorSource, names: dict[Piece, str], policy: str) -> None:
+        self.name, self.n, self.k = fused.name, fused.n, fused.k
+        self.parts = [Part(names[p], source.type_of(names[p]), p.shape[0]) for p in fused.parts]
+        stored = [part.type for part in self.parts]
+        self.format = choose_format(policy, stored, outermost=fused.is_outermost)
+        self._source = source
+        self._rows = fused.rows([source.row_order(piece) for piece in fused.parts])
+        self._starts = np.cumsum([0, *(part.rows for part in self.parts)])
+
+    @property
+    def nbytes(self) -> int:
+        return library.packed_bytes(self.format, self.n, self.k)
+
+    def check(self) -> None:
+        """Refuse scales and values that are not finite, by their tensor's name."""
+        for part in self.parts:
+            if part.type in _GGUF_NUMBERS:
+                where = f"{self._source.where(part.name)}: tensor {part.name}"
+                check_scales(self._source.raw(part.name), part.type, where)
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of rows to pack one by one: whole panels, but for the end of the last."""
+        step = max(1, CHUNK_WEIGHTS // self.k // PANEL_ROWS) * PANEL_ROWS
+        for first in range(0, self.n, step):
+            yield first, min(first + step, self.n)
+
+    def offset(self, row: int) -> int:
+        """Where the panel that begins with this row begins: panels lie one after the other."""
+        return 0 if row == 0 else library.packed_bytes(self.format, row, self.k)
+
+    def pack(self, first: int, last: int) -> Bytes:
+        """The panels of rows first … last - 1, where `first` begins a panel."""
+        rows = self._rows[first:last]
+        used = [index for index in range(len(self.parts)) if self._inside(rows, index).any()]
+        targets = {LOSSLESS.get(self.parts[index].type, {}).get(self.format) for index in used}
+        if len(targets) > 1 and len(rows) > PANEL_ROWS:  # each panel by itself may well need one type only
+            middle = first + max(1, len(rows) // 2 // PANEL_ROWS) * PANEL_ROWS
+            return np.concatenate([self.pack(first, middle), self.pack(middle, last)])
+        target = targets.pop() if len(targets) == 1 else None
+        return self._packed_floats(rows, used) if target is None else self._packed_blocks(rows, used, target)
+
+    def _packed_blocks(self, rows: Rows, used: Sequence[int], target: str) -> Bytes:
+        """From blocks of the GGUF type `target`. Padding is zero bytes, which mean zero in every type."""
+        elements, block_bytes = BLOCK_SIZES[target]
+        blocks = np.zeros((len(rows), self.k // elements * block_bytes), np.uint8)
+        for index in used:
+            stored, inside = self._stored(rows, index)
+            blocks[inside] = reblock(stored, self.parts[index].type, target)
+        try:
+            return library.pack_gguf(_GGUF_NUMBERS[target], blocks, self.k).data
+        except library.NativeError as error:
+            raise self._refused(used, error) from error
+
+    def _packed_floats(self, rows: Rows, used: Sequence[int]) -> Bytes:
+        values = np.zeros((len(rows), self.k), np.float32)
+        for index in used:
+            part = self.parts[index]
+            stored, inside = self._stored(rows, index)
+            floats = dequantize(stored.reshape(-1), part.type).reshape(-1, self.k)
+            if not max(floats.max(), -floats.min()) <= _LARGEST[self.format]:
+                raise not_finite(self._source, part.name, FORMAT_NAMES[self.format])
+            values[inside] = floats
+        try:
+            return library.pack_float(self.format, values).data
+        except library.NativeError as error:
+            raise self._refused(used, error) from error
+
+    def _stored(self, rows: Rows, index: int) -> tuple[Bytes, NDArray[np.bool_]]:
+        """[rows, bytes] of those of the rows that are this part's, and which they are."""
+        part, inside = self.parts[index], self._inside(rows, index)
+        tensor = self._source.raw(part.name).reshape(part.rows, -1)
+        return tensor[rows[inside] - self._starts[index]], inside
+
+    def _inside(self, rows: Rows, index: int) -> NDArray[np.bool_]:
+        inside: NDArray[np.bool_] = (rows >= self._starts[index]) & (rows < self._starts[index + 1])
+        return inside
+
+    def _refused(self, used: Sequence[int], error: Exception) -> BrokenModel:
+        names = ", ".join(self.parts[index].name for index in used)
+        where = self._source.where(self.parts[used[0]].name)
+        return BrokenModel(f"{where}: tensor {names} cannot be packed: {error}")
+
+
+def read_vector(fused: Fused, source: TensorSource, names: dict[Piece, str], offset: float) -> Floats:
+    """A norm with its family's offset added, or a bias in the order of its matrix's rows, padded with 0."""
+    values = []
+    for piece in fused.parts:
+        name = names[piece]
+        floats = dequantize(source.raw(name), source.type_of(name)) + np.float32(offset)
+        if not np.isfinite(floats).all():
+            raise not_finite(source, name, "float32")
+        values.append(floats)
+    rows = fused.rows([source.row_order(piece) for piece in fused.parts])
+    gathered: Floats = np.concatenate(values)[rows]
+    gathered[rows == PADDING] = 0
+    return gathered
+
+
+def rounding_notes(matrices: Sequence[FusedMatrix]) -> tuple[str, ...]:
+    """What packing changes, for the person who starts the model: nothing, where every value is kept."""
+    rounded: Counter[tuple[str, Format]] = Counter()
+    for matrix in matrices:
+        for part in matrix.parts:
+            if not is_lossless(part.type, matrix.format):
+                rounded[part.type, matrix.format] += 1
+    return tuple(
+        f"{count} tensor{'s' * (count > 1)} stored as {stored} {'are' if count > 1 else 'is'} rounded to "
+        f"{FORMAT_NAMES[format]}"
+        for (stored, format), count in sorted(rounded.items())
+    )

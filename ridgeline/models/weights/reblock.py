@@ -1,0 +1,66 @@
+"""GGUF blocks rewritten as blocks of a wider type, value for value.
+
+The native library packs each GGUF type into one format; where a fused matrix mixes types, this is how the
+narrower ones join the widest without going through floats. Called by `packing`; numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ridgeline.models.files.gguf import BLOCK_SIZES
+from ridgeline.models.weights.dequant import Bytes
+
+
+def reblock(rows: Bytes, source: str, target: str) -> Bytes:
+    """[rows, bytes per row] of `source` blocks as the same values in `target` blocks."""
+    if source == target:
+        return rows
+    blocks = rows.reshape(-1, BLOCK_SIZES[source][1])
+    out = np.zeros((len(blocks), BLOCK_SIZES[target][1]), np.uint8)
+    _REWRITES[source, target](blocks, out)
+    return out.reshape(len(rows), -1)
+
+
+def _q4_0_to_q8_0(blocks: Bytes, out: Bytes) -> None:
+    out[:, :2] = blocks[:, :2]
+    out[:, 2:] = _nibbles(blocks[:, 2:]) - np.uint8(8)
+
+
+def _q5_0_to_q8_0(blocks: Bytes, out: Bytes) -> None:
+    fifth = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little") << 4
+    out[:, :2] = blocks[:, :2]
+    out[:, 2:] = (_nibbles(blocks[:, 6:]) | fifth) - np.uint8(16)
+
+
+def _q4_0_to_q5_0(blocks: Bytes, out: Bytes) -> None:
+    """q - 8 = (q + 8) - 16: the fifth bit of q + 8 is q's fourth, which the lower four then lack."""
+    out[:, :2] = blocks[:, :2]
+    out[:, 2:6] = np.packbits(_nibbles(blocks[:, 2:]) >> 3, axis=1, bitorder="little")
+    out[:, 6:] = blocks[:, 2:] ^ np.uint8(0x88)
+
+
+def _q4_1_to_q5_1(blocks: Bytes, out: Bytes) -> None:
+    out[:, :4] = blocks[:, :4]
+    out[:, 8:] = blocks[:, 4:]  # between them the fifth bits, all zero
+
+
+def _q4_k_to_q5_k(blocks: Bytes, out: Bytes) -> None:
+    out[:, :16] = blocks[:, :16]
+    out[:, 48:] = blocks[:, 16:]  # between them the fifth bits, all zero
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """[blocks, 16] → [blocks, 32]: all low nibbles, then all high ones."""
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
+
+
+_REWRITES: dict[tuple[str, str], Callable[[Bytes, Bytes], None]] = {
+    ("Q4_0", "Q8_0"): _q4_0_to_q8_0,
+    ("Q5_0", "Q8_0"): _q5_0_to_q8_0,
+    ("Q4_0", "Q5_0"): _q4_0_to_q5_0,
+    ("Q4_1", "Q5_1"): _q4_1_to_q5_1,
+    ("Q4_K", "Q5_K"): _q4_k_to_q5_k,
+}

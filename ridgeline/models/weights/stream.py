@@ -1,0 +1,251 @@
+"""safetensors checkpoints streamed to a device: several reads in flight, each copied as soon as it is there.
+
+Gives what `weights.load_weights` gives, bit for bit, with the same checks. Readers take ranges of the files
+into pinned staging buffers and send them on, each by a stream of its own; conversions and the check for
+values that are not finite run on the device. Beside the weights only the staging buffers take memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.checkpoint import Progress, checked_names, not_finite, open_source
+from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.safetensors_source import SafetensorsSource
+from ridgeline.models.weights.torch_weights import DecoderWeights, allocate_weights, load_weights, target_rows
+
+READERS = 8
+CHUNK_BYTES = 16 << 20
+STAGING_BUFFERS = 2  # of each reader: one is filled while the other is sent
+CHECK_ELEMENTS = 1 << 24  # looked at together where a sum told that something is wrong
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def stream_weights(
+    path: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    device: torch.device | str = "cuda",
+    *,
+    readers: int = READERS,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> DecoderWeights:
+    """The checkpoint at `path` on the device. What is no safetensors file is loaded as ever.
+
+    `progress` is called with (elements sent, elements in all), in the caller's thread.
+    """
+    source = open_source(path, spec)
+    if not isinstance(source, SafetensorsSource):
+        return load_weights(path, spec, dtype, progress, device)
+    names = checked_names(source, spec, path)
+    weights = allocate_weights(spec, dtype, device, source.rope_divisors())
+    transfer = _Transfer(torch.device(device), chunk_bytes)
+    total = sum(math.prod(piece.shape) for piece in names)
+    with ExitStack() as files:
+        opened = {file: _open(file, files) for file in {source.where(name) for name in names.values()}}
+        jobs = sorted(
+            (
+                chunk
+                for piece, name in names.items()
+                for chunk in _chunks(source, name, opened, target_rows(weights, piece), chunk_bytes)
+            ),
+            key=lambda chunk: (chunk.path, chunk.offset),  # neighbours in a file are read one after the other
+        )
+        done = 0
+        # Closed before the files are: no reader outlives what it reads from.
+        with closing(transfer.run(jobs, readers)) as reports:
+            for sent in reports:
+                done += sent
+                if progress is not None:
+                    progress(done, total)
+    if transfer.on_gpu:
+        torch.cuda.empty_cache()  # what conversions took on the way
+    _finish(weights, spec, names, source, dtype)
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A range of a file and the elements it becomes."""
+
+    path: Path
+    descriptor: int
+    offset: int
+    nbytes: int
+    dtype: torch.dtype  # as stored
+    out: Tensor  # flat
+
+
+def _open(path: Path, files: ExitStack) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    files.callback(os.close, descriptor)
+    return descriptor
+
+
+def _chunks(
+    source: SafetensorsSource, name: str, opened: dict[Path, int], rows: Tensor, chunk_bytes: int
+) -> Iterator[_Chunk]:
+    path, place, dtype = source.where(name), source.place(name), _DTYPES[source.type_of(name)]
+    flat = rows.view(-1)
+    step = chunk_bytes // dtype.itemsize
+    for first in range(0, len(flat), step):
+        out = flat[first : first + step]
+        yield _Chunk(
+            path=path,
+            descriptor=opened[path],
+            offset=place.offset + first * dtype.itemsize,
+            nbytes=len(out) * dtype.itemsize,
+            dtype=dtype,
+            out=out,
+        )
+
+
+class _Transfer:
+    """Readers at work. On a GPU every reader has a stream; on the CPU copies are done when they return."""
+
+    def __init__(self, device: torch.device, chunk_bytes: int) -> None:
+        self._device = device
+        self._chunk_bytes = chunk_bytes
+        self.on_gpu = device.type == "cuda"
+        self._reports: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+
+    def run(self, jobs: list[_Chunk], readers: int) -> Generator[int, None, None]:
+        """Elements sent, chunk by chunk. Raises what a reader met, after all of them have ended."""
+        todo: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        for job in jobs:
+            todo.put(job)
+        threads = [
+            threading.Thread(target=self._read_all, args=(todo,), name=f"weights-{i}", daemon=True)
+            for i in range(max(1, min(readers, len(jobs))))
+        ]
+        for _ in threads:
+            todo.put(None)
+        for thread in threads:
+            thread.start()
+        try:
+            running = len(threads)
+            while running:
+                report = self._reports.get()
+                if isinstance(report, BaseException):
+                    raise report
+                if report is None:
+                    running -= 1
+                else:
+                    yield report
+        finally:
+            self._stopped.set()
+            for thread in threads:
+                thread.join()
+
+    def _read_all(self, todo: queue.SimpleQueue[_Chunk | None]) -> None:
+        try:
+            with ExitStack() as context:
+                stream: Any = None
+                if self.on_gpu:
+                    stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                    context.enter_context(torch.cuda.stream(stream))
+                buffers = [_Staging(self._chunk_bytes, stream) for _ in range(STAGING_BUFFERS)]
+                turn = 0
+                while not self._stopped.is_set() and (chunk := todo.get()) is not None:
+                    buffers[turn].send(chunk)
+                    turn = (turn + 1) % STAGING_BUFFERS
+                    self._reports.put(len(chunk.out))
+                if stream is not None:
+                    stream.synchronize()
+        except BaseException as error:
+            self._reports.put(error)
+        else:
+            self._reports.put(None)
+
+
+class _Staging:
+    """Host memory that chunks pass through, pinned where a GPU fetches them from it."""
+
+    def __init__(self, nbytes: int, stream: Any) -> None:
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=stream is not None)
+        self._bytes = self._memory.numpy().data
+        self._stream = stream
+        self._sent: Any = None if stream is None else torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def send(self, chunk: _Chunk) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()  # what was here before has left
+        _read(chunk, self._bytes[: chunk.nbytes])
+        stored = self._memory[: chunk.nbytes].view(chunk.dtype)
+        if chunk.dtype == chunk.out.dtype:
+            chunk.out.copy_(stored, non_blocking=True)
+        else:
+            there = stored.to(chunk.out.device, non_blocking=True)
+            if there.dtype == torch.float64:
+                there = there.float()  # all loaders go through float32: one rounding, everywhere the same
+            chunk.out.copy_(there)
+        if self._sent is not None:
+            self._sent.record(self._stream)
+
+
+def _read(chunk: _Chunk, into: memoryview) -> None:
+    """Fill the buffer. A file that was cut since it was opened ends early; a map of it would be a SIGBUS."""
+    done = 0
+    while done < chunk.nbytes:
+        try:
+            count = os.preadv(chunk.descriptor, [into[done:]], chunk.offset + done)
+        except OSError as error:
+            raise _unreadable(chunk.path, error) from error
+        if count == 0:
+            raise BrokenModel(
+                f"{chunk.path}: is not a whole safetensors file (it ended at byte {chunk.offset + done} "
+                "while it was read); it is truncated or altered: fetch it again"
+            )
+        done += count
+
+
+def _unreadable(path: Path, error: OSError) -> BrokenModel:
+    return BrokenModel(f"{path}: cannot be read: {error.strerror}; check the disk, or fetch the file again")
+
+
+def _finish(
+    weights: DecoderWeights,
+    spec: ModelSpec,
+    names: dict[Piece, str],
+    source: SafetensorsSource,
+    dtype: torch.dtype,
+) -> None:
+    """Norms as they are applied, and every tensor checked: one sum each, read together."""
+    sums = []
+    for piece in names:
+        rows = target_rows(weights, piece)
+        if piece.is_norm and spec.norm_offset:
+            rows += spec.norm_offset
+        # In float64 a GPU would make a wide copy of the tensor first.
+        sums.append(rows.sum(dtype=torch.float32))
+    finite = torch.isfinite(torch.stack(sums)).tolist()
+    for (piece, name), is_finite in zip(names.items(), finite, strict=True):
+        # Large finite values may overflow a sum in float32: then each is looked at.
+        if not is_finite and not _all_finite(target_rows(weights, piece)):
+            raise not_finite(source, name, str(dtype).removeprefix("torch."))
+
+
+def _all_finite(rows: Tensor) -> bool:
+    flat = rows.view(-1)
+    return all(
+        bool(torch.isfinite(flat[first : first + CHECK_ELEMENTS]).all())
+        for first in range(0, len(flat), CHECK_ELEMENTS)
+    )

@@ -1,0 +1,154 @@
+"""A checkpoint as torch tensors, in the form the torch decoder computes with: fused, norms in float32.
+
+`load_weights` allocates every tensor once and fills it chunk by chunk from the checkpoint, so loading never
+needs a second copy of the model. Used by the torch and GPU backends (`weights_stream` fills the latter's
+tensors from safetensors); the native library's loader is `packed`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.checkpoint import (
+    Progress,
+    TensorSource,
+    checked_names,
+    float_chunks,
+    not_finite,
+    open_source,
+)
+from ridgeline.models.weights.dequant import Floats
+from ridgeline.models.weights.layout import Piece, pieces
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Matrices are [out, in]; None where the family has no such tensor."""
+
+    attn_norm: Tensor
+    qkv: Tensor  # q rows, then k rows, then v rows
+    o: Tensor
+    ffn_norm: Tensor
+    gate_up: Tensor  # gate rows, then up rows
+    down: Tensor
+    qkv_bias: Tensor | None = None
+    o_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    post_attn_norm: Tensor | None = None
+    post_ffn_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embed: Tensor  # [vocab, hidden]
+    final_norm: Tensor
+    lm_head: Tensor  # the very tensor `embed` where embeddings are tied
+    layers: list[LayerWeights]
+    rope_divisors: Floats | None = None  # [rope dim / 2]: GGUF's own form of a rope scaling
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, each tensor counted once."""
+        tensors = [self.embed, self.final_norm]
+        if self.lm_head is not self.embed:
+            tensors.append(self.lm_head)
+        for layer in self.layers:
+            tensors += [t for t in _fields(layer).values() if t is not None]
+        return sum(t.nbytes for t in tensors)
+
+
+def load_weights(
+    path: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    device: torch.device | str = "cpu",
+) -> DecoderWeights:
+    """Read a checkpoint: a directory in Hugging Face layout, a .safetensors file or a .gguf file.
+
+    `progress` is called with (elements read, elements in all) after each tensor.
+    """
+    source = open_source(path, spec)
+    names = checked_names(source, spec, path)
+    weights = allocate_weights(spec, dtype, device, source.rope_divisors())
+    total, done = sum(math.prod(piece.shape) for piece in names), 0
+    for piece, name in names.items():
+        rows = target_rows(weights, piece)
+        _read_into(rows, source, piece, name)
+        if piece.is_norm and spec.norm_offset:
+            rows += spec.norm_offset
+        # A sum in float64 is finite exactly when every element is, and needs no memory.
+        if not math.isfinite(rows.sum(dtype=torch.float64).item()):
+            raise not_finite(source, name, str(dtype).removeprefix("torch."))
+        done += math.prod(piece.shape)
+        if progress is not None:
+            progress(done, total)
+    return weights
+
+
+def random_weights(
+    spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
+) -> DecoderWeights:
+    """Weights of the right shapes and sane magnitudes, for measuring speed without a checkpoint."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weights = allocate_weights(spec, dtype, device, None)
+    for piece in pieces(spec):
+        rows = target_rows(weights, piece)
+        if piece.is_norm:
+            rows.fill_(1.0)
+        else:
+            rows.normal_(0.0, piece.shape[-1] ** -0.5, generator=generator)
+    return weights
+
+
+def _read_into(out: Tensor, source: TensorSource, piece: Piece, name: str) -> None:
+    flat = out.view(-1)
+    for first, values in float_chunks(source, name):
+        flat[first : first + len(values)].copy_(torch.from_numpy(values))
+    order = source.row_order(piece)
+    if order is not None:
+        out.copy_(out[torch.from_numpy(order)])
+
+
+def allocate_weights(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, rope_divisors: Floats | None
+) -> DecoderWeights:
+    """Uninitialised tensors for every piece, fused ones sized by their last piece."""
+    sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
+    for piece in pieces(spec):
+        sizes[piece.layer, piece.field] = (piece.first_row + piece.shape[0], *piece.shape[1:])
+
+    def tensors(layer: int | None) -> dict[str, Any]:
+        return {
+            field: torch.empty(
+                shape, dtype=torch.float32 if field.endswith("_norm") else dtype, device=device
+            )
+            for (place, field), shape in sizes.items()
+            if place == layer
+        }
+
+    whole = tensors(None)
+    whole.setdefault("lm_head", whole["embed"])
+    layers = [LayerWeights(**tensors(layer)) for layer in range(spec.num_layers)]
+    return DecoderWeights(layers=layers, rope_divisors=rope_divisors, **whole)
+
+
+def target_rows(weights: DecoderWeights, piece: Piece) -> Tensor:
+    """The rows this piece fills."""
+    owner = weights if piece.layer is None else weights.layers[piece.layer]
+    tensor: Tensor = getattr(owner, piece.field)
+    return tensor[piece.first_row : piece.first_row + piece.shape[0]]
+
+
+def _fields(layer: LayerWeights) -> dict[str, Tensor | None]:
+    return {name: getattr(layer, name) for name in LayerWeights.__slots__}

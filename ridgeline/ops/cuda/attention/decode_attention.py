@@ -1,0 +1,383 @@
+"""Attention of decode rows (one new token each) over the paged KV cache: one launch per layer.
+
+The launch sums the partial sums of the QKV linear, norms and rotates queries and the new key, writes the new
+key and value into the cache, attends with each row's tokens split over several programs, and the last program
+of a row to arrive joins the splits. A program serves one KV head: its query heads are the rows of the tensor
+cores' tiles. Bound by the reading of the cache; everything else is arranged around that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, join_parts
+from ridgeline.ops.cuda.attention.decode_heads import (
+    capped,
+    fetch_into_l2,
+    head_pairs,
+    norm_pairs,
+    rotated,
+    summed,
+    turns,
+)
+from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix
+from ridgeline.ops.cuda.launch import (
+    INTERPRETED,
+    PDL,
+    let_next_start,
+    pdl_options,
+    shared_memory_bytes,
+    wait_for_inputs,
+)
+
+_ALL = 1 << 30  # no window
+_BESIDE_TILES = 32 << 10  # shared memory for queries and for joining parts, with room to spare
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How the work is cut. Results depend on block_tokens, split_tokens and the split count alone.
+
+    block_tokens  tokens per step of the inner loop
+    split_tokens  a row is split only into parts of at least so many tokens
+    fetched_blocks  blocks of the cache asked for before the queries are made: a power of two, or 0
+    overlap         when the next kernel may start: at once, when the cache is read, or at the end alone
+    """
+
+    block_tokens: int = 64
+    split_tokens: int = 256
+    num_warps: int = 4
+    num_stages: int = 3  # three programs of 64 tokens fit on a multiprocessor
+    fetched_blocks: int = 4
+    overlap: Literal["early", "late", "none"] = "early"
+
+
+def decode_splits(
+    rows: int, kv_heads: int, sms: int = 132, longest: int | None = None, most: int = 64
+) -> int:
+    """Most parts a row is split into, from what is known when a graph is captured.
+
+    Few rows: programs enough to fill the GPU about twice over. Rows that fill it by themselves are only split
+    where they are long (DecodeConfig.split_tokens): joining parts costs more than a tail.
+    """
+    pairs = rows * kv_heads
+    splits = 2 if _fills(pairs, sms) else triton.cdiv(8 * sms, pairs)
+    if longest is not None:
+        splits = min(splits, triton.cdiv(longest, decode_config(rows, kv_heads, sms).split_tokens))
+    return int(max(1, min(splits, most)))
+
+
+def _fills(pairs: int, sms: int) -> bool:
+    """Nearly four programs for each multiprocessor, which is what it holds of small ones."""
+    return 4 * sms * 0.9 <= pairs
+
+
+def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 512) -> DecodeConfig:
+    """Few rows: short parts, for the sake of latency. Many: long ones, and small tiles, so that four programs
+    share a multiprocessor. As measured on an H200: docs/performance/gpu-ledger.md.
+
+    token_bytes: key and value of one KV head. Wide ones get smaller tiles, to fit in shared memory.
+    """
+    pairs = rows * kv_heads
+    split_tokens = 64 if pairs < sms else 2048 if _fills(pairs, sms) else 256
+    if token_bytes <= 512 and not _fills(pairs, sms):
+        # With few rows the linear behind is large beside attention, and started early it is in the way.
+        return DecodeConfig(split_tokens=split_tokens, overlap="none" if pairs < sms else "early")
+    config = DecodeConfig(
+        block_tokens=32, split_tokens=split_tokens, num_stages=4 if token_bytes <= 1024 else 2
+    )
+    return _fitting(config, token_bytes)
+
+
+def _fitting(config: DecodeConfig, token_bytes: int) -> DecodeConfig:
+    """With fewer stages, then smaller tiles, where the GPU has little shared memory."""
+    room = shared_memory_bytes() - _BESIDE_TILES
+    while (config.num_stages - 1) * config.block_tokens * token_bytes > room:
+        if config.num_stages > 2:
+            config = replace(config, num_stages=config.num_stages - 1)
+        elif config.block_tokens > 16:
+            config = replace(config, block_tokens=config.block_tokens // 2)
+        else:
+            break
+    return config
+
+
+def decode_attention(
+    qkv: Tensor | None,
+    kv: Tensor,
+    tables: Tensor,
+    table_rows: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    out: Tensor,
+    scratch: DecodeScratch,
+    *,
+    scale: float,
+    num_heads: int,
+    num_kv_heads: int,
+    splits: int,
+    q: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    bias: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    prefix: SharedPrefix | None = None,
+    config: DecodeConfig | None = None,
+) -> None:
+    """out [R, H, D] = attention of R new tokens over positions[r] + 1 tokens each, their own included.
+
+    qkv [R, (H + 2 K) D] in the model's dtype, or float32 partial sums [S, R, (H + 2 K) D], to which `bias` is
+    added; the new keys and values are stored at slots [R]. Or qkv None and q [R, H, D]: queries already
+    rotated, keys and values already in the cache. A row whose slot is -1 is padding: zeros, nothing stored.
+    kv [num_blocks, K, 2, block_size, D] is contiguous; row r's blocks are tables[table_rows[r]].
+    prefix: `shared_prefix_attention` has just been called with the same scratch and `splits`.
+    """
+    rows, _, head_dim = out.shape
+    padded = max(16, triton.next_power_of_2(head_dim))
+    config = config or decode_config(rows, num_kv_heads, token_bytes=2 * padded * kv.element_size())
+    group = num_heads // num_kv_heads
+    prefix_parts = prefix.parts if prefix is not None else 0
+    scratch.require(rows, num_heads, num_kv_heads, head_dim, prefix_parts + splits)
+    if prefix is not None and window is not None:
+        raise ValueError("a layer with a window cannot take part in shared prefixes")
+    source = q if qkv is None else qkv
+    if source is None:
+        raise ValueError("decode_attention needs qkv or q")
+    parts = qkv.shape[0] if qkv is not None and qkv.dim() == 3 else 1
+    _decode_attend[(num_kv_heads * splits * rows,)](
+        source,
+        bias,
+        q_norm,
+        k_norm,
+        kv,
+        tables,
+        table_rows,
+        positions,
+        slots,
+        cos,
+        sin,
+        out,
+        scratch.acc,
+        scratch.tops,
+        scratch.counters,
+        prefix.tokens if prefix is not None else None,
+        source.stride(0) if parts > 1 else 0,
+        source.stride(-2) if qkv is not None else source.stride(0),
+        tables.stride(0),
+        splits,
+        prefix_parts,
+        triton.cdiv(config.split_tokens, config.block_tokens),
+        _ALL if window is None else window,
+        scale,
+        eps,
+        0.0 if softcap is None else softcap,
+        FUSED=qkv is not None,
+        PARTS=parts,
+        SOFTCAP=softcap is not None,
+        K=num_kv_heads,
+        G=group,
+        G_PAD=max(16, triton.next_power_of_2(group)),
+        G_JOIN=triton.next_power_of_2(group),
+        D=head_dim,
+        D_PAD=padded,
+        HALF=cos.shape[-1],
+        BLOCK_SIZE=kv.shape[3],
+        BLOCK_N=config.block_tokens,
+        CHUNK=max(1, min(16, 4096 // (triton.next_power_of_2(group) * padded))),
+        FETCH=0 if INTERPRETED or head_dim != padded else config.fetched_blocks,
+        LATE=config.overlap == "late",
+        PDL=PDL and config.overlap != "none",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **(pdl_options() if config.overlap != "none" else {}),
+    )
+
+
+@triton.jit(do_not_specialize=["table_stride", "splits", "prefix_parts", "least_tiles", "window"])
+def _decode_attend(
+    x,  # qkv, or rotated queries
+    bias,
+    q_norm,
+    k_norm,
+    kv,
+    tables,
+    table_rows,
+    positions,
+    slots,
+    cos,
+    sin,
+    out,
+    acc_parts,
+    top_parts,
+    counters,
+    prefix_tokens,
+    part_stride,
+    row_stride,
+    table_stride,
+    splits,
+    prefix_parts,
+    least_tiles,
+    window,
+    scale,
+    eps,
+    softcap,
+    FUSED: tl.constexpr,
+    PARTS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    G_PAD: tl.constexpr,
+    G_JOIN: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    FETCH: tl.constexpr,
+    LATE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # KV heads first: the heads of a block are neighbours in memory, so are the programs that read them.
+    program = tl.program_id(0)
+    head = program % K
+    split = (program // K) % splits
+    row = program // (K * splits)
+    DTYPE: tl.constexpr = kv.dtype.element_ty
+    HEAD: tl.constexpr = 2 * BLOCK_SIZE * D  # numbers of one head in a block: keys, then values
+    if not LATE:
+        let_next_start(PDL)
+    wait_for_inputs(PDL)
+
+    g = tl.arange(0, G_PAD)
+    d = tl.arange(0, D_PAD)
+    inside = (g[:, None] < G) & (d[None, :] < D)
+    out_at = out + (row * K + head).to(tl.int64) * (G * D)
+    slot = tl.load(slots + row)
+    position = tl.load(positions + row)
+    table_row = tl.load(table_rows + row)
+    if slot < 0:
+        if split == 0:
+            tl.store(out_at + g[:, None] * D + d[None, :], tl.zeros((G_PAD, D_PAD), DTYPE), mask=inside)
+        return
+    begin = tl.maximum(position + 1 - window, 0)
+    end = position if FUSED else position + 1  # of the tokens read from the cache
+    before = 0  # parts of this row that an earlier kernel has left
+    if prefix_tokens is not None:
+        begin = tl.load(prefix_tokens + row)
+        before = tl.where(begin > 0, prefix_parts, 0)
+    tiles = tl.cdiv(end - begin, BLOCK_N)
+    parts = tl.minimum(splits, tl.maximum(tl.cdiv(tiles, least_tiles), 1))
+    if split >= parts:
+        return
+    start = tiles * split // parts
+    stop = tiles * (split + 1) // parts
+
+    # The cache comes from afar: what the loop reads first is asked for before the queries are made.
+    head_at = kv + head * HEAD
+    table_at = tables + table_row.to(tl.int64) * table_stride
+    if FETCH > 0:
+        LINE: tl.constexpr = 128 // (kv.dtype.element_ty.primitive_bitwidth // 8)
+        ahead = (begin + start * BLOCK_N) // BLOCK_SIZE + tl.arange(0, FETCH)
+        last = (tl.minimum(begin + stop * BLOCK_N, end) - 1) // BLOCK_SIZE
+        fetched = tl.load(table_at + tl.maximum(tl.minimum(ahead, last), 0)).to(tl.int64) * (K * HEAD)
+        fetch_into_l2(head_at + fetched[:, None] + (tl.arange(0, HEAD // LINE) * LINE)[None, :])
+    n = tl.arange(0, BLOCK_N)
+    token = begin + start * BLOCK_N + n
+    block = tl.load(table_at + token // BLOCK_SIZE, mask=token < end, other=0)
+
+    top = tl.full((G_PAD,), float("-inf"), tl.float32)
+    total = tl.zeros((G_PAD,), tl.float32)
+    acc = tl.zeros((G_PAD, D_PAD), tl.float32)
+    if FUSED:
+        # One program owns the newest token: stores its key and value, and begins its sums with them.
+        owner = split == parts - 1
+        one = tl.arange(0, 1)[:, None]
+        stored = owner & (d[None, :] < D)
+        row_at = row.to(tl.int64) * row_stride
+        q_weight, q_partner_weight = norm_pairs(q_norm, D, D_PAD, HALF)
+        k_weight, k_partner_weight = norm_pairs(k_norm, D, D_PAD, HALF)
+        turn = turns(cos + position.to(tl.int64) * HALF, sin + position.to(tl.int64) * HALF, D_PAD, HALF)
+        q, q_partner = head_pairs(
+            x, bias, row_at, head * G + g[:, None], g[:, None] < G, part_stride, PARTS, D, D_PAD, HALF, DTYPE
+        )
+        key, key_partner = head_pairs(
+            x, bias, row_at, K * G + head + one, owner & (one == 0), part_stride, PARTS, D, D_PAD, HALF, DTYPE
+        )
+        value_at = (K * G + K + head + one) * D + d[None, :]
+        value = summed(x, bias, row_at + value_at, value_at, part_stride, stored, PARTS, DTYPE)
+        Q_NORM: tl.constexpr = q_norm is not None
+        K_NORM: tl.constexpr = k_norm is not None
+        q = rotated(q, q_partner, q_weight, q_partner_weight, turn[0], turn[1], eps, Q_NORM, D, DTYPE)
+        key = rotated(key, key_partner, k_weight, k_partner_weight, turn[0], turn[1], eps, K_NORM, D, DTYPE)
+        new_at = (
+            head_at + (slot // BLOCK_SIZE).to(tl.int64) * (K * HEAD) + (slot % BLOCK_SIZE) * D + d[None, :]
+        )
+        tl.store(new_at, key, mask=stored)
+        tl.store(new_at + BLOCK_SIZE * D, value.to(DTYPE), mask=stored)
+        score = capped(tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1), scale, softcap, SOFTCAP)
+        top = tl.where(owner, score, top)
+        total += tl.where(owner, 1.0, 0.0)
+        acc += value  # zeros where it is not the owner
+    else:
+        q_at = x + row.to(tl.int64) * row_stride + (head * G + g)[:, None] * D + d[None, :]
+        q = tl.load(q_at, mask=inside, other=0.0)
+
+    # Block numbers are read a tile ahead, by hand: a load that waits for a load would halve the compiler's
+    # depth of prefetch for the keys and values.
+    for tile in range(start, stop):
+        token = begin + tile * BLOCK_N + n
+        seen = token < end
+        at = block.to(tl.int64) * (K * HEAD) + (token % BLOCK_SIZE) * D
+        block = tl.load(table_at + (token + BLOCK_N) // BLOCK_SIZE, mask=token + BLOCK_N < end, other=0)
+        if D == D_PAD:
+            loaded = seen[:, None]
+        else:
+            loaded = seen[:, None] & (d[None, :] < D)
+        keys = tl.load(head_at + at[:, None] + d[None, :], mask=loaded, other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        scores = tl.where(seen[None, :], capped(scores, scale, softcap, SOFTCAP), float("-inf"))
+        highest = tl.maximum(top, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - highest[:, None])
+        kept = tl.exp2(top - highest)
+        total = total * kept + tl.sum(weights, axis=1)
+        values = tl.load(head_at + at[:, None] + (BLOCK_SIZE * D + d)[None, :], mask=loaded, other=0.0)
+        acc = tl.dot(weights.to(DTYPE), values, acc * kept[:, None], input_precision="ieee")
+        top = highest
+
+    if LATE:
+        let_next_start(PDL)
+    if parts + before == 1:
+        result = acc / total[:, None]
+        tl.store(out_at + g[:, None] * D + d[None, :], result.to(DTYPE), mask=inside)
+        return
+    pair = row * K + head
+    first = pair.to(tl.int64) * (prefix_parts + splits) + prefix_parts
+    mine = (first + split) * G
+    tl.store(acc_parts + mine * D + g[:, None] * D + d[None, :], acc, mask=inside)
+    tl.store(top_parts + mine * 2 + g * 2, top, mask=g < G)
+    tl.store(top_parts + mine * 2 + g * 2 + 1, total, mask=g < G)
+    tl.debug_barrier()  # all threads' stores before the one thread's release
+    if tl.atomic_add(counters + pair, 1, sem="acq_rel") == parts - 1:
+        tl.store(counters + pair, 0)
+        first -= before
+        join_parts(
+            acc_parts + first * (G * D),
+            top_parts + first * (2 * G),
+            before + parts,
+            out_at,
+            G,
+            G_JOIN,
+            D,
+            D_PAD,
+            CHUNK,
+        )

@@ -1,0 +1,1 @@
+"""Matrix products: `linear` chooses the kernel by the number of tokens."""

@@ -1,0 +1,107 @@
+"""Which kernel computes a linear, by the number of tokens: the decoder asks here and nowhere else.
+
+One token `gemv`, up to a hundred or so `gemm_stream`, which keeps the weights coming from one kernel
+to the next, beyond that cuBLAS; in deterministic mode `fixed_linear` for every number. Where a weight has too
+few rows for every multiprocessor the result is the float32 partial sums [S, T, N]: consumers take either.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ridgeline.ops.cuda.activation import gated
+from ridgeline.ops.cuda.linear.gemm import fixed_linear, gated_linear, linear_into, split_linear
+from ridgeline.ops.cuda.linear.gemm_stream import can_stream, shapes_stream, stream_config, stream_linear
+from ridgeline.ops.cuda.linear.gemv import gemv
+
+# Measured on an H200; the tables are in docs/performance/gpu-ledger.md.
+MOST_GEMV = 1  # tokens; beyond, its arithmetic costs more than the weights' way
+MOST_SPLIT = 128  # tokens; beyond, cuBLAS is as fast, and there is nothing to sum up behind it
+MOST_WHOLE = 64  # tokens of a product with many rows, the head's
+MOST_GATED = 16  # tokens, where the weights cannot be streamed
+
+
+def uses_gemv(tokens: int, *, deterministic: bool = False) -> bool:
+    """Whether the decoder may fuse norms and adds into its linears, by calling `gemv` itself."""
+    return tokens <= MOST_GEMV and not deterministic
+
+
+def branch_splits(
+    tokens: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, deterministic: bool = False
+) -> int:
+    """S of the partial sums to give `linear` for this shape; 0: give it [T, N] in the model's dtype."""
+    if deterministic or not MOST_GEMV < tokens <= MOST_SPLIT or not shapes_stream(tokens, n, k, dtype):
+        return 0
+    splits = stream_config(tokens, n, k).splits
+    return splits if splits > 1 else 0
+
+
+def linear(
+    x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, *, deterministic: bool = False
+) -> None:
+    """x [T, K] times weight [N, K] transposed: into [T, N], plus bias, or as partial sums [S, T, N] float32.
+
+    Partial sums have no bias in them: it is their consumer's.
+    """
+    tokens, k = x.shape
+    n = weight.shape[0]
+    if out.dim() == 3:
+        assert bias is None, "partial sums leave the bias to their consumer"
+        if can_stream(tokens, weight):
+            stream_linear(x, weight, out)
+        else:
+            split_linear(x, weight, out)
+    elif deterministic:
+        fixed_linear(x, weight, out, bias)
+    elif tokens <= MOST_GEMV:
+        gemv(x, weight, out, bias=bias)
+    elif tokens <= MOST_WHOLE and x.dtype != torch.float32 and _many_tiles(weight):
+        linear_into(x, weight, out, bias)
+    elif tokens <= MOST_SPLIT and can_stream(tokens, weight) and stream_config(tokens, n, k).splits == 1:
+        stream_linear(x, weight, out, bias=bias)
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def gate_up(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    activation: Literal["silu", "gelu_tanh"],
+    bias: Tensor | None = None,
+    *,
+    scratch: Tensor | None = None,
+    deterministic: bool = False,
+) -> None:
+    """out [T, F] = act(gate) · up of x [T, K] and weight [2F, K]. scratch [T, 2F] where `needs_scratch`."""
+    tokens = x.shape[0]
+    if not needs_scratch(tokens, weight, deterministic=deterministic):
+        if tokens <= MOST_GEMV:
+            gemv(x, weight, out, activation=activation, bias=bias)
+        elif can_stream(tokens, weight):
+            stream_linear(x, weight, out, bias=bias, activation=activation)
+        else:
+            gated_linear(x, weight, out, activation, bias)
+        return
+    assert scratch is not None, f"{tokens} tokens need a scratch of [T, 2F]"
+    linear(x, weight, scratch, bias, deterministic=deterministic)
+    gated(scratch, out, activation)
+
+
+def needs_scratch(tokens: int, weight: Tensor, *, deterministic: bool = False) -> bool:
+    """Whether `gate_up` puts gates and ups into memory before it multiplies them."""
+    if deterministic or tokens <= MOST_GEMV:
+        return deterministic
+    if tokens <= MOST_SPLIT and can_stream(tokens, weight):
+        return False
+    return tokens > MOST_GATED or weight.dtype == torch.float32
+
+
+def _many_tiles(weight: Tensor) -> bool:
+    """Rows enough that tiles without a split keep every SM busy for several rounds."""
+    return weight.shape[0] >= 64 * 1024

@@ -1,0 +1,266 @@
+"""Choices: the engine's chunks of one HTTP request become pieces of its numbered choices.
+
+Streamed or not, an answer is made of the same pieces in the same order; the endpoints only differ in the
+shape they give them. Counts tokens and keeps the timing records while it goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.errors import RequestFailed
+from ridgeline.engine.grammar.conformance import AnswerCheck
+from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTokensDetails, Timing, Usage
+from ridgeline.server.parsing.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    OutputParser,
+    ParsedEvent,
+    Reasoning,
+)
+from ridgeline.telemetry.timing import TimingRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one generator was asked to continue. `text` is what an echo shows."""
+
+    ids: list[int]
+    text: str = ""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """New text of one choice. `prompt` is set on the choice's first piece alone."""
+
+    index: int
+    text: str
+    logprobs: list[TokenLogprob]
+    prompt: Prompt | None = None
+    prompt_logprobs: list[TokenLogprob] = []  # with `prompt`: of its tokens from the second on, if asked for
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    events: list[ParsedEvent] = []  # what a parser made of the text; without one, the text as content
+    cached_tokens: int = 0  # with `prompt`: how many of its tokens were found in the cache
+    usage: Usage | None = None  # of the whole request so far, where it is told all along
+
+    @property
+    def is_text_alone(self) -> bool:
+        return self.prompt is None and self.finish_reason is None and not self.logprobs
+
+
+class Parsed:
+    """One choice's parser, with what it has found: calls, and how many tokens the reasoning took.
+
+    Reasoning is what comes before the answer, markers included: all tokens up to the first that shows any
+    content or call, if there was any reasoning at all.
+    """
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self._answering = False
+        self._has_reasoning = False
+        self._tokens_before_answer = 0
+        self._arguments: list[str] = []  # of the last call
+        self.has_calls = False
+
+    @property
+    def ends_in_a_call(self) -> bool:
+        """Its last call has begun, and its arguments are not complete."""
+        try:
+            json.loads("".join(self._arguments))
+        except (ValueError, RecursionError):
+            return self.has_calls
+        return False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._tokens_before_answer if self._has_reasoning else 0
+
+    def events(self, chunk: OutputChunk) -> list[ParsedEvent]:
+        events = self._parser.feed(chunk.text) if chunk.text else []
+        if chunk.finish_reason is not None:
+            events = events + self._parser.finish()
+        for event in events:
+            match event:
+                case Reasoning():
+                    self._has_reasoning = True
+                    continue
+                case CallStart():
+                    self.has_calls = True
+                    self._arguments = []
+                case CallArguments(text=text):
+                    self._arguments.append(text)
+            self._answering = True
+        if not self._answering:
+            self._tokens_before_answer += len(chunk.tokens)
+        return events
+
+
+@dataclass(slots=True)
+class _Source:
+    """One prompt's state: log-probabilities may come in several chunks, and every choice opens with all."""
+
+    prompt: Prompt
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    held: list[OutputChunk] = field(default_factory=list)
+    cached_tokens: int = 0
+
+
+class Choices:
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        new_parser: Callable[[], OutputParser] | None = None,
+        running_usage: bool = False,
+    ) -> None:
+        self._sources = [_Source(prompt) for prompt in prompts]
+        self._params = params
+        self._parsed = None if new_parser is None else [Parsed(new_parser()) for _ in range(self.count)]
+        self._running_usage = running_usage
+        self._checks = [AnswerCheck.of(params.grammar) for _ in range(self.count)]
+        self.due_checks: list[AnswerCheck] = []  # of complete answers, whose last pieces wait for it
+        self._begun: set[int] = set()
+        self._completion_tokens = 0
+        self.timings: dict[int, TimingRecord] = {}
+        self.finish_reasons: dict[int, str] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._sources) * self._params.n
+
+    def add(self, source_number: int, chunk: OutputChunk, pieces: list[Piece]) -> None:
+        """Append what the client is to see now. Prompt log-probabilities are waited for until complete."""
+        if self._params.prompt_logprobs is None:
+            self._piece(source_number, chunk, pieces)
+            return
+        source = self._sources[source_number]
+        source.prompt_logprobs.extend(chunk.prompt_logprobs)
+        source.held.append(chunk)
+        if len(source.prompt_logprobs) < len(source.prompt.ids) - 1:
+            return
+        released, source.held = source.held, []
+        for held in released:
+            self._piece(source_number, held, pieces)
+
+    def check_complete(self) -> None:
+        """Called when the engine says no more: every choice must have ended, in a way a client may see."""
+        missing = self.count - len(self.finish_reasons)
+        if missing:
+            raise RequestFailed(f"the engine ended without finishing {missing} of {self.count} choices")
+
+    def output_tokens(self, index: int) -> int:
+        """Of one choice; of those that were cut off, an even share of what they got together."""
+        if index in self.timings:
+            return self.timings[index].output_tokens
+        rest = self._completion_tokens - sum(timing.output_tokens for timing in self.timings.values())
+        return max(rest, 0) // (self.count - len(self.timings))
+
+    def usage(self, with_timing: bool) -> Usage:
+        prompt_tokens = sum(len(source.prompt.ids) for source in self._sources)
+        usage = Usage(
+            prompt_tokens,
+            self._completion_tokens,
+            prompt_tokens + self._completion_tokens,
+            PromptTokensDetails(sum(source.cached_tokens for source in self._sources)),
+            CompletionTokensDetails(sum(parsed.reasoning_tokens for parsed in self._parsed or ())),
+        )
+        if not with_timing:
+            return usage
+        timings = [_timing(index, record) for index, record in sorted(self.timings.items())]
+        return msgspec.structs.replace(usage, timing=timings)
+
+    def _piece(self, source_number: int, chunk: OutputChunk, pieces: list[Piece]) -> None:
+        index = source_number * self._params.n + chunk.index
+        self._completion_tokens += len(chunk.tokens)
+        if index in self._begun and chunk.finish_reason is None and chunk.timing is None:
+            # Nearly every chunk. One that is half a character is counted, with nothing to show yet.
+            events = self._events(index, chunk)
+            if chunk.text or chunk.logprobs:
+                usage = self.usage(False) if self._running_usage else None
+                pieces.append(Piece(index, chunk.text, chunk.logprobs, events=events, usage=usage))
+            return
+        source = self._sources[source_number]
+        if chunk.timing is not None:
+            self.timings[index] = chunk.timing
+            source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
+        if chunk.finish_reason is not None:
+            self._finish(index, chunk)
+        events = self._events(index, chunk)
+        self._note_check(index, chunk)
+        first = index not in self._begun
+        self._begun.add(index)
+        if not (first or chunk.text or chunk.logprobs or chunk.finish_reason):
+            return
+        pieces.append(
+            Piece(
+                index,
+                chunk.text,
+                chunk.logprobs,
+                source.prompt if first else None,
+                source.prompt_logprobs if first else [],
+                self._shown_reason(index, chunk),
+                chunk.stop_reason,
+                events,
+                source.cached_tokens if first else 0,
+                self.usage(False) if self._running_usage else None,
+            )
+        )
+
+    def _events(self, index: int, chunk: OutputChunk) -> list[ParsedEvent]:
+        if self._parsed is None:
+            events: list[ParsedEvent] = [Content(chunk.text)] if chunk.text else []
+        else:
+            events = self._parsed[index].events(chunk)
+        check = self._checks[index]
+        if check is not None:
+            for event in events:
+                if isinstance(event, Content):
+                    check.add(event.text)
+        return events
+
+    def _note_check(self, index: int, chunk: OutputChunk) -> None:
+        """A complete answer is checked before its last piece is sent; tool calls are not checked."""
+        check = self._checks[index]
+        complete = chunk.finish_reason is FinishReason.STOP and not isinstance(chunk.stop_reason, str)
+        if check is not None and complete and not (self._parsed and self._parsed[index].has_calls):
+            self.due_checks.append(check)
+
+    def _shown_reason(self, index: int, chunk: OutputChunk) -> str | None:
+        """An answer that ended by itself, with calls to be made, waits for their results. A call that one of
+        the client's stops cut off is not to be made.
+        """
+        if chunk.finish_reason is None:
+            return None
+        if chunk.finish_reason is FinishReason.STOP and self._parsed and self._parsed[index].has_calls:
+            stopped = isinstance(chunk.stop_reason, str) or chunk.stop_reason in self._params.stop_token_ids
+            return "stop" if stopped and self._parsed[index].ends_in_a_call else "tool_calls"
+        return chunk.finish_reason.value
+
+    def _finish(self, index: int, chunk: OutputChunk) -> None:
+        if chunk.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise RequestFailed(f"the engine ended choice {index} early ({chunk.finish_reason})")
+        self.finish_reasons[index] = chunk.finish_reason.value
+
+
+def _timing(index: int, record: TimingRecord) -> Timing:
+    return Timing(
+        index,
+        _ms(record.queue_s),
+        _ms(record.ttft_s),
+        _ms(record.tpot_s),
+        _ms(record.inference_s),
+        record.preemptions,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

@@ -1,0 +1,130 @@
+"""Feed: the engine requests of one job, handed over in parts where it asks for more than runs together.
+
+1,024 prompts at once would fill the engine's queue, and one prompt's 128 samples may be more than it computes
+together. So at most twice as many choices as run together are under way, and the next follow as those end.
+Used by `Course`; the chunks come into its inbox under the number of their prompt, as if all were one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ridgeline.engine.client.client import OpenRequest
+from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.errors import QueueFull
+from ridgeline.engine.plan.intake import sample_seed
+from ridgeline.engine.plan.request import SamplingParams
+
+RETRY_S = 0.5  # after the engine's queue was full
+
+Submit = Callable[[int, SamplingParams, Inbox], OpenRequest]  # the number of a prompt, its samples, where to
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Samples `first` to `first + params.n` of one prompt, as one request to the engine."""
+
+    prompt: int
+    first: int
+    params: SamplingParams
+
+
+def parts_of(prompts: int, params: SamplingParams, max_running: int) -> list[Part]:
+    """Every sample of every prompt once. Each has the seed that it would have in one request for all."""
+    if params.n <= max_running:
+        return [Part(number, 0, params) for number in range(prompts)]
+    parts = []
+    for number in range(prompts):
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        parts.append(Part(number, 0, replace(params, n=max_running, seed=seed)))
+        # The seed of a request is that of its first sample: the others come one by one.
+        parts += [
+            Part(number, index, replace(params, n=1, seed=sample_seed(seed, index), prompt_logprobs=None))
+            for index in range(max_running, params.n)
+        ]
+    return parts
+
+
+class Feed:
+    def __init__(
+        self, prompts: int, params: SamplingParams, max_running: int, inbox: Inbox, submit: Submit
+    ) -> None:
+        self._waiting = deque(parts_of(prompts, params, max_running))
+        self._most = 2 * max_running
+        self._is_whole = params.n <= max_running and prompts * params.n <= self._most
+        self._inbox = inbox
+        self._submit = submit
+        self._under_way = 0  # choices
+        self._open: dict[Part, OpenRequest] = {}
+        self._retry: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        if self._is_whole:  # nearly always: nothing stands between the engine and the inbox
+            while self._waiting:
+                part = self._waiting.popleft()
+                self._open[part] = self._submit(part.prompt, part.params, self._inbox)
+            return
+        self._first = self._waiting[0]
+        self._inbox.open_requests += len(self._waiting)
+        self._fill()
+
+    def close(self) -> None:
+        """Hand over nothing more, and abort what is under way."""
+        self._waiting.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+        for request in list(self._open.values()):
+            request.close()
+
+    def _fill(self) -> None:
+        self._retry = None
+        while self._waiting and (self._under_way + self._waiting[0].params.n <= self._most):
+            part = self._waiting.popleft()
+            self._under_way += part.params.n
+            self._open[part] = self._submit(part.prompt, part.params, _PartInbox(self, part))
+
+    def put(self, part: Part, chunk: OutputChunk) -> None:
+        chunk.index += part.first
+        self._inbox.put(part.prompt, chunk)
+
+    def ended(self, part: Part, error: Exception | None) -> None:
+        """The engine says nothing more of it. One that found the queue full is asked for again, unless it was
+        the first: then none is accepted, and the client is told so.
+        """
+        self._under_way -= part.params.n
+        self._open.pop(part, None)
+        if isinstance(error, QueueFull) and part is not self._first:
+            self._waiting.appendleft(part)
+            if self._retry is None:
+                self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._fill)
+            return
+        if error is not None:
+            self._waiting.clear()
+            self._inbox.fail(error)
+        self._inbox.end_request()
+        if self._retry is None:
+            self._fill()
+
+
+class _PartInbox(Inbox):
+    """Where the engine's client puts the chunks of one part."""
+
+    def __init__(self, feed: Feed, part: Part) -> None:
+        super().__init__()
+        self._feed = feed
+        self._part = part
+        self._failure: Exception | None = None
+
+    def put(self, number: int, chunk: OutputChunk) -> None:
+        self._feed.put(self._part, chunk)
+
+    def fail(self, error: Exception) -> None:
+        self._failure = error
+
+    def end_request(self) -> None:
+        self._feed.ended(self._part, self._failure)

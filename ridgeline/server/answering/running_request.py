@@ -1,0 +1,252 @@
+"""Course: one accepted request under way, from the engine's first chunk to the account of how it ended.
+
+Both kinds of answer, whole and streamed, take their pieces here. Leaving the course for any reason closes
+the engine's requests, which aborts what is unfinished, and books the request exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.engine.client.client import AsyncClient, OpenRequest
+from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
+from ridgeline.engine.grammar.conformance import PROCESSES, refuse_uncheckable
+from ridgeline.engine.plan.request import SamplingParams, is_background
+from ridgeline.server.answering.choices import Choices, Piece, Prompt
+from ridgeline.server.answering.feed import Feed
+from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
+from ridgeline.server.front import Front, Served, fingerprint
+from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.openai_api.protocol import GenerationRequest
+from ridgeline.server.parsing.events import OutputParser
+from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
+from ridgeline.server.records.usage_book import UsageBook
+from ridgeline.telemetry.logs import log_request
+from ridgeline.telemetry.timing import TimingRecord
+
+_checks = ThreadPoolExecutor(PROCESSES, "ridgeline-schema-checks")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked of which engine, and how the client wants to see it."""
+
+    client: AsyncClient
+    served: Served
+    prompts: list[Prompt]
+    params: SamplingParams
+    stream: bool = False
+    include_usage: bool = False
+    running_usage: bool = False  # in every chunk
+    include_timing: bool = False
+    priority: int = 0
+    cache_namespace: str = ""
+    new_parser: Callable[[], OutputParser] | None = None  # for each choice; None: its text is as it is
+    grammar_field: str = "grammar"  # what the client calls that which became `params.grammar`
+
+    @classmethod
+    def of(
+        cls,
+        body: GenerationRequest,
+        client: AsyncClient,
+        served: Served,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        new_parser: Callable[[], OutputParser] | None = None,
+        grammar_field: str = "grammar",
+    ) -> Job:
+        return cls(
+            client,
+            served,
+            prompts,
+            params,
+            new_parser=new_parser,
+            grammar_field=grammar_field,
+            stream=bool(body.stream),
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
+            include_timing=bool(body.include_timing),
+            priority=body.priority or 0,
+            cache_namespace=body.cache_salt or "",
+        )
+
+    def head(self, exchange: Exchange, prefix: str) -> dict[str, Any]:
+        """What every body of the answer begins with."""
+        return {
+            "id": f"{prefix}-{exchange.request_id}",
+            "created": exchange.created,
+            "model": self.served.name,
+            "system_fingerprint": fingerprint(self.client),
+        }
+
+
+class Course:
+    def __init__(self, front: Front, exchange: Exchange, job: Job) -> None:
+        self.exchange = exchange
+        self.job = job
+        self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage)
+        self.inbox = Inbox(whole=not job.stream)
+        self._front = front
+        self._metrics = job.served.metrics
+        self._feed = Feed(
+            len(job.prompts), job.params, job.client.hello.max_running, self.inbox, self._submit
+        )
+        self._unchecked_schema = job.params.grammar
+        self._usages = front.part(UsageBook)
+        self._priority = max(job.priority, exchange.least_priority)
+        # A background request may be queued for hours: it has no deadline.
+        self._is_background = is_background(self._priority)
+        limit_s = None if self._is_background else front.config.request_timeout_s
+        self._deadline = None if limit_s is None else exchange.arrival + limit_s
+
+    def __enter__(self) -> Course:
+        self._used = self._usages.begin(self.exchange.request_id, lambda: self.choices.usage(False))
+        self._feed.begin()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._feed.close()
+        with contextlib.suppress(RequestFailed):  # what came and was not taken belongs to the account too
+            for arrival in self.inbox.close():
+                self.choices.add(*arrival, [])
+        self._book(error)
+
+    def _submit(self, number: int, params: SamplingParams, inbox: Inbox) -> OpenRequest:
+        return self.job.client.submit(
+            self.job.prompts[number].ids,
+            params,
+            inbox,
+            number,
+            request_id=self.exchange.request_id,
+            arrival=self.exchange.arrival,
+            priority=self._priority,
+            cache_namespace=self.job.cache_namespace,
+        )
+
+    async def next_pieces(self, patience_s: float | None = None) -> list[Piece] | None:
+        """The next pieces, at least one; [] when `patience_s` went by without any; None after the last."""
+        while True:
+            try:
+                await self._refuse_uncheckable()
+                arrivals = await self.inbox.take(self._wait_s(patience_s))
+            except InvalidRequest as error:
+                if error.field == "grammar":
+                    raise InvalidRequest(self.job.grammar_field, error.message) from None
+                raise
+            if arrivals is None:
+                self.choices.check_complete()
+                return None
+            if not arrivals:
+                self._check_deadline()
+                return []
+            pieces: list[Piece] = []
+            for number, chunk in arrivals:
+                self.choices.add(number, chunk, pieces)
+            await self._refuse_violations()
+            if pieces:
+                return pieces
+
+    async def _refuse_uncheckable(self) -> None:
+        """Once, before the first pieces: a schema that only the validator finds fault with."""
+        grammar, self._unchecked_schema = self._unchecked_schema, None
+        if grammar is not None and grammar.check:
+            await self._in_time(lambda: refuse_uncheckable(grammar))
+
+    async def _refuse_violations(self) -> None:
+        """Check complete answers against what their grammar could not enforce; raises SchemaViolation."""
+        due, self.choices.due_checks = self.choices.due_checks, []
+        for check in due:
+            await self._in_time(check.refuse_violation)
+
+    async def _in_time(self, check: Callable[[], None]) -> None:
+        """A check in a thread, within the request's deadline."""
+        checking = asyncio.get_running_loop().run_in_executor(_checks, check)
+        done, _ = await asyncio.wait([checking], timeout=self._wait_s(None))
+        if not done:
+            self._check_deadline()
+        await checking
+
+    def book_refusal(self, reply: ErrorReply) -> None:
+        """Tell metrics and log that the engine did not accept it, unless they know."""
+        if not self.exchange.booked:
+            self._front.book_refusal(self.exchange, reply, self._metrics)
+
+    def _wait_s(self, patience_s: float | None) -> float | None:
+        if self._deadline is None:
+            return patience_s
+        left_s = max(0.0, self._deadline - time.monotonic())
+        return left_s if patience_s is None else min(left_s, patience_s)
+
+    def _check_deadline(self) -> None:
+        limit_s = self._front.config.request_timeout_s
+        if self._deadline is not None and limit_s is not None and time.monotonic() >= self._deadline:
+            raise DeadlineExceeded(limit_s)
+
+    def _book(self, error: BaseException | None) -> None:
+        """Tell metrics and log how every choice ended, or that the engine did not accept it."""
+        if isinstance(error, InvalidRequest | QueueFull):
+            self._usages.refuse(self._used)
+            reply = reply_to(error)
+            assert reply is not None  # both are in the table
+            self.book_refusal(reply)
+            return
+        self.exchange.booked = True
+        status, failure = outcome(error)
+        self._usages.end(self._used, status)
+        if isinstance(error, SlowReader):
+            self._metrics.stream_cut()
+        now = time.monotonic()
+        if self._front.recorder is not None and not self._is_background:
+            self._record(self._front.recorder, failure)
+        timings = []
+        for index in range(self.choices.count):
+            timing = self.choices.timings.get(index) or self._unbegun(index)
+            timings.append(timing)
+            if index not in self.choices.finish_reasons:
+                timing.end, timing.end_reason = now, failure
+            timing.sent = now
+            reason = failure or self.choices.finish_reasons[index]
+            self._metrics.request_finished(timing, self.exchange.path, reason, self._is_background)
+            log_request(self.exchange.request_id, self.exchange.path, status, timing, reason)
+        if self._front.tracing is not None:
+            self._front.tracing.book(self.exchange, timings, self.job.served.name, status, failure)
+
+    def _record(self, recorder: TrafficRecorder, failure: str) -> None:
+        """One line for each choice. What runs in the background came at no moment that could be replayed."""
+        for index in range(self.choices.count):
+            recorder.add(
+                EndedRequest(
+                    self.exchange.arrival,
+                    self.job.prompts[index // self.job.params.n].ids,
+                    self.choices.output_tokens(index),
+                    self.exchange.path,
+                    self.job.served.model.names[0],
+                    self.job.cache_namespace,
+                    failure or self.choices.finish_reasons[index],
+                )
+            )
+
+    def _unbegun(self, index: int) -> TimingRecord:
+        prompt = self.job.prompts[index // self.job.params.n]
+        return TimingRecord(self.exchange.arrival, prompt_tokens=len(prompt.ids))
+
+
+def outcome(error: BaseException | None) -> tuple[int, str]:
+    """Status and reason for the log; 499 is what proxies write for a client that left."""
+    if error is None:
+        return 200, ""
+    if isinstance(error, ClientGone | asyncio.CancelledError):
+        return 499, "abort"
+    if isinstance(error, SlowReader):
+        return 499, "slow_reader"
+    if isinstance(error, DeadlineExceeded):
+        return 504, "timeout"
+    reply = reply_to(error)
+    return (reply.status if reply else 500), "error"

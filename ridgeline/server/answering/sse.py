@@ -1,0 +1,209 @@
+"""The two kinds of answer to a request for text: whole, or as server-sent events while it is made.
+
+Both are ASGI apps that run one Course. A stream that fails after its first byte ends with an error event
+and a broken body, never with [DONE] or a clean end; a reader that stalls is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ridgeline.server.answering.choices import Piece
+from ridgeline.server.answering.running_request import Course, Job
+from ridgeline.server.answering.structured import schema_headers
+from ridgeline.server.errors import ClientGone, ErrorReply, SlowReader, reply_to, unexpected
+from ridgeline.server.front import Front
+from ridgeline.server.http.exchange import Exchange, off_loop, while_connected
+from ridgeline.server.http.reader_watch import ReaderWatch
+from ridgeline.server.openai_api.bodies import Usage, encode
+
+KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
+
+Keep = Callable[[], Awaitable[None]]
+
+StreamHeaders = Sequence[tuple[bytes, bytes]]
+EVENT_STREAM_HEADERS: StreamHeaders = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+]
+
+
+class WholeShape(Protocol):
+    """How an endpoint writes a whole answer down."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Any: ...
+
+
+class Shape(WholeShape, Protocol):
+    """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said.
+
+    A stream is `opening`, the `events` of every piece, then `closing`; or, once it has begun, `failure`.
+    """
+
+    def opening(self) -> bytes: ...
+
+    def events(self, piece: Piece) -> bytes: ...
+
+    def closing(self, usage: Usage) -> bytes: ...
+
+    def failure(self, reply: ErrorReply) -> bytes: ...
+
+
+def answer(
+    front: Front,
+    exchange: Exchange,
+    job: Job,
+    shape: Shape,
+    keepalive: bytes = KEEPALIVE,
+    keep: Keep | None = None,
+    headers: StreamHeaders = EVENT_STREAM_HEADERS,
+) -> ASGIApp:
+    """keepalive: what a stream says while there is nothing to say. keep: awaited when all has been made and
+    before the end is told, so that whoever reads the end finds what was kept. headers: of a stream.
+    """
+    course = Course(front, exchange, job)
+    if job.stream:
+        return EventStream(front, course, shape, keepalive, keep, headers)
+    return WholeAnswer(course, shape, keep)
+
+
+def size_bytes(pieces: list[Piece]) -> int:
+    """About how much JSON these become; log-probabilities are nearly all of it."""
+    tokens = (token for piece in pieces for token in (*piece.logprobs, *piece.prompt_logprobs))
+    return sum(len(piece.text) for piece in pieces) + sum(64 * (1 + len(token.top)) for token in tokens)
+
+
+class WholeAnswer:
+    """Everything at once, when all choices have ended."""
+
+    def __init__(self, course: Course, shape: WholeShape, keep: Keep | None = None) -> None:
+        self._course = course
+        self._shape = shape
+        self._keep = keep
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._course:
+            pieces = await while_connected(receive, self._collect())
+            usage = self._course.choices.usage(self._course.job.include_timing)
+            body = await off_loop(size_bytes(pieces), lambda: encode(self._shape.whole(pieces, usage)))
+            if self._keep is not None:
+                await self._keep()
+            response = Response(body, media_type="application/json", headers=self._own_headers())
+            await response(scope, receive, send)
+
+    async def _collect(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        while (more := await self._course.next_pieces()) is not None:
+            pieces += more
+        return pieces
+
+    def _own_headers(self) -> dict[str, str]:
+        """What became of the schema, and the first choice's figures, for a glance without a parser."""
+        headers = schema_headers(self._course.job.params.grammar)
+        timing = self._course.choices.timings.get(0)
+        if timing is None:
+            return headers
+        named = {"queue": timing.queue_s, "ttft": timing.ttft_s, "inference": timing.inference_s}
+        figures = {f"x-ridgeline-{name}-ms": f"{s * 1000:.1f}" for name, s in named.items() if s is not None}
+        return headers | figures
+
+
+class EventStream:
+    """Events as the text is made; all that is waiting goes out in one send."""
+
+    def __init__(
+        self,
+        front: Front,
+        course: Course,
+        shape: Shape,
+        keepalive: bytes = KEEPALIVE,
+        keep: Keep | None = None,
+        headers: StreamHeaders = EVENT_STREAM_HEADERS,
+    ) -> None:
+        self._config = front.config
+        self._headers = headers
+        self._keep = keep
+        self._told_bytes = 0  # counted where it may be much
+        self._keepalive = keepalive
+        self._course = course
+        self._shape = shape
+        self._started = False
+        params = course.job.params
+        self._may_be_large = params.logprobs is not None or params.prompt_logprobs is not None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._course:
+            try:
+                tail = await while_connected(receive, self._stream(send))
+            except (ClientGone, SlowReader):
+                raise  # nobody reads any more
+            except Exception as error:
+                if self._started:
+                    reply = reply_to(error) or unexpected(self._course.exchange.request_id)
+                    await self._write_last(send, self._shape.failure(reply), more_body=True)
+                raise
+            await self._write_last(send, tail, more_body=False)
+
+    async def _stream(self, send: Send) -> bytes:
+        """Send all pieces; return what remains to be said once all is well."""
+        # Until headers are sent an error can still have its own status, so they wait a little.
+        pieces = await self._course.next_pieces(self._config.stream_headers_s)
+        await self._start(send, first_token=bool(pieces))
+        limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
+        opening, told_at = self._shape.opening(), -math.inf
+        async with ReaderWatch(self._course.inbox, *limits) as watch:
+            while pieces is not None:
+                if self._may_be_large:
+                    size = size_bytes(pieces)
+                    self._told_bytes += size
+                    events = await off_loop(size, partial(self._events, pieces))
+                else:
+                    events = self._events(pieces)
+                if opening:
+                    events, opening = opening + events, b""
+                # What a parser holds back is no news; only a long silence is broken for its own sake.
+                silence_s = time.monotonic() - told_at
+                if events or not pieces or silence_s >= self._config.stream_keepalive_s:
+                    watch.write_begins()
+                    await send(
+                        {"type": "http.response.body", "body": events or self._keepalive, "more_body": True}
+                    )
+                    watch.write_ends()
+                    told_at = time.monotonic()
+                pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
+        usage = self._course.choices.usage(self._course.job.include_timing)
+        closing = await off_loop(self._told_bytes, partial(self._shape.closing, usage))
+        if self._keep is not None:
+            await self._keep()
+        return closing
+
+    def _events(self, pieces: list[Piece]) -> bytes:
+        if len(pieces) == 1:
+            return self._shape.events(pieces[0])
+        return b"".join([self._shape.events(piece) for piece in pieces])
+
+    async def _start(self, send: Send, first_token: bool) -> None:
+        headers = list(self._headers)
+        if first_token:
+            ttft_ms = (time.monotonic() - self._course.exchange.arrival) * 1000
+            headers.append((b"x-ridgeline-ttft-ms", f"{ttft_ms:.1f}".encode()))
+        for name, value in schema_headers(self._course.job.params.grammar).items():
+            headers.append((name.encode(), value.encode()))
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _write_last(self, send: Send, body: bytes, more_body: bool) -> None:
+        try:
+            async with asyncio.timeout(self._config.stream_stall_s):
+                await send({"type": "http.response.body", "body": body, "more_body": more_body})
+        except TimeoutError:
+            raise SlowReader from None

@@ -1,0 +1,1 @@
+"""One HTTP request: the gate, its exchange, decoding of bodies within bounds, WebSockets."""

@@ -1,0 +1,133 @@
+"""Gate: every HTTP request passes here first and last. It gets its id, is checked for a key, and whatever
+is raised for it becomes an answer of the right shape. Nothing that happens to one request leaves here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.server.errors import (
+    INVALID,
+    ApiError,
+    ClientGone,
+    ErrorReply,
+    SlowReader,
+    reply_to,
+    unexpected,
+)
+from ridgeline.server.front import Front
+from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.messages_api.errors import error_body, is_messages_path
+from ridgeline.web.hosts import HostCheck
+
+log = logging.getLogger("ridgeline.server")
+
+# Probes and scrapers carry no keys, come under any name, and learn nothing of anybody's text.
+PROBES = frozenset({"/health", "/healthz", "/ready", "/metrics"})
+OPEN_PATHS = PROBES | {"/", "/openapi.json", "/docs"}
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, front: Front) -> None:
+        self._app = app
+        self._front = front
+        config = front.config
+        self._keys = KeyRing(config.accepted_keys())
+        self.hosts = HostCheck(config.host, config.allowed_hosts, config.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # nothing else has been asked for its key
+            raise RuntimeError(f"the gate takes HTTP requests, not {scope['type']}")
+        scope["app"] = self._front  # handlers find it there; with it, Starlette raises 404 and 405 to us
+        headers = Headers(scope=scope)
+        exchange = Exchange.begin(scope, headers.get("x-request-id"))
+        if self._front.tracing is not None:
+            exchange.trace = self._front.tracing.context(headers.get("traceparent"))
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = exchange.request_id
+                if is_messages_path(exchange.path):
+                    answered["request-id"] = exchange.request_id  # where Anthropic's clients look
+            await send(message)
+
+        try:
+            self.check_access(scope["path"], headers)
+            await self._app(scope, receive, send_with_id)
+        except (ClientGone, SlowReader):
+            pass  # nobody is there; the course has booked it
+        except Exception as error:
+            reply = self._reply(error, exchange)
+            if not exchange.booked:
+                self._front.book_refusal(exchange, reply)
+            if not started:
+                await _response(reply, exchange)(scope, receive, send_with_id)
+            # A body that has begun stays unfinished: the server closes the connection, and the client sees
+            # that the answer is not whole.
+
+    def check_access(self, path: str, headers: Headers) -> None:
+        """Raises 401 for a missing or wrong key; where no keys are set, 403 for a foreign Host or Origin."""
+        if self._front.config.needs_key:
+            self._keys.check(path, headers)
+        elif path not in PROBES:
+            refusal = self.hosts.refusal(headers.get("host", ""), headers.get("origin"))
+            if refusal is not None:
+                code, message = refusal
+                raise ApiError(403, message, code=code)
+
+    def _reply(self, error: Exception, exchange: Exchange) -> ErrorReply:
+        reply = reply_to(error)
+        if reply is None:
+            log.exception(
+                "unexpected error", extra={"request_id": exchange.request_id, "path": exchange.path}
+            )
+            return unexpected(exchange.request_id)
+        return reply
+
+
+def _response(reply: ErrorReply, exchange: Exchange) -> Response:
+    body = error_body(reply, exchange.path, exchange.request_id)
+    return Response(body, reply.status, reply.headers, "application/json")
+
+
+class KeyRing:
+    """The accepted keys, kept as digests: all are of one length, so a comparison cannot tell lengths."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Raises 401 unless the path is open or the request carries one of the keys."""
+        if path in OPEN_PATHS:
+            return
+        key = _given_key(headers)
+        if not key:
+            raise _unauthorized("no API key was given; send the header Authorization: Bearer <key>")
+        digest = hashlib.sha256(key.encode("latin-1")).digest()
+        known = False
+        for accepted in self._digests:  # every key is compared, so that the time does not tell which matched
+            known |= hmac.compare_digest(digest, accepted)
+        if not known:
+            raise _unauthorized("this API key is not accepted here")
+
+
+def _given_key(headers: Headers) -> str:
+    """OpenAI's header, or Anthropic's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return (key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
+
+
+def _unauthorized(message: str) -> ApiError:
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, message, type=INVALID, code="invalid_api_key", headers=headers)

@@ -1,0 +1,1 @@
+"""OpenAI's chat and completions endpoints: request structs, answers, log-probabilities, tokenize."""

@@ -1,0 +1,1 @@
+"""`ridgeline serve` as a process: which models, the engine under supervision, start, drain, exit."""

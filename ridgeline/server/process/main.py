@@ -1,0 +1,412 @@
+"""`ridgeline serve`: bind the port, start the engine, print where the start went, serve, drain, leave.
+
+The only place that knows both the HTTP app and the engine's supervisor, and the only one with signals. The
+HTTP stack is imported after the engine process is on its way, so that the two load side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline import __version__
+from ridgeline.engine.errors import EngineError
+from ridgeline.engine.limits.steady import UNCERTAIN
+from ridgeline.engine.start.memory_receipt import receipt_of
+from ridgeline.models.files.pull import ensure
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.process.setup import ModelSetup, sharing_memory
+from ridgeline.server.process.supervisor import Supervisor
+from ridgeline.server.records.state import StateStore, open_state
+from ridgeline.telemetry import logs
+from ridgeline.telemetry.traces import require_exporter
+from ridgeline.web.hosts import is_loopback
+from ridgeline.web.open_files import allow_open_files
+from ridgeline.web.tls import certificate
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from ridgeline.engine.client.client import AsyncClient
+    from ridgeline.models.files.generation_config import SamplingDefaults
+    from ridgeline.server.batches.runner import BatchRunner
+    from ridgeline.server.front import Front, Model
+    from ridgeline.web.listener import HttpServer
+
+log = logging.getLogger("ridgeline.server")
+
+GIB = 1 << 30
+OTHER_FILES = 256  # than connections
+SEND_BUFFER_BYTES = 128 << 10
+LAST_WRITE_S = 5.0  # for what has ended in the background to be on the disk
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """One model with the supervisor of its engine."""
+
+    setup: ModelSetup
+    supervisor: Supervisor
+
+    def for_front(self) -> Model:
+        """As the front knows it, with figures that are fed by what the supervisor learns of its engines."""
+        from ridgeline.server.front import Model
+        from ridgeline.telemetry.metrics import ServerMetrics
+
+        supervisor = self.supervisor
+        metrics = ServerMetrics(self.setup.names[0])
+        # The client is still the dead engine's: its last figures go into the totals.
+        supervisor.on_restart = lambda: metrics.engine_restarted(
+            supervisor.client.stats if supervisor.client is not None else None
+        )
+        supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
+        return Model(self.setup.names, supervisor, metrics, self.setup.other_names)
+
+    def startup_lines(self) -> str:
+        client, name = self.supervisor.client, self.setup.names[0]
+        if client is None:  # it was ready, and died while others were still starting
+            return f"ridgeline {__version__} · {name} · its engine died and is being started again"
+        return startup_lines(client, name)
+
+    def startup_fields(self) -> dict[str, Any]:
+        """What the lines say, for a log."""
+        client = self.supervisor.client
+        if client is None:
+            return {"names": self.setup.names}
+        hello = client.hello
+        return {
+            "names": self.setup.names,
+            "backend": hello.backend,
+            "notes": hello.notes,
+            "context": hello.max_context,
+            "kv_tokens": hello.kv_tokens,
+            "start_s": hello.seconds,
+            "bytes": hello.bytes,
+            "limits": hello.limits,
+            "sampling": hello.sampling.values(),
+        }
+
+
+def check(server: ServerConfig) -> None:
+    """Before a model is fetched: raise OptionError for what cannot work, warn of a public keyless server."""
+    if server.otlp_endpoint is not None:
+        require_exporter()
+    certificate(server.ssl_certfile, server.ssl_keyfile)
+    server.accepted_keys()
+    if not server.needs_key and not is_loopback(server.host):
+        log.warning(
+            "listening on %s without API keys: every machine that reaches this address may use the server; "
+            "set --api-keys or --api-key-file, or listen on 127.0.0.1",
+            server.host,
+        )
+
+
+def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
+    """Serve until told to stop, with logs set up and settings checked. Returns the exit code."""
+    allow_open_files(server.max_connections + OTHER_FILES)
+    listener = _bind(server)
+    state = open_state(server.state_dir, server.port)
+    try:
+        paths = [ensure(setup.engine.model).path for setup in models]
+        supervised = [
+            Supervised(setup, Supervisor(setup.engine, path, server))
+            for setup, path in zip(sharing_memory(models, paths), paths, strict=True)
+        ]
+        if sys.platform != "win32":
+            import uvloop
+
+            return uvloop.run(_serve(supervised, server, state, listener))
+        return asyncio.run(_serve(supervised, server, state, listener))
+    finally:
+        state.close()
+
+
+async def _serve(
+    models: Sequence[Supervised], server: ServerConfig, state: StateStore, listener: socket.socket
+) -> int:
+    supervisors = [model.supervisor for model in models]
+    stop = asyncio.Event()
+    _on_signals(stop, supervisors)
+    http: HttpServer | None = None
+    serving: asyncio.Task[None] | None = None
+    front: Front | None = None
+    try:
+        with garbage_not_looked_for():
+            await asyncio.gather(*(supervisor.begin() for supervisor in supervisors))
+            front = _front(models, server, state)
+            http, app = _http_server(front)
+            serving = asyncio.create_task(http.serve(sockets=[listener]))
+            starting = asyncio.create_task(_start_all(supervisors))
+            told_to_stop = asyncio.create_task(stop.wait())
+            await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            _say_ready(models, _url(listener.getsockname(), server))
+            batches = await _begun_batches(front, app)
+            await stop.wait()
+            await batches.stop()  # first of all: nobody waits for their lines, and they are asked again
+            await _drain(supervisors, server.drain_s)
+        else:
+            starting.cancel()
+            await asyncio.wait([starting])
+    except EngineError as error:
+        logs.fail(f"ridgeline: {error}")
+        return 1
+    finally:
+        await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
+        if http is not None and serving is not None:
+            http.should_exit = True
+            await serving
+        if front is not None:
+            await _ended_responses(front)
+            if front.recorder is not None:
+                front.recorder.close()
+            if front.tracing is not None:
+                front.tracing.close()
+    return 0
+
+
+def _say_ready(models: Sequence[Supervised], url: str) -> None:
+    lines = [*(model.startup_lines() for model in models), serving_line(url)]
+    logs.say(
+        "\n".join(lines),
+        "serving",
+        version=__version__,
+        url=url,
+        models=[model.startup_fields() for model in models],
+    )
+
+
+async def _start_all(supervisors: Sequence[Supervisor]) -> None:
+    """The first that cannot start ends the service: half of what was asked for is not what was asked for."""
+    starts = [asyncio.create_task(supervisor.start()) for supervisor in supervisors]
+    try:
+        await asyncio.gather(*starts)
+    finally:
+        for start in starts:
+            start.cancel()
+        await asyncio.wait(starts)
+
+
+@contextlib.contextmanager
+def garbage_not_looked_for() -> Iterator[None]:
+    """For a start. Nearly all that it makes stays: looking through it again and again finds nothing, neither
+    now nor later, when it would hold up every stream.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore) -> Front:
+    from ridgeline.server.answering.speech import check_parsers
+    from ridgeline.server.front import Front
+
+    check_parsers(server)
+    front = Front(server, [model.for_front() for model in models], state)
+    if server.record_traffic is not None:
+        from ridgeline.server.records.recording import TrafficRecorder
+
+        front.recorder = TrafficRecorder(server.record_traffic.expanduser(), server.record_traffic_bytes)
+    if server.otlp_endpoint is not None:
+        from ridgeline.server.records.tracing import Tracing
+
+        front.tracing = Tracing(server)
+    return front
+
+
+def _http_server(front: Front) -> tuple[HttpServer, ASGIApp]:
+    """The HTTP face over all models."""
+    from ridgeline.server.app import app_over
+
+    app = app_over(front)
+    return http_server(app, front.config), app
+
+
+def http_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
+    """What listens for this app, with the bounds of the config."""
+    from ridgeline.web.connection import ConnectionLimits
+    from ridgeline.web.listener import HttpServer
+
+    limits = ConnectionLimits(
+        config.max_head_bytes,
+        config.head_timeout_s,
+        config.max_connections,
+        config.max_connections_per_address,
+    )
+    # A WebSocket's message is a body.
+    shown = certificate(config.ssl_certfile, config.ssl_keyfile)
+    return HttpServer(app, limits, config.max_body_bytes, config.websocket_ping_s, shown)
+
+
+async def _begun_batches(front: Front, app: ASGIApp) -> BatchRunner:
+    """Go on with the batches that the last server left. Twice what runs at once, so that some always wait."""
+    from ridgeline.server.batches.endpoints import Batches
+
+    clients = [model.engine.client for model in front.models if model.engine.client is not None]
+    in_flight = 2 * sum(client.hello.max_running for client in clients)
+    keys = front.config.accepted_keys()
+    runner = front.part(Batches).runner
+    await runner.start(app, keys[0] if keys else None, max(in_flight, 1))
+    return runner
+
+
+async def _ended_responses(front: Front) -> None:
+    """What ran in the background has ended, with its answer or without its engine: let it be written down."""
+    from ridgeline.server.responses_api.handlers import Responses
+
+    await front.part(Responses).background.ended(LAST_WRITE_S)
+
+
+async def _drain(supervisors: Sequence[Supervisor], drain_s: float) -> None:
+    """Nothing new is taken; what was accepted is finished, up to the deadline, and the rest is told."""
+    for supervisor in supervisors:
+        supervisor.draining = True
+    deadline = time.monotonic() + drain_s
+    if open_requests := _open_requests(supervisors):
+        log.info("draining: %d requests open, at most %.0f s", open_requests, drain_s)
+        while _open_requests(supervisors) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if open_requests := _open_requests(supervisors):
+            log.warning("drain deadline passed: %d requests are ended with an error", open_requests)
+
+
+def _open_requests(supervisors: Sequence[Supervisor]) -> int:
+    """What living engines still owe an answer."""
+    clients = [supervisor.client for supervisor in supervisors if supervisor.client is not None]
+    return sum(client.open_requests for client in clients if not client.closed.is_set())
+
+
+def _on_signals(stop: asyncio.Event, supervisors: Sequence[Supervisor]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def told(number: signal.Signals) -> None:
+        if stop.is_set():  # told twice: the user does not want to wait
+            for supervisor in supervisors:
+                supervisor.abandon()
+            os._exit(128 + number)
+        log.info("%s: stopping", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told, number)
+
+
+def _bind(server: ServerConfig) -> socket.socket:
+    """Bound before anything is loaded: a taken port is said at once."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # The kernel would buffer megabytes for a reader that has stopped, and hide it for minutes.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    try:
+        listener.bind((server.host, server.port))
+    except (OSError, OverflowError) as error:  # taken, not ours, or no port at all
+        listener.close()
+        raise PortTaken(
+            f"cannot listen on {server.host}:{server.port}: {error}; choose another with --port"
+        ) from error
+    listener.listen(1024)
+    return listener
+
+
+class PortTaken(EngineError):
+    """The address to serve on is not to be had."""
+
+
+def startup_lines(client: AsyncClient, name: str) -> str:
+    """The start-up budget and the memory receipt, beside the limits of the machine."""
+    hello = client.hello
+    seconds = " · ".join(f"{stage} {spent:.2f}" for stage, spent in hello.seconds.items())
+    lines = [
+        f"ridgeline {__version__} · {name} · context {hello.max_context:,}",
+        f"  backend  {hello.backend}",
+        *(f"           {note}" for note in hello.notes),
+        f"  start    {seconds} · ready {_since_process_start():.2f} s",
+        *_memory_lines(hello.bytes, hello.kv_tokens),
+        *_limit_lines(hello.limits),
+        *_sampling_lines(hello.sampling),
+    ]
+    return "\n".join(lines)
+
+
+def _limit_lines(limits: dict[str, float]) -> list[str]:
+    """What this machine could do at most: of a decoder, or of an encoder; nothing where it is not known."""
+    if not limits:
+        return []
+    uncertainty = limits.get("uncertainty", 0.0)
+    about = "~" if uncertainty > UNCERTAIN else ""
+    if "embed_tokens_per_s" in limits:
+        line = (
+            f"  limits   {about}{limits['embed_tokens_per_s']:.0f} tok/s in texts of 64 tokens "
+            f"({about}{_rate(limits['flops_per_s'], 'FLOP/s', 0)} in float32)"
+        )
+    else:
+        line = (
+            f"  limits   decode {about}{limits['decode_tokens_per_s']:.0f} tok/s for one stream "
+            f"({about}{_rate(limits['read_bytes_per_s'], 'B/s', 1)} read) · prefill "
+            f"{about}{limits['prefill_tokens_per_s']:.0f} tok/s "
+            f"({about}{_rate(limits['flops_per_s'], 'FLOP/s', 0)})"
+        )
+    if not about:
+        return [line]
+    return [
+        line,
+        f"           ~: measured on a busy machine, at least {uncertainty:.0%} uncertain and rather too low; "
+        "`ridgeline doctor --calibrate` on an idle one keeps them",
+    ]
+
+
+def _sampling_lines(defaults: SamplingDefaults) -> list[str]:
+    """What a request that leaves it out is sampled with, where that is not the API's default."""
+    return [f"  sampling {defaults.text()} by default ({defaults.source})"] if defaults.values() else []
+
+
+def serving_line(url: str) -> str:
+    return f"  serving  {url}/v1 · Ctrl-C drains and stops"
+
+
+def _url(address: tuple[Any, ...], server: ServerConfig) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{'http' if server.ssl_certfile is None else 'https'}://{host}:{address[1]}"
+
+
+def _memory_lines(sizes: dict[str, int], kv_tokens: int) -> list[str]:
+    receipt = receipt_of(sizes)
+    if receipt is not None:
+        parts, whole = receipt.lines()
+        return [f"  memory   {parts}", f"           KV cache of {kv_tokens:,} tokens · {whole}"]
+    if not kv_tokens:  # an encoder keeps nothing between requests
+        return [f"  memory   weights {sizes['weights'] / GIB:.2f} · rest {sizes['rest'] / GIB:.2f} GiB"]
+    return [
+        f"  memory   weights {sizes['weights'] / GIB:.2f} · KV cache {sizes['kv'] / GIB:.2f} "
+        f"({kv_tokens:,} tokens) · rest {sizes['rest'] / GIB:.2f} GiB"
+    ]
+
+
+def _rate(per_s: float, unit: str, digits: int) -> str:
+    return f"{per_s / 1e12:.2f} T{unit}" if per_s >= 1e12 else f"{per_s / 1e9:.{digits}f} G{unit}"
+
+
+def _since_process_start() -> float:
+    """Seconds since this process was made, interpreter start and imports included."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.process_time()

@@ -1,0 +1,64 @@
+"""Tracing: which requests are traced, and their spans once they have ended. Off without --otlp-endpoint.
+
+The gate asks whose trace a request belongs to; who books a request's end hands over its TimingRecords.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.http.exchange import Exchange
+from ridgeline.telemetry.timing import TimingRecord
+from ridgeline.telemetry.traces import SpanExport, TraceContext, new_trace_id, read_traceparent, server_spans
+
+# Other paths go by themselves.
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+
+
+class Tracing:
+    def __init__(self, config: ServerConfig) -> None:
+        assert config.otlp_endpoint is not None
+        self._share = config.trace_sample
+        self._export = SpanExport(config.otlp_endpoint, "ridgeline-server")
+
+    def context(self, traceparent: str | None) -> TraceContext | None:
+        """None: this request is not traced."""
+        if traceparent is not None:
+            given = read_traceparent(traceparent.encode("latin-1"))
+            if given is not None:
+                return given if given.sampled else None
+        if self._share and random.random() < self._share:
+            return TraceContext(new_trace_id(), "", True)
+        return None
+
+    def book(
+        self,
+        exchange: Exchange,
+        timings: Sequence[TimingRecord],
+        model: str,
+        status: int,
+        failure: str,
+        with_engine: bool = True,
+    ) -> None:
+        """A request has ended. `timings`: of each of its choices, at least one."""
+        if exchange.trace is None:
+            return
+        attributes: dict[str, str | bool | int | float] = {
+            "gen_ai.operation.name": _OPERATIONS.get(exchange.path, exchange.path),
+            "gen_ai.provider.name": "ridgeline",
+            "gen_ai.request.model": model,
+            "http.response.status_code": status,
+            "ridgeline.request_id": exchange.request_id,
+        }
+        self._export.offer(server_spans(exchange.trace, timings, attributes, failure, with_engine))
+
+    def close(self) -> None:
+        self._export.close()
