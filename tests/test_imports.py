@@ -25,20 +25,20 @@ MESSAGE_PACKAGES = ("msgspec", "pydantic", "jinja2", "llguidance")
 NEED_MESSAGES = {
     f"ridgeline.engine.{name}"
     for name in (
-        "messages",
-        "process",
-        "transport",
-        "client",
-        "encoder_core",
-        "encoder_build",
-        "encoder_process",
-        "encoder_runners",
-        "open_embedding",
+        "link.messages",
+        "link.process",
+        "link.transport",
+        "client.client",
+        "client.open_embedding",
+        "encoder.core",
+        "encoder.build",
+        "encoder.process",
+        "encoder.runners",
         "grammar.library",  # the grammars' own library, and that alone
     )
 }
 NEED_JINJA = {
-    f"ridgeline.models.{name}"
+    f"ridgeline.models.text.{name}"
     for name in ("chat_template", "template_budget", "template_sandbox", "tokenizer")
 }
 NO_NATIVE_LIBRARY = """
@@ -70,9 +70,10 @@ NEED_TORCH = {
 }
 # What runs on a GPU, beside all of ridgeline.ops.cuda. It needs torch as well.
 NEED_TRITON = {
-    *(f"ridgeline.engine.{name}" for name in ("cuda_inputs", "cuda_runner", "cuda_sampling", "cuda_trial")),
+    *(f"ridgeline.engine.run.cuda.{name}" for name in ("inputs", "runner", "sampling", "warm")),
+    "ridgeline.engine.start.cuda_trial",
     "ridgeline.engine.run.prompt_scores",
-    *(f"ridgeline.models.{name}" for name in ("cuda_buffers", "cuda_decoder", "cuda_warm")),
+    *(f"ridgeline.models.decoders.{name}" for name in ("cuda_buffers", "cuda")),
 }
 GENERATE = """
 from ridgeline import LLM, SamplingParams
@@ -137,7 +138,8 @@ def test_the_in_process_engine_imports_without_messages_web_and_the_native_libra
     forbidden = without(FRONT_PACKAGES + MESSAGE_PACKAGES)
     everything = import_everything(("ops", "models", "engine"), NEED_MESSAGES | NEED_JINJA)
     imported = set(run(NO_NATIVE_LIBRARY + forbidden + everything).split())
-    needed = {f"ridgeline.engine.{name}" for name in ("llm", "build", "core", "calibration", "torch_runner")}
+    modules = ("client.llm", "start.build", "run.core", "limits.calibration", "run.torch_runner")
+    needed = {f"ridgeline.engine.{name}" for name in modules}
     assert needed | {"ridgeline.models.decoders.reference", "ridgeline.ops.reference"} <= imported
 
 
