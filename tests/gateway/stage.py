@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from ridgeline.gateway.config import GatewaySettings, checked, make_settings
+from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.pipeline.app import Gateway
 from ridgeline.gateway.pipeline.own_embeddings import KEY
 from ridgeline.gateway.process.assembly import Assembly
@@ -42,6 +43,10 @@ class Staged:
     @property
     def parts(self) -> Any:
         return self.assembly.parts
+
+    @property
+    def batches(self) -> BatchBooking:
+        return self.assembly.batches
 
     def client(self, secret: str) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {secret}"} if secret else {}
@@ -112,7 +117,7 @@ async def staged(
     _, secret = await make_key(settings, **(key or {}))
     assembly = await Assembly.make(settings, 0)
     await assembly.start_booking()
-    app = Gateway(assembly.parts)
+    app = Gateway(assembly.parts, assembly.batches)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     gateway = settings.gateway

@@ -64,7 +64,7 @@ async def chat(stage: Staged, max_tokens: int = 1) -> int:
 async def booked(stage: Staged, batch_id: str) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            await stage.parts.batches.look_after_all()
+            await stage.batches.look_after_all()
             rows = [row for row in stage.written_rows() if row["request_id"] == batch_id]
             if rows:
                 (row,) = rows
@@ -101,7 +101,7 @@ async def test_a_running_batch_holds_its_estimate_and_gives_back_what_it_did_not
         batch = (await submit(stage.http, lines(2, max_tokens=45))).json()
         assert await chat(stage, max_tokens=11) == 429
         await completed(stage, batch["id"], 1)
-        await stage.parts.batches.look_after_all()  # one line is settled: 10 of its 45 dollars
+        await stage.batches.look_after_all()  # one line is settled: 10 of its 45 dollars
         assert await chat(stage, max_tokens=46) == 429
         await stage.http.post(f"/v1/batches/{batch['id']}/cancel")
         await ended(stage.http, batch["id"])
@@ -118,7 +118,7 @@ async def test_a_batch_that_uses_more_than_its_estimate_is_stopped_at_the_budget
     async with a_dollar_a_token(tmp_path, limits_in, script, daily_usd=25.0) as (stage, _):
         batch = (await submit(stage.http, lines(8))).json()  # 8 tokens by the estimate, 10 each in truth
         await completed(stage, batch["id"], 2)
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         seen = await ended(stage.http, batch["id"])
         assert seen["status"] == "cancelled"
         (error,) = seen["errors"]["data"]
@@ -141,8 +141,8 @@ async def test_a_batch_goes_on_while_its_budget_has_room(tmp_path: Path, limits_
     async with a_dollar_a_token(tmp_path, limits_in, script, daily_usd=60.0) as (stage, _):
         batch = (await submit(stage.http, lines(4))).json()
         await completed(stage, batch["id"], 2)
-        await stage.parts.batches.look_after_all()
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
+        await stage.batches.look_after_all()
         assert (await stage.http.get(f"/v1/batches/{batch['id']}")).json()["status"] == "in_progress"
 
 
@@ -151,13 +151,13 @@ async def test_a_batch_that_may_cost_more_than_is_left_is_looked_at_more_often(t
     async with a_dollar_a_token(tmp_path, {}, script, daily_usd=50.0) as (stage, _):
         batch = (await submit(stage.http, lines(6))).json()
         await completed(stage, batch["id"], 2)  # 20 dollars, and at this pace 40 more
-        await stage.parts.batches.look_after_all()
-        assert stage.parts.batches._tight == {batch["id"]}
+        await stage.batches.look_after_all()
+        assert stage.batches._tight == {batch["id"]}
         assert (await stage.http.get(f"/v1/batches/{batch['id']}")).json()["status"] == "in_progress"
         await stage.http.post(f"/v1/batches/{batch['id']}/cancel")
         await ended(stage.http, batch["id"])
         await booked(stage, batch["id"])
-        assert not stage.parts.batches._tight
+        assert not stage.batches._tight
 
 
 async def test_a_restart_neither_frees_nor_doubles_what_a_batch_costs(
@@ -167,7 +167,7 @@ async def test_a_restart_neither_frees_nor_doubles_what_a_batch_costs(
     async with a_dollar_a_token(tmp_path, limits_in, script, daily_usd=100.0) as (stage, values):
         batch = (await submit(stage.http, lines(2, max_tokens=45))).json()
         await completed(stage, batch["id"], 1)
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         secret = stage.secret
         async with staged(tmp_path, values) as again, again.client(secret) as http:  # a second process
             body = asking("public", max_tokens=46)
@@ -196,7 +196,7 @@ async def test_a_store_that_is_away_delays_no_start_and_batches_are_held_when_it
         async with staged(tmp_path, values) as again, again.client(secret) as http:
             assert (await http.get("/v1/models")).status_code == 200
             await store.write(renamed("away", "ridgeline_owned"))
-            await asyncio.wait_for(again.parts.batches.restored.wait(), PATIENCE_S)
+            await asyncio.wait_for(again.batches.restored.wait(), PATIENCE_S)
             assert (await http.post(CHAT, json=asking("public", max_tokens=11))).status_code == 429
 
 
@@ -220,7 +220,7 @@ async def test_a_ledger_that_does_not_answer_delays_no_start(
             staged(tmp_path, values) as again,
             again.client(secret) as http,
         ):
-            assert not again.parts.batches.restored.is_set()
+            assert not again.batches.restored.is_set()
             answers.set()
             assert (await http.post(CHAT, json=asking("public", max_tokens=11))).status_code == 429
 
@@ -240,7 +240,7 @@ async def test_the_row_of_a_gateway_that_died_before_it_said_so_counts_once(
         await stage.parts.owned._store.write(unsettled(batch["id"]))
         secret = stage.secret
         async with staged(tmp_path, values) as again, again.client(secret) as http:
-            await again.parts.batches.look_after_all()
+            await again.batches.look_after_all()
             assert await again.parts.owned.pending("batch") == []
             left = 100 - 2 * SPOKEN
             assert (await http.post(CHAT, json=asking("public", max_tokens=left + 1))).status_code == 429
@@ -338,7 +338,7 @@ async def test_lines_of_a_hosted_batch_are_settled_by_their_estimate_and_booked_
     async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
         batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
         hosted.done(2)
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         (owned,) = await stage.parts.owned.pending("batch")
         assert (owned.meta["spent_pusd"], owned.meta["held_pusd"]) == (40 * DOLLAR, 80 * DOLLAR)
         hosted.done(4, "completed")
@@ -360,7 +360,7 @@ async def test_a_hosted_batch_without_output_and_counts_is_booked_as_it_was_last
     async with before_hosted(tmp_path, daily_usd=100.0) as (stage, hosted):
         batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
         hosted.done(3)
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         hosted.done(0, "completed")
         hosted.output = b""
         row = await booked(stage, batch["id"])
@@ -394,7 +394,7 @@ async def test_a_smaller_budget_stops_a_batch_that_runs(tmp_path: Path) -> None:
         batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
         hosted.done(2)
         await lower_budget(stage, 50.0)
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         assert hosted.batch["status"] == "cancelling"
         hosted.done(3, "cancelled")
         row = await booked(stage, batch["id"])
@@ -436,7 +436,7 @@ async def test_an_order_whose_batch_was_never_made_is_dropped(
         hosted.batch["input_file_id"] = "file-of-somebody-else"
         await submit(stage.http, lines(4, max_tokens=20))
         monkeypatch.setattr("ridgeline.gateway.objects.batch_booking.ORDER_S", -1e6)
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         assert await stage.parts.owned.pending("batch_order") == []
         refused = await stage.http.post(CHAT, json=asking("public", max_tokens=100))
         assert refused.status_code != 429
@@ -451,11 +451,11 @@ async def test_an_order_at_an_upstream_that_was_removed_keeps_no_other_batch_fro
         await owned.remember("order_1", "t", "removed", "batch_order", {"input_file_id": "file-0"})
         batch = (await submit(stage.http, lines(4, max_tokens=20))).json()
         hosted.done(4, "completed")
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         assert await owned.pending("batch") == []
         assert (await booked(stage, batch["id"]))["cost_pusd"] == 28 * DOLLAR
         monkeypatch.setattr("ridgeline.gateway.objects.batch_booking.UNKNOWN_S", -1.0)
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         assert await owned.pending("batch_order") == []
 
 
@@ -508,7 +508,7 @@ async def test_money_that_other_requests_spend_is_not_there_for_the_batch(tmp_pa
         assert [await chat(stage, max_tokens=10) for _ in range(3)] == [200] * 3  # 30 dollars
         batch = (await submit(stage.http, lines(8))).json()
         await completed(stage, batch["id"], 2)  # 20 more, and 10 are left: less than the next two lines cost
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
         assert (await ended(stage.http, batch["id"]))["status"] == "cancelled"
 
 

@@ -29,8 +29,8 @@ async def test_a_batch_runs_its_owner_reads_it_and_what_it_used_is_booked_once(t
         assert batch["status"] == "completed"
         answers = (await stage.http.get(f"/v1/files/{batch['output_file_id']}/content")).text
         used = [json.loads(line)["response"]["body"]["usage"] for line in answers.splitlines()]
-        await stage.parts.batches.look_after_all()
-        await stage.parts.batches.look_after_all()
+        await stage.batches.look_after_all()
+        await stage.batches.look_after_all()
         async with asyncio.timeout(PATIENCE_S):
             while not (rows := [r for r in stage.written_rows() if r["request_id"] == batch["id"]]):
                 await asyncio.sleep(0.02)

@@ -89,7 +89,7 @@ async def test_a_running_batch_is_cancelled(tmp_path: Path) -> None:
         await revoke(stage, end_requests=True)
         async with asyncio.timeout(PATIENCE_S):
             while await stage.parts.owned.pending("batch"):
-                await stage.parts.batches.look_after_all()
+                await stage.batches.look_after_all()
             while not (rows := [r for r in stage.written_rows() if r["request_id"] == batch["id"]]):
                 await asyncio.sleep(0.02)
         assert (rows[0]["outcome"], rows[0]["error_code"]) == ("invalid", "revoked_api_key")

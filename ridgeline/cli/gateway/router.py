@@ -260,8 +260,9 @@ def _scored(args: argparse.Namespace, gap: float, report: Callable[[str], None])
 
 def run_decisions(args: argparse.Namespace) -> int:
     from ridgeline.gateway.accounting.errors import LedgerError
+    from ridgeline.gateway.accounting.store.places import sqlite_path, store_at
     from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
-    from ridgeline.gateway.accounting.store.table import LedgerStore, sqlite_path, store_at
+    from ridgeline.gateway.accounting.store.table import LedgerStore
     from ridgeline.gateway.routing.decisions import decisions_of, lines_of, read_prices, read_rows
 
     state_dir = args.state_dir or path_argument(STATE_DIR)

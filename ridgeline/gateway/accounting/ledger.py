@@ -20,8 +20,9 @@ from ridgeline.gateway.accounting.lost import CostOf, LostRequests, UsageOf
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
 from ridgeline.gateway.accounting.store.journal import Journal
 from ridgeline.gateway.accounting.store.mover import Mover
+from ridgeline.gateway.accounting.store.places import JOURNALS, store_at
 from ridgeline.gateway.accounting.store.reader import LedgerReader, usage_reader
-from ridgeline.gateway.accounting.store.table import JOURNALS, LedgerStore, store_at
+from ridgeline.gateway.accounting.store.table import LedgerStore
 from ridgeline.gateway.errors import Unavailable
 
 _SAY_AGAIN_S = 10.0

@@ -25,6 +25,7 @@ from ridgeline.gateway.errors import (
     out_of_time,
 )
 from ridgeline.gateway.guard.guards import Guard
+from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.objects.batch_orders import drop_order, order_batch, with_reason
 from ridgeline.gateway.objects.listing import own_files, page, shown_in
 from ridgeline.gateway.objects.uploads import checked_batch_file, read_form
@@ -55,8 +56,8 @@ class _Made(msgspec.Struct):
 
 
 class ObjectRequests:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, batches: BatchBooking) -> None:
+        self._parts, self._batches = parts, batches
         self._config = parts.settings.gateway
 
     async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
@@ -83,7 +84,7 @@ class ObjectRequests:
         if owned is None or owned.tenant != exchange.tenant or owned.kind != kind:
             raise NotFound(f"no {kind} is named {place.object_id[:MAX_ID]!r}")
         if exchange.method == "DELETE" and "batch" in owned.meta:
-            await self._parts.batches.book_before_deletion(owned.meta["batch"])
+            await self._batches.book_before_deletion(owned.meta["batch"])
         answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
         if (exchange.method == "DELETE" and answer.status < 300) or (kind == "file" and answer.status == 404):
             await self._parts.owned.forget(place.object_id)

@@ -14,6 +14,7 @@ import traceback
 from ridgeline.gateway.accounting.row import Outcome
 from ridgeline.gateway.dialects.error_bodies import error_body
 from ridgeline.gateway.errors import BadRequest, ClientGone, Forbidden, GatewayError, NotFound, Unauthorized
+from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.objects.object_requests import ObjectRequests
 from ridgeline.gateway.pipeline.endpoints import HEALTH, HOME, Place, find
 from ridgeline.gateway.pipeline.exchange import ANONYMOUS, Exchange, Receive, Scope, Send
@@ -30,7 +31,7 @@ LONGEST_KEY = 512
 
 
 class Gateway:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, batches: BatchBooking) -> None:
         self._parts = parts
         self._policy = parts.policy
         gateway = parts.settings.gateway
@@ -40,7 +41,7 @@ class Gateway:
         booking = Booking(parts)
         self._finishing = Finishing(parts, booking)
         self._models = ModelRequests(parts, booking)
-        self._objects = ObjectRequests(parts)
+        self._objects = ObjectRequests(parts, batches)
         self._own = OwnRequests(parts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

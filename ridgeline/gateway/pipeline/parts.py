@@ -22,11 +22,8 @@ from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.watch import PolicyWatch
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 
-if (
-    TYPE_CHECKING
-):  # made only where the settings ask for them; a worker without them imports neither, nor numpy
+if TYPE_CHECKING:  # made only where the settings ask for them: other workers do not import them, nor numpy
     from ridgeline.gateway.caching.semantic import SemanticCache
-    from ridgeline.gateway.objects.batch_booking import BatchBooking
     from ridgeline.gateway.observe.traces import Tracer
     from ridgeline.gateway.routing.router import ModelRouter
 
@@ -53,4 +50,3 @@ class Parts:
     tracer: Tracer | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     draining: bool = False
-    batches: BatchBooking = field(init=False)  # made with these parts

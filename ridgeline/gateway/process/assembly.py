@@ -49,6 +49,7 @@ RESTORE_S = 2.0  # the longest that the batches of earlier processes delay the f
 class Assembly:
     def __init__(self, parts: Parts, stack: AsyncExitStack) -> None:
         self.parts = parts
+        self.batches = BatchBooking(parts)
         self._stack = stack
         self._booking: asyncio.Task[None] | None = None
 
@@ -64,7 +65,7 @@ class Assembly:
         Returns when the batches of earlier processes are held, or after RESTORE_S: a store or ledger that is
         away delays no start. A worker that has taken over limits knows already what batches may cost.
         """
-        limiter, batches = self.parts.limiter, self.parts.batches
+        limiter, batches = self.parts.limiter, self.batches
         if isinstance(limiter, HandoverLimiter) and limiter.has_adopted:
             batches.restored.set()
         self._booking = asyncio.create_task(batches.run())
@@ -187,7 +188,6 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     )
     parts.deadlines.start()
     stack.callback(parts.deadlines.stop)
-    parts.batches = BatchBooking(parts)
     return parts
 
 

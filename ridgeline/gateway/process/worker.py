@@ -104,7 +104,7 @@ class Worker:
         assembly = await Assembly.make(settings, self._number)
         parts = assembly.parts
         parts.offload.start()
-        self._app, self._assembly = Gateway(parts), assembly
+        self._app, self._assembly = Gateway(parts, assembly.batches), assembly
         gateway = settings.gateway
         shown = certificate(gateway.ssl_certfile, gateway.ssl_keyfile, "[gateway] ")
         self._http = HttpServer(self._app, connection_limits(gateway), certificate=shown)

@@ -11,8 +11,8 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.accounting.store.places import sqlite_path
 from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
-from ridgeline.gateway.accounting.store.table import sqlite_path
 
 
 def row(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ridgeline.gateway.accounting.errors import StoreAway
+from ridgeline.gateway.accounting.store.places import JOURNALS, store_at
 from ridgeline.gateway.accounting.store.reports import Question, Reports, UsageLine
-from ridgeline.gateway.accounting.store.table import JOURNALS, store_at
 from ridgeline.gateway.errors import Unavailable
 
 T = TypeVar("T")

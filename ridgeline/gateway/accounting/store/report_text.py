@@ -9,6 +9,7 @@ import msgspec
 
 from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.accounting.routes import csv_of, report_of
+from ridgeline.gateway.accounting.store.places import JOURNALS, sqlite_path, store_at
 from ridgeline.gateway.accounting.store.reports import (
     MAX_LINES,
     Reports,
@@ -17,7 +18,6 @@ from ridgeline.gateway.accounting.store.reports import (
     total,
 )
 from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
-from ridgeline.gateway.accounting.store.table import JOURNALS, sqlite_path, store_at
 
 _TIMEOUT_S = 60.0
 _COLUMNS = ("requests", "answered", "tokens_in", "tokens_cached", "tokens_out", "cost_usd")

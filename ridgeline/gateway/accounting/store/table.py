@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 from ridgeline.gateway.accounting.row import LedgerRow
 
-JOURNALS = "ledger"  # the folder of write-ahead files in the state folder
 TABLE = "ridgeline_ledger"
 COLUMNS: tuple[str, ...] = LedgerRow.__struct_fields__
 INDEXES = {
@@ -42,23 +40,6 @@ class LedgerStore(Protocol):
         """Remove at most `limit` rows that are older; how many there were."""
 
     def close(self) -> None: ...
-
-
-def store_at(url: str, state_dir: Path, timeout_s: float) -> LedgerStore:
-    """The store that a URL names; the empty one means SQLite in the state folder."""
-    if url.startswith(("postgresql://", "postgres://")):
-        from ridgeline.gateway.accounting.store.postgres import PostgresLedger, check_installed
-
-        check_installed()
-        return PostgresLedger(url, timeout_s)
-    from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
-
-    return SqliteLedger(sqlite_path(url, state_dir), timeout_s)
-
-
-def sqlite_path(url: str, state_dir: Path) -> Path:
-    """A file of its own: batches of rows never hold up the store of keys."""
-    return Path(url.removeprefix("sqlite://")) if url else state_dir / "ledger.sqlite"
 
 
 def definitions(type_names: dict[type, str]) -> dict[str, str]:
