@@ -24,7 +24,7 @@ def test_a_new_pool_is_all_free() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0)])
 def test_a_pool_without_room_is_refused(num_blocks: int, block_size: int) -> None:
-    with pytest.raises(ValueError, match=f"got {num_blocks} of {block_size}"):
+    with pytest.raises(ValueError, match=f"got {num_blocks} and {block_size}"):
         BlockPool(num_blocks, block_size)
 
 
@@ -113,7 +113,7 @@ def test_a_free_block_cannot_be_shared_or_released() -> None:
     pool = BlockPool(2, 4)
     with pytest.raises(PoolCorrupted, match="block 1 is free"):
         pool.share(1)
-    with pytest.raises(PoolCorrupted, match="block 1 is released but nobody holds it"):
+    with pytest.raises(PoolCorrupted, match="block 1 was released but is not held"):
         pool.release([1])
 
 
@@ -133,13 +133,13 @@ class TestIntegrityNamesWhatIsWrong:
     def test_a_block_in_no_state(self) -> None:
         pool = BlockPool(2, 4)
         pool._free.remove(1)
-        with pytest.raises(PoolCorrupted, match=r"block 1 must be in one state.*\(0, 0, 0\)"):
+        with pytest.raises(PoolCorrupted, match=r"block 1 must be in exactly one state.*\(0, 0, 0\)"):
             pool.check_integrity([])
 
     def test_a_block_that_is_free_twice(self) -> None:
         pool = BlockPool(2, 4)
         pool._free.append(1)
-        with pytest.raises(PoolCorrupted, match=r"block 1 must be in one state.*\(2, 0, 0\)"):
+        with pytest.raises(PoolCorrupted, match=r"block 1 must be in exactly one state.*\(2, 0, 0\)"):
             pool.check_integrity([])
 
     def test_a_cached_block_nobody_can_find(self) -> None:

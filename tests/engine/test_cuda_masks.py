@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from ridgeline.engine.grammar.masks import Mask, clear_bits
-from ridgeline.engine.plan.intake import SchedulerLimits, sequences_of
+from ridgeline.engine.plan.intake import SchedulerLimits, make_sequences
 from ridgeline.engine.plan.request import Request, SamplingParams, SeqState, Sequence
 from ridgeline.engine.run.cuda.sampling import NOT_FINITE, DeviceSampler, Pick
 
@@ -44,7 +44,7 @@ class TokenSet:
 def sequence(tokens: list[int] | None, **options: Any) -> Sequence:
     compiled = None if tokens is None else TokenSet(tokens)
     params = SamplingParams(**{"temperature": 0.0, **options})
-    return sequences_of(Request("r", [5, 6], params, compiled=compiled), LIMITS, 0, lambda: 1)[0]
+    return make_sequences(Request("r", [5, 6], params, compiled=compiled), LIMITS, 0, lambda: 1)[0]
 
 
 def drawn(sampler: DeviceSampler, seqs: list[Sequence], logits: torch.Tensor):

@@ -21,32 +21,32 @@ def result_of(plan: StepPlan) -> StepResult:
 
 
 class Driver:
-    """The engine's loop around a scheduler, with a clock that counts turns."""
+    """The engine's loop around a scheduler, with a clock that counts iterations."""
 
     def __init__(self, figures: SchedulerLimits, lookahead: int) -> None:
         # Who expects answers to be short admits too many, and sequences have to give way.
         hopeful = OutputLengths(evidence=10**6, cold_tokens=1)
         self.scheduler = Scheduler(figures, rng=random.Random(1), output_lengths=hopeful, lookahead=lookahead)
         self.flights: list[StepPlan] = []
-        self.turn_number = 0
+        self.iteration = 0
 
-    def turn(self) -> None:
-        self.turn_number += 1
-        plan = self.scheduler.schedule(self.turn_number)
+    def iterate(self) -> None:
+        self.iteration += 1
+        plan = self.scheduler.schedule(self.iteration)
         if plan:
             self.flights.append(plan)
         if self.flights and (not plan or len(self.flights) > self.scheduler.lookahead):
-            self.scheduler.apply(result_of(self.flights.pop(0)), self.turn_number + 0.5)
+            self.scheduler.apply(result_of(self.flights.pop(0)), self.iteration + 0.5)
 
     def leap(self, most: int) -> int:
         run = self.scheduler.decode_run()
         if run is None:
             return 0
-        turns = min(run.turns, most)
-        planned = [self.turn_number + 1 + turn for turn in range(turns)]
+        iterations = min(run.iterations, most)
+        planned = [self.iteration + 1 + ahead for ahead in range(iterations)]
         self.scheduler.take_run(run, planned[-1], [at + 0.5 for at in planned], lambda _: TOKEN)
-        self.turn_number += turns
-        return turns
+        self.iteration += iterations
+        return iterations
 
 
 def state(scheduler: Scheduler) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def sequence_state(seq: Sequence) -> tuple[Any, ...]:
 
 arrivals = st.lists(
     st.tuples(
-        st.integers(0, 40),  # turn at which it is added
+        st.integers(0, 40),  # iteration at which it is added
         st.integers(1, 40),  # prompt tokens
         st.integers(1, 50),  # answer tokens
         st.sampled_from([None, None, 0, 1]),  # one of the prompts that are shared
@@ -102,17 +102,17 @@ def test_a_run_taken_at_once_equals_as_many_steps(
     leaping, stepping = (Driver(limits(**figures), lookahead) for _ in range(2))
     due = sorted(enumerate(arrivals), key=lambda item: item[1][0])
     while due or stepping.scheduler.has_work:
-        while due and due[0][1][0] <= stepping.turn_number:
+        while due and due[0][1][0] <= stepping.iteration:
             number, (_, prompt, answer, shared) = due.pop(0)
             tokens = [5 + shared] * prompt if shared is not None else prompt
             for driver in (leaping, stepping):
-                driver.scheduler.add(request(str(number), tokens, driver.turn_number, max_tokens=answer))
-        until = due[0][1][0] - stepping.turn_number if due else most
-        turns = leaping.leap(max(1, min(most, until)))
-        if not turns:
-            leaping.turn()
-        for _ in range(turns or 1):
-            stepping.turn()
+                driver.scheduler.add(request(str(number), tokens, driver.iteration, max_tokens=answer))
+        until = due[0][1][0] - stepping.iteration if due else most
+        iterations = leaping.leap(max(1, min(most, until)))
+        if not iterations:
+            leaping.iterate()
+        for _ in range(iterations or 1):
+            stepping.iterate()
         assert state(leaping.scheduler) == state(stepping.scheduler)
         leaping.scheduler.check_integrity()
     event(f"somebody gave way: {stepping.scheduler.stats().preemptions > 0}")
@@ -122,11 +122,11 @@ def test_a_run_ends_before_somebody_ends() -> None:
     driver = Driver(limits(), 0)
     driver.scheduler.add(request("long", 5, max_tokens=30))
     driver.scheduler.add(request("short", 5, max_tokens=12))
-    driver.turn()  # the prompts, and a token for each
+    driver.iterate()  # the prompts, and a token for each
     assert driver.leap(100) == 10
     short = [seq for seq in driver.scheduler.running if seq.request.request_id == "short"]
     assert [seq.num_output for seq in short] == [11]
-    driver.turn()
+    driver.iterate()
     assert short[0].state is SeqState.FINISHED
 
 
@@ -135,14 +135,14 @@ def test_steps_that_do_more_than_add_a_token_are_never_leapt_over(params: dict[s
     driver = Driver(limits(), 0)
     driver.scheduler.add(request("special", 5, max_tokens=9, **params))
     assert driver.leap(9) == 0
-    driver.turn()
+    driver.iterate()
     assert driver.leap(9) == 0
 
 
 def test_a_waiting_request_is_leapt_over_only_while_no_place_is_free() -> None:
     driver = Driver(limits(max_running=1), 0)
     driver.scheduler.add(request("first", 5, max_tokens=9))
-    driver.turn()
+    driver.iterate()
     driver.scheduler.add(request("second", 5, max_tokens=9))
     assert driver.leap(9) == 7
     driver.scheduler.abort("first", 9.0)

@@ -75,7 +75,7 @@ def test_the_first_block_of_equal_content_stays_the_known_one() -> None:
 def test_a_block_cannot_have_two_names() -> None:
     index = PrefixIndex(4)
     index.insert(b"x", 1)
-    with pytest.raises(ValueError, match="block 1 is known as 78, it cannot also be 79"):
+    with pytest.raises(ValueError, match="block 1 already has hash 78 and cannot also have 79"):
         index.insert(b"y", 1)
     assert index.lookup([b"y"]) == []
     assert index.hash_of(1) == b"x"

@@ -374,7 +374,7 @@ class TestWhatCanBeSeen:
     def test_a_sequence_that_vanished_is_noticed(self) -> None:
         engine = engine_with(request("a", 6))
         engine.scheduler.waiting.remove(engine.scheduler.waiting.first)
-        with pytest.raises(PoolCorrupted, match="a/0 was accepted and is nowhere"):
+        with pytest.raises(PoolCorrupted, match="a/0 was accepted but is not in any list"):
             engine.scheduler.check_integrity()
 
     def test_a_block_indexed_before_it_is_full_is_noticed(self) -> None:

@@ -1,12 +1,12 @@
-"""BlockPool: who owns each KV block. The KV itself lives in the runner; here blocks are numbers.
+"""BlockPool: the owners of each KV block. The KV itself is in the runner; here blocks are numbers.
 
-A block is free, cached (nobody references it, the prefix index can still find it, evicted in LRU order) or
-held (one or more references). Called by the scheduler only; it never decides who deserves a block.
+A block is free, cached (not referenced, still in the prefix index, evicted in LRU order) or held (one or
+more references). Called by the scheduler only; it never decides which sequence gets a block.
 
     free ──allocate──► held ──release, last reference──► free      (no hash: the content is lost)
                         ▲ └──release, last reference───► cached    (has a hash: the content is kept)
                         └────────────share───────────────┘ │
-    held ◄──────────────allocate, oldest first─────────────┘       (evicted: the index forgets it)
+    held ◄──────────────allocate, oldest first─────────────┘       (evicted: removed from the index)
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ class PoolExhausted(RuntimeError):
 
 
 class PoolCorrupted(RuntimeError):
-    """The books do not balance: a block is lost, owned twice, or its count is wrong."""
+    """The pool's state is inconsistent: a block is lost, owned twice, or its reference count is wrong."""
 
 
 class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, index: PrefixIndex | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"a pool needs blocks and tokens in them, got {num_blocks} of {block_size}")
+            raise ValueError(
+                f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}"
+            )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.index = PrefixIndex(block_size) if index is None else index
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers come first
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers are allocated first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._references = [0] * num_blocks
 
@@ -50,7 +52,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that allocate() can still give: free ones, and cached ones by eviction."""
+        """Blocks that allocate() can still return: free ones, and cached ones by eviction."""
         return len(self._free) + len(self._cached)
 
     def references(self, block: int) -> int:
@@ -60,7 +62,7 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def allocate(self) -> int:
-        """A block with one reference and no promise about its content."""
+        """A block with one reference and undefined content."""
         if self._free:
             block = self._free.pop()
         elif self._cached:
@@ -75,24 +77,25 @@ class BlockPool:
         """One more reference to a held or cached block: its content must not change from now on."""
         if self._references[block] == 0:
             if block not in self._cached:
-                raise PoolCorrupted(f"block {block} is free: it has no content to share")
+                raise PoolCorrupted(f"block {block} is free and has no content to share")
             del self._cached[block]
         self._references[block] += 1
 
     def release(self, table: Sequence[int]) -> None:
-        """Give back one reference to each block of a block table.
+        """Release one reference to each block of a block table.
 
-        Last block first, so that a prefix outlives its continuations: the index finds nothing behind a gap.
+        Last block first, so that a prefix is evicted after its continuations: a lookup stops at the first
+        gap.
         """
         for block in reversed(table):
             if self._references[block] == 0:
-                raise PoolCorrupted(f"block {block} is released but nobody holds it")
+                raise PoolCorrupted(f"block {block} was released but is not held")
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._retire(block)
 
     def drop_cached(self) -> int:
-        """Forget every prefix; held blocks stay held. Returns how many cached blocks became free."""
+        """Drop every cached prefix; held blocks stay held. Returns how many cached blocks became free."""
         dropped = len(self._cached)
         self._free.extend(self._cached)
         self._cached.clear()
@@ -100,24 +103,26 @@ class BlockPool:
         return dropped
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise PoolCorrupted unless the books agree with the block tables of all live sequences."""
+        """Raise PoolCorrupted unless the pool agrees with the block tables of all live sequences."""
         held = Counter(block for table in tables for block in table)
         free = Counter(self._free)
         for block, references in enumerate(self._references):
             states = (free[block], int(block in self._cached), int(references > 0))
             if sum(states) != 1:
-                raise PoolCorrupted(f"block {block} must be in one state; free, cached, held = {states}")
+                raise PoolCorrupted(
+                    f"block {block} must be in exactly one state: free, cached, held = {states}"
+                )
             if held[block] != references:
                 raise PoolCorrupted(
                     f"block {block} has {references} references, but {held[block]} live tables name it"
                 )
             if (block in self._cached) > (block in self.index):
-                raise PoolCorrupted(f"block {block} is cached but the prefix index cannot find it")
+                raise PoolCorrupted(f"block {block} is cached but not in the prefix index")
             if free[block] and block in self.index:
-                raise PoolCorrupted(f"block {block} is free but the prefix index still finds it")
+                raise PoolCorrupted(f"block {block} is free but still in the prefix index")
         for name, block in self.index.entries():
             if self.index.hash_of(block) != name:
-                raise PoolCorrupted(f"hash {name.hex()} leads to block {block}, which has another name")
+                raise PoolCorrupted(f"hash {name.hex()} maps to block {block}, which has a different hash")
 
     def _retire(self, block: int) -> None:
         if block in self.index:

@@ -1,8 +1,8 @@
-"""PrefixIndex: which block holds the KV of which prefix.
+"""PrefixIndex: maps a prefix to the block that holds its KV.
 
-A full block is named by a chained hash: blake2b over its parent's hash and its own tokens, the first parent
-being a root salted by model, adapter and cache namespace. Equal hash therefore means equal KV. The scheduler
-asks and fills it, the block pool makes it forget what was evicted. It never decides who holds a block.
+A full block is named by a chained hash: blake2b over its parent's hash and its own tokens. The first parent
+is a root salted by model, adapter and cache namespace. Equal hashes therefore mean equal KV. The scheduler
+reads and fills the index; the block pool removes evicted blocks. It never decides which sequence holds one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HASH_BYTES = 16
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of the block that holds `tokens` after the prefix named `parent`."""
+    """The hash of the block that holds `tokens` after the prefix with hash `parent`."""
     return blake2b(parent + pack(f"={len(tokens)}I", *tokens), digest_size=HASH_BYTES).digest()
 
 
@@ -29,9 +29,9 @@ class PrefixIndex:
         self._hash_of: dict[int, bytes] = {}
 
     def root(self, adapter: str = "", namespace: str = "") -> bytes:
-        """The parent of every first block: prefixes under different roots never meet."""
+        """The parent of every first block. Prefixes under different roots never match."""
         parts = [part.encode("utf-8", "surrogatepass") for part in (self._model_salt, adapter, namespace)]
-        # Lengths keep ("ab", "c") and ("a", "bc") apart.
+        # Lengths distinguish ("ab", "c") from ("a", "bc").
         salted = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
         return blake2b(salted, digest_size=HASH_BYTES).digest()
 
@@ -43,7 +43,7 @@ class PrefixIndex:
         namespace: str = "",
         end: int | None = None,
     ) -> None:
-        """Append to `hashes` the names of the full blocks of `tokens`, up to `end`, not named yet."""
+        """Append to `hashes` the hashes of the full blocks of `tokens`, up to `end`, that are missing."""
         size = self.block_size
         end = len(tokens) if end is None else end
         for start in range(len(hashes) * size, end - size + 1, size):
@@ -51,7 +51,7 @@ class PrefixIndex:
             hashes.append(block_hash(parent, tokens[start : start + size]))
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known beginning of `hashes`."""
+        """The blocks of the longest indexed prefix of `hashes`."""
         blocks = []
         for name in hashes:
             block = self._block_of.get(name)
@@ -61,18 +61,18 @@ class PrefixIndex:
         return blocks
 
     def insert(self, name: bytes, block: int) -> bool:
-        """Make `block` findable; False: another block with the same content is, and stays so."""
+        """Add `block` to the index. False if a block with the same content is indexed; that one stays."""
         known = self._block_of.setdefault(name, block)
         if known != block:
             return False
         old = self._hash_of.setdefault(block, name)
         if old != name:
             del self._block_of[name]
-            raise ValueError(f"block {block} is known as {old.hex()}, it cannot also be {name.hex()}")
+            raise ValueError(f"block {block} already has hash {old.hex()} and cannot also have {name.hex()}")
         return True
 
     def forget(self, block: int) -> None:
-        """The block's content is about to change."""
+        """Remove a block whose content is about to change."""
         name = self._hash_of.pop(block, None)
         if name is not None:
             del self._block_of[name]

@@ -1,7 +1,7 @@
-"""The forecast behind admission: how many KV blocks will the running sequences need at their worst moment?
+"""The forecast behind admission: the number of KV blocks the running sequences need at their peak.
 
-A sequence grows by a token per step and gives everything back when it ends, so the worst moment is the last
-step of one of them. Lengths are learned from recent answers. Called by the scheduler; pure arithmetic.
+A sequence grows by a token per step and releases its blocks when it ends, so the peak is at the last step of
+one of them. Expected lengths come from recent answers. Called by the scheduler; pure arithmetic.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 
 class Claim(NamedTuple):
-    """What one sequence will hold alone: `own_tokens` in the coming step, `growth` more in its last one."""
+    """Tokens one sequence will hold alone: `own_tokens` in the next step, `growth` more in its last one."""
 
     own_tokens: int
     growth: int
 
 
 def peak_blocks(claims: Iterable[Claim], block_size: int, shared_blocks: int = 0) -> int:
-    """The most blocks held at once until all claims have ended; shared blocks are held throughout.
+    """The peak number of held blocks until all claims have ended; shared blocks are held throughout.
 
-    Claims are taken from the longest-lived to the shortest, so that those taken so far are exactly those
-    alive in the last step of the newest one. Rounding up to blocks is exact: only the remainder of a claim's
-    tokens matters for it, and there are no more than block_size different ones.
+    Claims are added from the longest-lived to the shortest, so those added so far are exactly those alive in
+    the last step of the newest one. Rounding up to blocks is exact: only the remainder of a claim's tokens
+    matters for it, and there are at most block_size different remainders.
     """
     whole_blocks = peak = 0
     remainders = [0] * block_size
@@ -40,14 +40,14 @@ def peak_blocks(claims: Iterable[Claim], block_size: int, shared_blocks: int = 0
 
 
 class OutputLengths:
-    """The lengths of recent answers, and from them a careful guess for an answer still being written."""
+    """The lengths of recent answers, used to predict the length of an answer in progress."""
 
     def __init__(
         self, window: int = 256, quantile: float = 0.9, evidence: int = 16, cold_tokens: int = 1024
     ) -> None:
         self._quantile = quantile
-        self._evidence = evidence  # fewer answers than this teach nothing
-        self._cold_tokens = cold_tokens  # the guess until then
+        self._evidence = evidence  # with fewer answers than this, cold_tokens is used
+        self._cold_tokens = cold_tokens  # the prediction until then
         self._recent: deque[int] = deque(maxlen=window)
         self._sorted: list[int] = []
 
@@ -58,9 +58,9 @@ class OutputLengths:
         insort(self._sorted, num_output)
 
     def expected_left(self, num_output: int, most: int) -> int:
-        """Tokens an answer of `num_output` so far will still get; at least 1, at most `most`.
+        """Tokens still expected for an answer that has `num_output`; at least 1, at most `most`.
 
-        Of the recent answers that were longer, the given quantile. An answer longer than all of them is
+        The given quantile of the recent answers that were longer. An answer longer than all of them is
         expected to double.
         """
         if len(self._sorted) < self._evidence:

@@ -1,7 +1,6 @@
-"""From a request to its sequences: refuse what can never be served, and lay out the n samples of the rest.
+"""Turn a request into its sequences: reject what can never be served, and create the n samples of the rest.
 
-Called by Scheduler.add(). Everything that could go wrong with a request is found here, where it harms only
-that request, and not in the middle of a step.
+Called by Scheduler.add(). A bad request is found here, where it affects only itself, and not during a step.
 """
 
 from __future__ import annotations
@@ -21,23 +20,26 @@ RETRY_AFTER_RANGE_S = (1.0, 60.0)
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What the scheduler may use. Made by the engine from its config and memory plan."""
+    """The scheduler's limits. The engine builds them from its config and memory plan."""
 
     step_tokens: int  # most tokens one step computes
     prefill_chunk: int  # most tokens of one sequence per step
     max_running: int  # most sequences computed together
-    max_waiting: int  # most sequences queued when a request is accepted; background ones count by themselves
+    # Most sequences queued when a request is accepted; background ones are counted separately.
+    max_waiting: int
     block_size: int
     num_blocks: int
     max_context: int
     prefix_cache: bool = True
-    awaited_tokens: int = 512  # least of a prefix that is being computed for another to be waited for
-    # While there is interactive traffic, a step with background rows has at most so many tokens, so that it
-    # is soon over for whoever arrives; half as many where interactive sequences decode, who wait every step.
+    # Wait for a prefix that another sequence computes if it has at least this many tokens.
+    awaited_tokens: int = 512
+    # While there is interactive traffic, a step with background rows has at most this many tokens, so that a
+    # new interactive request waits for a short step. Half of it while interactive sequences decode.
     background_tokens: int = 8
-    background_quiet_s: float = 10.0  # so long without interactive requests, background has whole steps
+    # Seconds without interactive requests before background work may fill whole steps.
+    background_quiet_s: float = 10.0
     eos_ids: tuple[int, ...] = ()
-    model_salt: str = ""  # what makes this model's KV different from another's
+    model_salt: str = ""  # distinguishes this model's KV from another's
 
     def __post_init__(self) -> None:
         for name in (
@@ -58,12 +60,12 @@ class SchedulerLimits:
 
     @property
     def context(self) -> int:
-        """The longest sequence that can be served: one that fits the model, and the pool when alone."""
+        """The longest sequence that can be served: it fits the model's context and, alone, the pool."""
         return min(self.max_context, self.num_blocks * self.block_size)
 
 
-class Pace:
-    """How fast requests ended lately, to tell those who find the queue full when to come back."""
+class CompletionRate:
+    """How fast requests finished lately. Gives the Retry-After value when the queue is full."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=64)
@@ -72,7 +74,7 @@ class Pace:
         self._ends.append(now)
 
     def retry_after_s(self, waiting: int) -> float:
-        """How long the queue takes at the recent pace."""
+        """Seconds the queue takes at the recent rate."""
         least_s, most_s = RETRY_AFTER_RANGE_S
         if len(self._ends) < 2:
             return least_s
@@ -81,7 +83,7 @@ class Pace:
 
 
 def refuse_unservable(request: Request, limits: SchedulerLimits) -> None:
-    """Raise InvalidRequest for what no amount of waiting would make possible."""
+    """Raise InvalidRequest for a request that can never be served."""
     prompt = request.prompt_ids
     if not prompt:
         raise InvalidRequest("prompt", "is empty; it needs at least one token")
@@ -90,7 +92,7 @@ def refuse_unservable(request: Request, limits: SchedulerLimits) -> None:
             "prompt",
             f"has {len(prompt)} tokens; the longest sequence here is {limits.context} tokens"
             f" (context {limits.max_context}, KV cache {limits.num_blocks * limits.block_size}),"
-            f" and at least one must be left for the answer",
+            f" and the answer needs at least one",
         )
     if min(prompt) < 0 or max(prompt) >= TOKEN_LIMIT:
         wrong = next(token for token in prompt if not 0 <= token < TOKEN_LIMIT)
@@ -101,10 +103,10 @@ def refuse_unservable(request: Request, limits: SchedulerLimits) -> None:
         )
 
 
-def sequences_of(
+def make_sequences(
     request: Request, limits: SchedulerLimits, serial: int, draw_seed: Callable[[], int]
 ) -> list[Sequence]:
-    """The n samples of a request. The first computes the prompt for all."""
+    """The n samples of a request. The first one computes the prompt for all."""
     params = request.params
     prompt_len = len(request.prompt_ids)
     most_output = limits.context if params.max_tokens is None else params.max_tokens
@@ -127,7 +129,7 @@ def sequences_of(
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """Each sample's own stream: the first is the seed itself, so n = 1 and the first of many agree."""
+    """The seed of each sample. The first sample uses `seed` itself, so n = 1 and the first of n agree."""
     if index == 0:
         return seed
     digest = blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""The scheduler's books, checked: every sequence and every block is where it must be, and nowhere else.
+"""Consistency check of the scheduler: every sequence and every block is in exactly one place.
 
 Run by the engine when it idles, and by tests after every step. It changes nothing.
 """
@@ -19,36 +19,38 @@ def check_integrity(
     blocks: SequenceBlocks,
     running: ServiceOrder,
     waiting: ServiceOrder,
-    leaving: Collection[Sequence],
+    draining: Collection[Sequence],
     in_flight: Iterable[StepPlan],
     requests: Iterable[list[Sequence]],
 ) -> None:
-    """Raise PoolCorrupted for what must never be.
+    """Raise PoolCorrupted if an invariant is broken.
 
-    leaving:  ended, while steps in flight still write their blocks
-    requests: the samples of each request of which any lives
+    draining: finished, while steps in flight still write their blocks
+    requests: the samples of each request that has a live one
     """
-    blocks.check_integrity([*running, *leaving])
+    blocks.check_integrity([*running, *draining])
     for seq in running:
         ahead, length = seq.num_computed + seq.in_flight, len(seq.tokens) + seq.pending
         if seq.state is not SeqState.RUNNING or not ahead < length:
-            raise PoolCorrupted(f"{seq.name} runs as {seq.state}, {ahead} of {length} tokens computed")
+            raise PoolCorrupted(
+                f"{seq.name} is running in state {seq.state}, {ahead} of {length} tokens computed"
+            )
     for seq in waiting:
         if seq.state is not SeqState.WAITING or seq.block_table or seq.num_computed:
-            raise PoolCorrupted(f"{seq.name} waits as {seq.state} with blocks {seq.block_table}")
-    _check_flights({*running, *waiting, *leaving}, leaving, in_flight)
+            raise PoolCorrupted(f"{seq.name} is queued in state {seq.state} with blocks {seq.block_table}")
+    _check_flights({*running, *waiting, *draining}, draining, in_flight)
     placed = {*running, *waiting}
     for samples in requests:
         for seq in samples:
             awaits_prompt = seq.index > 0 and not samples[0].num_output
             if seq not in placed and seq.state is not SeqState.FINISHED and not awaits_prompt:
-                raise PoolCorrupted(f"{seq.name} was accepted and is nowhere")
+                raise PoolCorrupted(f"{seq.name} was accepted but is not in any list")
 
 
 def _check_flights(
-    known: set[Sequence], leaving: Collection[Sequence], in_flight: Iterable[StepPlan]
+    known: set[Sequence], draining: Collection[Sequence], in_flight: Iterable[StepPlan]
 ) -> None:
-    """What each sequence says of its steps in flight is what these steps say."""
+    """Check each sequence's in-flight counters against the steps in flight."""
     tokens, samples, steps = Counter[Sequence](), Counter[Sequence](), Counter[Sequence]()
     for plan in in_flight:
         for row in plan.rows:
@@ -58,8 +60,9 @@ def _check_flights(
     for seq in {*known, *steps}:
         if (seq.in_flight, seq.pending, seq.steps_in_flight) != (tokens[seq], samples[seq], steps[seq]):
             raise PoolCorrupted(
-                f"{seq.name} counts {seq.in_flight} tokens, {seq.pending} samples and "
-                f"{seq.steps_in_flight} steps in flight, not {tokens[seq]}, {samples[seq]} and {steps[seq]}"
+                f"{seq.name} records {seq.in_flight} tokens, {seq.pending} samples and "
+                f"{seq.steps_in_flight} steps in flight; the plans have "
+                f"{tokens[seq]}, {samples[seq]} and {steps[seq]}"
             )
-        if (seq in leaving) != (seq.state is SeqState.FINISHED):
-            raise PoolCorrupted(f"{seq.name} is {seq.state}, and {'' if seq in leaving else 'not '}leaving")
+        if (seq in draining) != (seq.state is SeqState.FINISHED):
+            raise PoolCorrupted(f"{seq.name} is {seq.state} and {'' if seq in draining else 'not '}draining")

@@ -1,7 +1,7 @@
-"""ServiceOrder: sequences kept in the order they are served: priority, then arrival, then sample.
+"""ServiceOrder: sequences sorted by priority, then arrival, then sample.
 
-The scheduler keeps its waiting and its running sequences in one each. A preempted sequence that is put back
-finds the place its arrival gives it. Background sequences, by their priority, stand behind all others.
+The scheduler has one for waiting and one for running sequences. A preempted sequence that is queued again
+keeps the position of its arrival. Background sequences come last because of their priority.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ServiceOrder:
 
     def remove(self, seq: Sequence) -> None:
         if seq not in self:
-            raise ValueError(f"sequence {seq.name} is not here")
+            raise ValueError(f"sequence {seq.name} is not in this order")
         del self._sequences[bisect_left(self._sequences, seq.order, key=_order)]
 
     @property
@@ -33,7 +33,7 @@ class ServiceOrder:
 
     @property
     def last(self) -> Sequence:
-        """The one to give way: lowest priority, latest arrival."""
+        """The one to preempt first: lowest priority, latest arrival."""
         return self._sequences[-1]
 
     @property

@@ -1,6 +1,6 @@
-"""A request as it was asked (immutable) and the sequences that grow from it (mutable).
+"""Request: the immutable input. Sequence: the mutable state of each sample.
 
-Pure data, no tensors. The front validates and builds `Request`; the scheduler owns every `Sequence`.
+Pure data, no tensors. The server validates and builds `Request`; the scheduler owns every `Sequence`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ BACKGROUND_PRIORITY = 1000
 
 
 def is_background(priority: int) -> bool:
-    """Whether a request of this priority runs in the gaps that interactive requests leave.
+    """Whether a request with this priority runs only in the capacity interactive requests leave unused.
 
-    The one rule for the scheduler, the server's deadline and the metrics.
+    The scheduler, the server's deadline and the metrics all use this function.
     """
     return priority >= BACKGROUND_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens, and when to stop. Temperature 0 is greedy; 0 for top_k means off."""
+    """How to choose tokens and when to stop. Temperature 0 is greedy; top_k 0 means off."""
 
     max_tokens: int | None = None  # None: up to the end of the context
     min_tokens: int = 0
@@ -49,12 +49,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the matched stop string in the text
-    show_special: bool = False  # special tokens are text too: for those who read them
+    show_special: bool = False  # also detokenize special tokens, for parsers that read them
     ignore_eos: bool = False
     n: int = 1
-    logprobs: int | None = None  # alternatives per token; 0 = the chosen token's alone
+    logprobs: int | None = None  # alternatives per token; 0 = only the chosen token's
     prompt_logprobs: int | None = None
-    grammar: Grammar | None = None  # what the answer must look like
+    grammar: Grammar | None = None  # constrains the answer's text
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
@@ -73,8 +73,10 @@ class SamplingParams:
             _check("logit_bias", token >= 0, f"token id {token} is negative")
             _check_range("logit_bias", bias, -100.0, 100.0)
         _check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "must fit in 64 bits")
-        _check("stop", all(self.stop), "an empty stop string would stop at once")
-        _check("stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "a token id is never negative")
+        _check("stop", all(self.stop), "must not contain an empty string")
+        _check(
+            "stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "must not contain a negative token id"
+        )
         _check("n", 1 <= self.n <= MAX_SAMPLES, f"must be between 1 and {MAX_SAMPLES}")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
@@ -112,11 +114,11 @@ class Request:
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
-    arrival: float = 0.0  # monotonic seconds, stamped where the request came in
-    priority: int = 0  # lower is served first; from BACKGROUND_PRIORITY on, in the gaps of the others
+    arrival: float = 0.0  # monotonic seconds when the request arrived
+    priority: int = 0  # lower is served first; from BACKGROUND_PRIORITY on, only in unused capacity
     adapter: str = ""  # LoRA adapter; part of the cache salt
-    cache_namespace: str = ""  # tenants that must not share cached prefixes differ here
-    compiled: Any = None  # its grammar, compiled: set within the engine, never sent
+    cache_namespace: str = ""  # requests with different namespaces never share cached prefixes
+    compiled: Any = None  # the compiled grammar; set within the engine, never sent
 
 
 class SeqState(enum.Enum):
@@ -134,24 +136,24 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One growing list of tokens and the KV blocks behind it. Only the scheduler changes it.
+    """One growing list of tokens and its KV blocks. Only the scheduler changes it.
 
     tokens:       prompt followed by output
-    num_computed: how many of `tokens` have their KV in the cache, by steps that were applied
-    in_flight:    tokens that steps in flight compute after those; the next step starts behind them
-    pending:      samples that steps in flight take: tokens that will exist, but are not known yet
-    steps_in_flight: how many steps compute or sample it; until they land its blocks are theirs
+    num_computed: how many of `tokens` have their KV in the cache, counting applied steps only
+    in_flight:    tokens being computed by steps in flight; the next step starts after them
+    pending:      samples being taken by steps in flight: tokens that will exist but are not known yet
+    steps_in_flight: how many steps compute or sample it; its blocks are not released before they land
     block_table:  pool block ids; block i holds the KV of tokens [i*block_size, (i+1)*block_size)
     block_hashes: chained hashes of the full blocks of `tokens` known so far
-    order:        place among all sequences: (priority, arrival, serial number, sample)
-    furthest:     most tokens ever computed; what is computed below it again was lost to preemption
-    prompt_logprobs_sent: prompt tokens whose log-probabilities the owner already has
-    timing_sent:  the owner knows all of the timing record but the times of the newest tokens
+    order:        sort key among all sequences: (priority, arrival, serial number, sample)
+    furthest:     most tokens ever computed; computing a token below it again is the cost of a preemption
+    prompt_logprobs_sent: prompt tokens whose log-probabilities the client already has
+    timing_sent:  the client has the whole timing record except the times of the newest tokens
     end_ids:      tokens that end it, once it has min_tokens
-    has_row:      a runner may keep something for it, and must be told when it is over
-    argmax_from:  the length from which its parameters ask for the best token and nothing else
-    forks_at:     the length at which siblings part from it, which is done when the step is applied; -1: never
-    matcher:      its place in its grammar, advanced with `tokens`
+    has_row:      a runner may keep state for it, and must be told when it ends
+    argmax_from:  the length from which its parameters need only the best token
+    forks_at:     the length at which siblings fork from it, when the step is applied; -1: never
+    matcher:      its grammar state, advanced with `tokens`
     """
 
     request: Request
@@ -159,7 +161,7 @@ class Sequence:
     tokens: list[int]
     prompt_len: int
     max_len: int  # tokens at which the sequence ends with reason "length"
-    seed: int  # stream of random numbers: (seed, output position) decides every draw
+    seed: int  # seed of the random numbers: (seed, output position) decides every draw
     state: SeqState = SeqState.WAITING
     num_computed: int = 0
     in_flight: int = 0
@@ -176,7 +178,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     timing: TimingRecord = field(default_factory=TimingRecord)
-    # Asked for at every step and always the same, so found out once.
+    # Constant, but read every step: cached.
     params: SamplingParams = field(init=False)
     background: bool = field(init=False)
     argmax_from: int = field(init=False)
@@ -197,7 +199,7 @@ class Sequence:
 
     @property
     def owes_prompt_logprobs(self) -> bool:
-        """Until this is false, a step is planned only when the host has read the last one."""
+        """While this is true, a step is planned only after the host has read the last one."""
         return self.params.prompt_logprobs is not None and self.prompt_logprobs_sent < self.prompt_len - 1
 
     @property

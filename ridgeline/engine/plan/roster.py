@@ -1,7 +1,7 @@
-"""Roster: every sequence there is, and each of the ways it changes state: queued, running, given way, ended.
+"""Roster: all live sequences and their state changes: queued, running, preempted, finished.
 
-The scheduler plans over it and gives it the results of steps, row by row. It keeps the books (who waits, who
-runs, whose blocks a step in flight still writes, what was counted) and decides nothing about the next step.
+The scheduler plans from it and passes it the results of steps, row by row. It records which sequences wait,
+run or drain, and the counters. It decides nothing about the next step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
 from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.intake import Pace
+from ridgeline.engine.plan.intake import CompletionRate
 from ridgeline.engine.plan.queue import ServiceOrder
 from ridgeline.engine.plan.request import FinishReason, SeqState, Sequence
 from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepRow, TokenLogprob
@@ -18,7 +18,7 @@ from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepRow, To
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start; the names are those of EngineStats."""
+    """Totals since the start; the names match EngineStats."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -37,13 +37,13 @@ class Roster:
         self.waiting = ServiceOrder()
         self.running = ServiceOrder()
         self.samples: dict[str, list[Sequence]] = {}  # request id → its n sequences, until all have ended
-        self.leaving: set[Sequence] = set()  # ended, with blocks that a step in flight still writes
-        self.retired: list[Sequence] = []  # for the next plan, so that the runner hears of it
+        self.draining: set[Sequence] = set()  # finished, with blocks that a step in flight still writes
+        self.retired: list[Sequence] = []  # reported to the runner with the next plan
         self.counters = Counters()
-        self.pace = Pace()
+        self.completion_rate = CompletionRate()
 
-    def enter(self, samples: list[Sequence]) -> None:
-        """A new request. The first sample computes the prompt for all, so it alone queues."""
+    def add(self, samples: list[Sequence]) -> None:
+        """Add a request. The first sample computes the prompt for all, so only it is queued."""
         self.samples[samples[0].request.request_id] = samples
         self.waiting.add(samples[0])
 
@@ -60,7 +60,7 @@ class Roster:
             self.counters.prefix_hits += seq.num_computed
 
     def preempt(self, seq: Sequence) -> None:
-        """Take everything from a running sequence. It is computed again later, but for what stays cached."""
+        """Release a running sequence's blocks and queue it again. Tokens no longer cached are recomputed."""
         self.running.remove(seq)
         self._retire(seq)
         seq.num_computed = 0
@@ -71,7 +71,7 @@ class Roster:
         self.counters.preemptions += 1
 
     def dependents(self, seq: Sequence) -> tuple[Sequence, ...]:
-        """Who lives on what is computed for `seq`: itself, and until the prompt is done its siblings."""
+        """The sequences that depend on `seq`: itself, and its siblings until the prompt is done."""
         return (seq,) if seq.num_output else tuple(self.samples[seq.request.request_id])
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────
@@ -86,12 +86,12 @@ class Roster:
             for sibling in samplers[1:]:
                 sibling.steps_in_flight -= 1
                 if sibling.state is SeqState.FINISHED:
-                    self._leave(sibling)
+                    self._finish_draining(sibling)
         if seq.state is SeqState.FINISHED:
-            self._leave(seq)
+            self._finish_draining(seq)
 
     def apply_row(self, row: StepRow, outcome: RowResult, now: float, deltas: list[SeqDelta]) -> None:
-        """What a row that has landed brought, to the sequences that live on it."""
+        """Apply the result of a landed row to the sequences that depend on it."""
         seq = row.seq
         if outcome.error is not None:
             deltas += [self.fail(s, FinishReason.ERROR, now, outcome.error) for s in self.dependents(seq)]
@@ -115,7 +115,7 @@ class Roster:
             deltas.append(self._append(sampler, sampled, prompt_logprobs if sampler is seq else [], now))
 
     def _advance(self, seq: Sequence, count: int) -> None:
-        if seq.num_computed < seq.furthest:  # it was preempted once
+        if seq.num_computed < seq.furthest:  # preempted before
             again = min(seq.num_computed + count, seq.furthest) - seq.num_computed
             seq.timing.recomputed_tokens += again
             self.counters.recomputed_tokens += again
@@ -124,7 +124,7 @@ class Roster:
             seq.furthest = seq.num_computed
 
     def _complete_prompt(self, row: StepRow) -> None:
-        """The prompt's KV is there: from now on each sibling runs by itself, on the same blocks."""
+        """The prompt's KV is computed: each sibling runs on its own from now on, sharing these blocks."""
         first = row.seq
         self.counters.prompt_tokens += first.prompt_len
         for sibling in row.samplers[1:]:
@@ -140,7 +140,7 @@ class Roster:
     def _append(
         self, seq: Sequence, sampled: Sampled, prompt_logprobs: list[TokenLogprob], now: float
     ) -> SeqDelta:
-        """One more token. Its own KV is written by the next step."""
+        """Append one token. The next step writes its KV."""
         if sampled.error is not None:
             return self.fail(seq, FinishReason.ERROR, now, sampled.error)
         token, complete = sampled.token, False
@@ -180,14 +180,14 @@ class Roster:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────
 
     def fail(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> SeqDelta:
-        """End a sequence for another reason than its own tokens."""
+        """End a sequence for a reason other than its own tokens."""
         self._end(seq, reason, now, error)
         return SeqDelta(
             seq.request.request_id, seq.index, finish_reason=reason, error=error, timing=seq.timing
         )
 
     def _end(self, seq: Sequence, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """Out of whichever list it is in; its blocks go back now, or when the step in flight has landed."""
+        """Remove it from its list. Its blocks are released now, or when the step in flight has landed."""
         queued_or_running = self.running if seq.state is SeqState.RUNNING else self.waiting
         if seq in queued_or_running:  # a sibling waiting for its prompt is in neither
             queued_or_running.remove(seq)
@@ -197,24 +197,24 @@ class Roster:
         seq.timing.end = now
         seq.timing.end_reason = reason.value
         if seq.steps_in_flight:
-            self.leaving.add(seq)
+            self.draining.add(seq)
         else:
             self._retire(seq)
         samples = self.samples[seq.request.request_id]
         if all(s.state is SeqState.FINISHED for s in samples):
             del self.samples[seq.request.request_id]
-            if not seq.background:  # the pace is told to people
-                self.pace.record(now)
+            if not seq.background:  # the rate is reported to interactive clients only
+                self.completion_rate.record(now)
 
-    def _leave(self, seq: Sequence) -> None:
-        """It ended in flight; with the last step that had it, it lets go."""
+    def _finish_draining(self, seq: Sequence) -> None:
+        """Release a sequence that finished in flight, once its last step has landed."""
         if not seq.steps_in_flight:
-            self.leaving.remove(seq)
+            self.draining.remove(seq)
             self._retire(seq)
 
     def _retire(self, seq: Sequence) -> None:
-        """Nothing of it is in flight, and for now nothing will be."""
-        self.blocks.give_back(seq)
+        """No step in flight has it any more: release its blocks and report it to the runner."""
+        self.blocks.release(seq)
         if seq.has_row:
             seq.has_row = False
             self.retired.append(seq)

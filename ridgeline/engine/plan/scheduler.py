@@ -1,12 +1,12 @@
-"""Scheduler: what the next step computes, and what became of the last one.
+"""Scheduler: decides what the next step computes and applies the result of the last one.
 
-The engine's loop calls add() and abort() as messages come, then schedule(), lets a runner execute the plan,
-and gives its result to apply(). It owns every sequence and, through the pool, every KV block. It has no
-tensors, no clock and no I/O, so tests and the simulator drive it as it is.
+The engine's loop calls add() and abort() as messages arrive, then schedule(), lets a runner execute the
+plan, and passes the result to apply(). The scheduler owns every sequence and, through the pool, every KV
+block. It has no tensors, no clock and no I/O, so tests and the simulator run it unchanged.
 
-With `lookahead`, a step is planned while the one before it is in flight: from tokens that will exist,
-whatever they are. What is found out late (a stop, an abort, an error) ends a sequence at once; what steps in
-flight still compute of it is nobody's, and its blocks stay its own until they have landed.
+With `lookahead`, a step is planned while the previous one is in flight, before its tokens are known. A late
+event (a stop, an abort, an error) ends a sequence at once; what steps in flight still compute for it is
+discarded, and its blocks are released when they have landed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
 from ridgeline.engine.plan.admission import Admission
 from ridgeline.engine.plan.decode_run import DecodeRun, find_run, grow_sequences
 from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.intake import SchedulerLimits, refuse_unservable, sequences_of
+from ridgeline.engine.plan.intake import SchedulerLimits, make_sequences, refuse_unservable
 from ridgeline.engine.plan.integrity import check_integrity
 from ridgeline.engine.plan.request import FinishReason, Request, SeqState, Sequence, is_background
 from ridgeline.engine.plan.roster import Roster
@@ -46,7 +46,7 @@ class Scheduler:
         output_lengths: OutputLengths | None = None,
         lookahead: int = 0,
     ) -> None:
-        """lookahead: for how many steps in flight a sequence may be planned once more."""
+        """lookahead: how many steps in flight a sequence may have and still be planned again."""
         self.limits = limits
         self.lookahead = lookahead
         self.budget = StepBudget(limits.step_tokens)
@@ -60,30 +60,30 @@ class Scheduler:
         self.counters = self._roster.counters
         self._rng = rng or random.Random()
         self._in_flight: deque[StepPlan] = deque()  # scheduled, not yet applied
-        self._giving_way: Sequence | None = None  # in flight, and to be preempted when it has landed
-        self._shedding = False  # nobody is admitted until a step has succeeded again
-        self._interactive_seen = -math.inf  # when a request that somebody waits for was last there
+        self._preempting: Sequence | None = None  # in flight, to be preempted when it has landed
+        self._shedding = False  # no admission until a step has succeeded again
+        self._interactive_seen = -math.inf  # when an interactive request was last present
         self._num_added = 0
         self._num_scheduled = 0
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: Request) -> None:
-        """Accept a request, or raise InvalidRequest or QueueFull. What is accepted ends or is aborted."""
+        """Accept a request, or raise InvalidRequest or QueueFull. Accepted requests finish or are aborted."""
         if request.request_id in self._roster.samples:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
         refuse_unservable(request, self.limits)
         waiting = self._num_waiting(background=is_background(request.priority))
         if waiting >= self.limits.max_waiting:
-            raise QueueFull(waiting, self._roster.pace.retry_after_s(waiting))
-        samples = sequences_of(request, self.limits, self._num_added, lambda: self._rng.getrandbits(63))
+            raise QueueFull(waiting, self._roster.completion_rate.retry_after_s(waiting))
+        samples = make_sequences(request, self.limits, self._num_added, lambda: self._rng.getrandbits(63))
         self._num_added += 1
-        self._roster.enter(samples)
+        self._roster.add(samples)
 
     def abort(self, request_id: str, now: float, index: int | None = None) -> list[SeqDelta]:
-        """End a request, or one of its samples that already has output. What has ended stays as it is.
+        """End a request, or one of its samples that already has output. Finished samples are not changed.
 
-        Blocks are freed at once; those that a step in flight writes, when it is applied.
+        Blocks are freed at once, or, if a step in flight writes them, when that step is applied.
         """
         samples = self._roster.samples.get(request_id, [])
         chosen = samples if index is None else [s for s in samples if s.index == index and s.num_output]
@@ -96,10 +96,10 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Choose what the next step computes. Decodes first: they hold KV and a waiting user.
 
-        Whoever is interactive goes before whoever is in the background, in everything.
+        Interactive sequences always precede background ones.
         """
         plan = StepPlan(step_id=self._num_scheduled, budget=self.budget.tokens)
-        self._giving_way = None
+        self._preempting = None
         room = self._plan_running(self.running.interactive, plan.budget, plan, now)
         if room and self.waiting.num_interactive:
             room = self._plan_waiting(False, room, plan, now)
@@ -114,14 +114,14 @@ class Scheduler:
         return plan
 
     def apply(self, result: StepResult, now: float) -> list[SeqDelta]:
-        """Take in the result of the oldest step in flight, and say what it added to whom."""
+        """Apply the result of the oldest step in flight. Returns what it added to each sequence."""
         if not self._in_flight:
             raise RuntimeError("apply() without a step in flight: an empty plan has no result")
         plan = self._in_flight.popleft()
         deltas: list[SeqDelta] = []
         for row, outcome in zip(plan.rows, result.rows, strict=True):
             self._roster.land(row)
-            if row.seq.state is not SeqState.FINISHED:  # else it ended in flight, and the token is nobody's
+            if row.seq.state is not SeqState.FINISHED:  # else it finished in flight: discard the token
                 self._roster.apply_row(row, outcome, now, deltas)
         self.counters.steps += 1
         self.counters.last_step_end = now
@@ -130,7 +130,7 @@ class Scheduler:
         return deltas
 
     def abandon(self, reason: str, now: float) -> list[SeqDelta]:
-        """No step in flight will have a result: everything they compute ends with this error."""
+        """No step in flight will have a result: end everything they compute with this error."""
         deltas: list[SeqDelta] = []
         while self._in_flight:
             rows = [RowResult(error=reason)] * len(self._in_flight[0].rows)
@@ -138,10 +138,10 @@ class Scheduler:
         return deltas
 
     def shed(self, now: float) -> list[SeqDelta]:
-        """The device has no memory for the one step in flight: withdraw it, and halve the step's budget.
+        """The device ran out of memory for the only step in flight: withdraw it and halve the step's budget.
 
-        The newest half of its sequences is preempted. Nobody is admitted before a step has succeeded, so the
-        next one is smaller, and so on down to a single sequence; if even that is too much, it ends.
+        The newest half of its sequences is preempted. Nothing is admitted until a step has succeeded, so each
+        retry is smaller, down to a single sequence; if that does not fit either, it ends with an error.
         """
         (plan,) = self._in_flight
         self._in_flight.clear()
@@ -153,12 +153,12 @@ class Scheduler:
                 row.seq.timing.first_prefill = None
         alive = sorted((row.seq for row in plan.rows if row.seq.state is SeqState.RUNNING), key=_order)
         if len(plan.rows) == len(alive) == 1 and plan.num_tokens <= LEAST_TOKENS:
-            error = "out of memory: the device cannot compute this sequence even alone"
+            error = "out of memory: the device cannot compute this sequence on its own"
             return [
                 self._roster.fail(seq, FinishReason.ERROR, now, error)
                 for seq in self._roster.dependents(alive[0])
             ]
-        # Whoever was to get a copy of a block has the copy in its table, and it was never made.
+        # The block table already names the copy, but the copy was never made.
         targets = {copy.target for copy in plan.copies}
         for place, seq in enumerate(alive):
             if place >= len(alive) // 2 or not targets.isdisjoint(seq.block_table):
@@ -168,9 +168,9 @@ class Scheduler:
     # ── many steps at once, for the simulator ────────────────────────────────────────────────────────────
 
     def decode_run(self) -> DecodeRun | None:
-        """The coming steps that only add a token to each running sequence; None: the next one does more.
+        """The upcoming steps that only add a token to each running sequence; None if the next one does more.
 
-        It holds while nobody is added or aborted, and no token ends a sequence before its length does.
+        Valid until a request is added or aborted, if no token ends a sequence before its maximum length.
         """
         running, limits = self.running.all, self.limits
         if self.budget.is_reduced:  # it may grow within the run
@@ -178,7 +178,7 @@ class Scheduler:
         may_join = len(running) < min(limits.max_running, limits.step_tokens)
         if not running or len(running) > limits.step_tokens or (self.waiting and may_join):
             return None
-        if self._shedding or self._roster.leaving or running[-1].background or self.waiting.has_background:
+        if self._shedding or self._roster.draining or running[-1].background or self.waiting.has_background:
             return None
         if any([row.seq for row in plan.rows] != running for plan in self._in_flight):
             return None
@@ -189,33 +189,33 @@ class Scheduler:
     def take_run(
         self, run: DecodeRun, planned_at: float, applied_at: list[float], token_of: Callable[[Sequence], int]
     ) -> None:
-        """Take as many turns of the run as `applied_at` has moments; `planned_at`: of the last one's plan."""
-        turns = len(applied_at)
+        """Take one iteration of the run per time in `applied_at`; `planned_at`: time of the last plan."""
+        iterations = len(applied_at)
         again = grow_sequences(run, self.blocks, self.lookahead, applied_at, token_of)
-        self._giving_way = None
+        self._preempting = None
         self._interactive_seen = planned_at
         self._roster.retired = []
-        self._num_scheduled += turns
+        self._num_scheduled += iterations
         for plan in self._in_flight:
-            plan.step_id += turns
+            plan.step_id += iterations
             for row in plan.rows:
-                row.start += turns
+                row.start += iterations
         counters = self.counters
-        counters.steps += turns
-        counters.output_tokens += turns * len(run.sequences)
+        counters.steps += iterations
+        counters.output_tokens += iterations * len(run.sequences)
         counters.recomputed_tokens += again
         counters.last_step_end = applied_at[-1]
 
     # ── planning ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _plan_running(self, sequences: list[Sequence], room: int, plan: StepPlan, now: float) -> int:
-        """Those who decode, then those with more to compute. Returns the room that is left."""
+        """Plan the decodes, then sequences with more to compute. Returns the tokens left in the budget."""
         prefills: list[Sequence] = []
-        for seq in sequences:  # whoever is preempted meanwhile stands behind `seq`, or is `seq`
+        for seq in sequences:  # a sequence preempted in this loop comes after `seq`, or is `seq`
             if seq.state is not SeqState.RUNNING:
                 continue
             length = len(seq.tokens) + seq.pending
-            if seq.steps_in_flight and not self._may_go_ahead(seq, length):
+            if seq.steps_in_flight and not self._may_plan_ahead(seq, length):
                 continue
             start = seq.num_computed + seq.in_flight
             if length - start > 1:
@@ -230,27 +230,27 @@ class Scheduler:
         return room
 
     def _plan_waiting(self, background: bool, room: int, plan: StepPlan, now: float) -> int:
-        """Those of one class who may join, from the head of the queue. Returns the room that is left."""
+        """Admit sequences of one class from the head of the queue. Returns the tokens left in the budget."""
         waiting, running = self.waiting, self.running
-        # Who was preempted a moment ago would be the first to be admitted again: not in the same step.
+        # A sequence preempted in this step would be admitted first: wait for the next step.
         if any(seq.background == background for seq in plan.preempted) or (self._shedding and running):
             return room
-        staying, yielding = (running.all, []) if background else (running.interactive, running.background)
+        staying, preemptible = (running.all, []) if background else (running.interactive, running.background)
         if len(staying) >= self.limits.max_running:
             return room
-        leaving_blocks = sum(len(seq.block_table) for seq in self._roster.leaving)
+        draining_blocks = sum(len(seq.block_table) for seq in self._roster.draining)
         admission = Admission(
-            self.limits, self.blocks, self.output_lengths, staying, yielding, leaving_blocks
+            self.limits, self.blocks, self.output_lengths, staying, preemptible, draining_blocks
         )
         while room and waiting and waiting.first.background == background:
             seq = waiting.first
             hits = admission.hits(seq)
             if hits is None or admission.awaits_prefix(seq, hits):
                 break
-            if not self._make_way(seq, hits, admission, plan):
+            if not self._make_room(seq, hits, admission, plan):
                 break
             self._roster.admit(seq, hits, now)
-            admission.joined(seq, hits)
+            admission.admitted(seq, hits)
             room -= self._compute(seq, room, plan, now)
         return room
 
@@ -262,10 +262,11 @@ class Scheduler:
             self._plan_waiting(True, room, plan, now)
 
     def _room_for_background(self, room: int, plan: StepPlan, now: float) -> int:
-        """What a step has left for those nobody waits for: as much as nobody else will notice.
+        """The tokens of this step that background sequences may use without slowing interactive ones.
 
-        Nothing while an interactive prompt is computed or waits. While there is interactive traffic, so much
-        that the step stays a short one for whoever arrives next, and shorter for those who decode. Else all.
+        None while an interactive prompt is computed or queued. While there is interactive traffic, few enough
+        that the step stays short for the next arrival, and fewer while interactive ones decode. Otherwise
+        all.
         """
         if self.waiting.num_interactive and not self._shedding:
             return 0
@@ -277,33 +278,34 @@ class Scheduler:
             return min(room, most - plan.num_tokens)
         return room
 
-    def _make_way(self, seq: Sequence, hits: list[int], admission: Admission, plan: StepPlan) -> bool:
-        """Places and blocks for `seq` now, if need be at the cost of background sequences that run."""
+    def _make_room(self, seq: Sequence, hits: list[int], admission: Admission, plan: StepPlan) -> bool:
+        """Whether `seq` has slots and blocks now. Preempts running background sequences if needed."""
         while not admission.fits_now(seq, hits):
-            if self._roster.leaving or not admission.yielding:
+            if self._roster.draining or not admission.preemptible:
                 return False
-            victim = admission.yielding[-1]
-            if victim.steps_in_flight:  # as in _reserve(); and none of its kind is planned while `seq` waits
+            victim = admission.preemptible[-1]
+            # As in _reserve(); no other background sequence is planned while `seq` waits.
+            if victim.steps_in_flight:
                 return False
             self._preempt(victim, plan)
-            admission.yielded()
+            admission.remove_victim()
         return True
 
-    def _may_go_ahead(self, seq: Sequence, length: int) -> bool:
-        """It is in flight; may it be planned again before the result is known?
+    def _may_plan_ahead(self, seq: Sequence, length: int) -> bool:
+        """Whether a sequence in flight may be planned again before its result is known.
 
-        length: with the tokens that are being sampled. At max_len it will have ended.
+        length: counts the tokens being sampled. At max_len the sequence will have ended.
         """
         return (
             seq.steps_in_flight <= self.lookahead
             and length < seq.max_len
             and length != seq.forks_at
-            and seq is not self._giving_way
+            and seq is not self._preempting
             and not seq.owes_prompt_logprobs
         )
 
     def _compute(self, seq: Sequence, room: int, plan: StepPlan, now: float) -> int:
-        """Put as much of `seq` into the plan as its chunk and the room allow."""
+        """Add as much of `seq` to the plan as its chunk and the remaining budget allow."""
         start, length = seq.num_computed + seq.in_flight, len(seq.tokens) + seq.pending
         seq.steps_in_flight += 1
         if start >= seq.prompt_len and start + 1 == length:  # nearly every row of nearly every step
@@ -327,18 +329,18 @@ class Scheduler:
         return count
 
     def _reserve(self, seq: Sequence, position: int, plan: StepPlan) -> bool:
-        """A place for the next token's KV, if need be at the cost of those behind in the order of service.
+        """Get a block for the next token's KV, preempting sequences later in the service order if needed.
 
-        Decodes are planned in that order, so a victim is never in the plan yet, and the first in the order
-        is never a victim: it always makes progress. A victim in flight is not planned further, so at a later
-        step nothing of it is in flight, and all its tokens are known: then it gives way.
+        Decodes are planned in that order, so a victim is never in the plan yet, and the first sequence is
+        never a victim: it always makes progress. A victim in flight is not planned again; it is preempted at
+        a later step, when it has landed and all its tokens are known.
         """
         while not self.blocks.make_writable(seq, position, plan.copies):
-            if self._roster.leaving:
-                return False  # with the step in flight their blocks come back
+            if self._roster.draining:
+                return False  # their blocks are released when the step in flight lands
             victim = self.running.last
             if victim.steps_in_flight:
-                self._giving_way = victim
+                self._preempting = victim
                 return False
             self._preempt(victim, plan)
             if victim is seq:
@@ -352,7 +354,7 @@ class Scheduler:
     # ── what can be seen from outside ────────────────────────────────────────────────────────────────────
 
     def _num_waiting(self, background: bool) -> int:
-        """The two classes queue for themselves: neither fills the other's places."""
+        """The two classes are counted separately: neither fills the other's queue."""
         interactive = self.waiting.num_interactive
         return len(self.waiting) - interactive if background else interactive
 
@@ -382,7 +384,7 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix; running sequences are not touched. Returns the blocks set free."""
+        """Drop every cached prefix; running sequences keep theirs. Returns the number of freed blocks."""
         return self.pool.drop_cached()
 
     def check_integrity(self) -> None:
@@ -391,7 +393,7 @@ class Scheduler:
             self.blocks,
             self.running,
             self.waiting,
-            self._roster.leaving,
+            self._roster.draining,
             self._in_flight,
             self._roster.samples.values(),
         )

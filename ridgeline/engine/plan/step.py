@@ -1,8 +1,8 @@
-"""StepPlan and StepResult: what one forward pass computes, and what came out of it.
+"""StepPlan and StepResult: the input and the output of one forward pass.
 
-Made by the scheduler from pure data, executed by a runner, replayed by the simulator. No tensors. What is
-made anew for every row of every step is not frozen, though nobody changes it: that would cost it three times
-the time.
+Made by the scheduler from pure data, executed by a runner, replayed by the simulator. No tensors. The types
+created for every row of every step are not frozen, though they are never changed: freezing them takes three
+times as long.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 from ridgeline.engine.plan.request import FinishReason, Sequence
 from ridgeline.telemetry.timing import TimingRecord
 
-_NONE: Any = ()  # reads like an empty list, and cannot be changed
+_NONE: Any = ()  # an immutable empty list
 
 
 @dataclass(slots=True)
 class StepRow:
     """Compute `count` tokens of `seq` from position `start`, writing their KV into seq.block_table.
 
-    In a step launched ahead, the token at `start` may be one that a step in flight is about to sample: then
-    count is 1, `seq.tokens` ends just before `start`, and the runner takes the token from where that step
-    leaves it, on the device. All else that a launch needs of `seq` (tokens before, block table) is there.
+    In a step launched ahead, the token at `start` may be one that a step in flight is still sampling. Then
+    count is 1, `seq.tokens` ends just before `start`, and the runner reads the token on the device, where
+    that step leaves it. The rest of `seq` that a launch needs (earlier tokens, block table) is complete.
 
-    samplers: the sequences that take a token from this row's last logits: none for a prefill chunk that
-              does not reach the end, [seq] for a decode or a last chunk, all n siblings when a prompt that
-              was asked for n samples completes.
+    samplers: the sequences that sample from this row's last logits: none for a prefill chunk that does not
+              reach the end, [seq] for a decode or a last chunk, all n siblings when the prompt of a
+              request with n samples completes.
     prompt_logprobs: this row must also report log-probabilities of prompt tokens start+1 … start+count
                      (as far as they are prompt tokens).
     """
@@ -51,7 +51,7 @@ class StepWork(NamedTuple):
 
     prefill_tokens: int = 0
     prefill_rows: int = 0
-    prefill_context_product: int = 0  # Σ chunk · context: what prefill attention costs
+    prefill_context_product: int = 0  # Σ chunk · context: the cost of prefill attention
     decode_batch: int = 0
     decode_context: int = 0  # Σ KV tokens read by decode rows
 
@@ -61,14 +61,14 @@ class StepPlan:
     """What the next forward pass computes. Empty rows: nothing to do.
 
     preempted: lost their blocks while this was planned
-    retired:   ended or were preempted since the last plan with rows, and no step in flight has them: a runner
-               that keeps something for each sequence drops it before it computes this plan. Who was preempted
-               may come back, even in this very plan, and then begins anew. The runner may not know one of
-               them, if the launch failed that would have been its first.
+    retired:   finished or preempted since the last plan with rows, and in no step in flight. A runner drops
+               the state it keeps for them before it computes this plan. A preempted sequence may return, even
+               in this plan, and then starts with new state. The runner may not know a retired sequence,
+               if the launch that would have been its first one failed.
     """
 
     step_id: int
-    budget: int  # tokens this step may compute at most
+    budget: int  # most tokens this step may compute
     rows: list[StepRow] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -98,7 +98,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's log-probability, its rank (1 = most likely) and the asked-for alternatives, best first."""
+    """A token's log-probability, its rank (1 = most likely) and the requested alternatives, best first."""
 
     token: int
     logprob: float
@@ -108,7 +108,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Sampled:
-    """One sampled token; or, with `error`, the reason this sequence (alone) must end."""
+    """One sampled token, or, with `error`, the reason why this sequence must end."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -132,17 +132,17 @@ class StepResult:
 
 
 class SeqDelta(NamedTuple):
-    """What one step added to one sequence: what the engine publishes to the request's owner.
+    """What one step added to one sequence. The engine sends it to the request's client.
 
-    A tuple, because it goes over the socket as an array. Its lists are read, never changed.
+    A tuple, because it is sent over the socket as an array. Its lists must not be changed.
     """
 
     request_id: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is never called
     tokens: list[int] = _NONE
     logprobs: list[TokenLogprob] = _NONE
     prompt_logprobs: list[TokenLogprob] = _NONE
     finish_reason: FinishReason | None = None
-    stop_token: int | None = None  # which id ended it, when a token did
+    stop_token: int | None = None  # the id that ended it, if a token did
     error: str | None = None
     timing: TimingRecord | None = None  # with the first token, the first after a preemption, and the end

@@ -1,12 +1,12 @@
-"""StepBudget: the most tokens one step computes; less after the device ran out of memory, and back in stages.
+"""StepBudget: the most tokens one step computes. Reduced when device memory runs out, restored in stages.
 
-The scheduler owns it. Pure logic: it counts steps and reads no clock. Another process on the device, or one
-rare combination of rows, may take the memory for a moment; the engine must not stay slow because of it.
+Owned by the scheduler. Pure logic: it counts steps and reads no clock. Another process on the device, or one
+rare combination of rows, may use the memory for a moment; the engine must not stay slow because of it.
 """
 
 from __future__ import annotations
 
-LEAST_TOKENS = 256  # below this a smaller step saves no memory worth naming
+LEAST_TOKENS = 256  # below this a smaller step saves hardly any memory
 FIRST_TRIAL_STEPS = 64  # steps that succeed before the budget grows by one stage
 MAX_TRIAL_STEPS = 8192
 
@@ -15,7 +15,7 @@ class StepBudget:
     """A shortage halves the budget. It doubles again after `trial_steps` steps that succeed.
 
     Each further shortage doubles `trial_steps`, so that a budget that is too large for the device is tried
-    ever more rarely. `trial_steps` steps at the full budget end the memory of past shortages.
+    less and less often. `trial_steps` successful steps at the full budget reset the count of shortages.
     """
 
     def __init__(self, full_tokens: int) -> None:
@@ -30,8 +30,8 @@ class StepBudget:
         return self.tokens < self.full_tokens
 
     def reduce(self) -> None:
-        """The device had no memory for a step."""
-        if self._shortages and (self._succeeded or self._has_grown):  # another shortage, not the same one
+        """The device ran out of memory for a step."""
+        if self._shortages and (self._succeeded or self._has_grown):  # a new shortage, not the same one
             self.trial_steps = min(2 * self.trial_steps, MAX_TRIAL_STEPS)
         self._shortages += 1
         self._succeeded = 0

@@ -167,7 +167,7 @@ class _Simulation:
     def _leap(self) -> bool:
         """Take the coming turns at once, up to the next arrival, where they only decode."""
         run = self.scheduler.decode_run()
-        if run is None or run.turns < SHORTEST_LEAP:
+        if run is None or run.iterations < SHORTEST_LEAP:
             return False
         batch = len(run.sequences)
         if batch not in self._lines:
@@ -181,7 +181,7 @@ class _Simulation:
         applied: list[float] = []
         started = total = seconds = 0.0
         work = StepWork(decode_batch=batch, decode_context=context)
-        for _ in range(run.turns):
+        for _ in range(run.iterations):
             if until <= now:
                 break
             started = now
