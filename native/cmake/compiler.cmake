@@ -14,7 +14,6 @@ if(NOT CMAKE_CXX_COMPILER)
   macOS            xcode-select --install
   conda            conda install cxx-compiler
 Then install again. To do without the library and serve with PyTorch instead (much slower on CPUs):
-  RIDGELINE_NATIVE=0 pip install 'ridgeline[torch]'
-  RIDGELINE_NATIVE=0 pip install '.[torch]'             in a checkout")
+  RIDGELINE_NATIVE=0 pip install '.[torch]'")
 endif()
 enable_language(CXX)
