@@ -10,17 +10,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.client.client import AsyncClient, OpenRequest
 from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
-from ridgeline.engine.grammar.conformance import PROCESSES, refuse_uncheckable
+from ridgeline.engine.grammar.conformance import refuse_uncheckable
 from ridgeline.engine.plan.request import SamplingParams, is_background
 from ridgeline.server.answering.choices import Choices, Piece, Prompt
 from ridgeline.server.answering.feed import Feed
+from ridgeline.server.answering.schema_checks import Client, SchemaChecks
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
 from ridgeline.server.front import Front, Served, fingerprint
 from ridgeline.server.http.exchange import Exchange
@@ -30,8 +30,6 @@ from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
 from ridgeline.server.records.usage_book import UsageBook
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
-
-_checks = ThreadPoolExecutor(PROCESSES, "ridgeline-schema-checks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,10 @@ class Course:
         self._feed = Feed(
             len(job.prompts), job.params, job.client.hello.max_running, self.inbox, self._submit
         )
-        self._unchecked_schema = job.params.grammar
+        grammar = job.params.grammar
+        self._checks = front.part(SchemaChecks) if grammar is not None and grammar.check else None
+        self._client = Client(exchange.client, job.cache_namespace)
+        self._unchecked_schema = grammar
         self._usages = front.part(UsageBook)
         self._priority = max(job.priority, exchange.least_priority)
         # A background request may be queued for hours: it has no deadline.
@@ -107,12 +108,19 @@ class Course:
         self._deadline = None if limit_s is None else exchange.arrival + limit_s
 
     def __enter__(self) -> Course:
-        self._used = self._usages.begin(self.exchange.request_id, lambda: self.choices.usage(False))
-        self._feed.begin()
+        if self._checks is not None:
+            self._checks.enter(self._client)
+        try:
+            self._used = self._usages.begin(self.exchange.request_id, lambda: self.choices.usage(False))
+            self._feed.begin()
+        except BaseException:
+            self._leave_checks()
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._feed.close()
+        self._leave_checks()
         with contextlib.suppress(RequestFailed):  # what came and was not taken belongs to the account too
             for arrival in self.inbox.close():
                 self.choices.add(*arrival, [])
@@ -167,11 +175,18 @@ class Course:
 
     async def _in_time(self, check: Callable[[], None]) -> None:
         """A check in a thread, within the request's deadline."""
-        checking = asyncio.get_running_loop().run_in_executor(_checks, check)
-        done, _ = await asyncio.wait([checking], timeout=self._wait_s(None))
-        if not done:
-            self._check_deadline()
-        await checking
+        assert self._checks is not None  # without a grammar to check there is no check
+        try:
+            async with asyncio.timeout(self._wait_s(None)):
+                await self._checks.run(self._client, check)
+        except TimeoutError:
+            limit_s = self._front.config.request_timeout_s
+            assert limit_s is not None
+            raise DeadlineExceeded(limit_s) from None
+
+    def _leave_checks(self) -> None:
+        if self._checks is not None:
+            self._checks.leave(self._client)
 
     def book_refusal(self, reply: ErrorReply) -> None:
         """Tell metrics and log that the engine did not accept it, unless they know."""

@@ -39,6 +39,7 @@ class Exchange:
     path: str  # as it is logged
     arrival: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
+    client: str = ""  # its address, or its key where keys are set
     booked: bool = False  # metrics and log know how it ended
     trace: TraceContext | None = None  # whose part it is; None: not traced
     least_priority: int = -(2**31)  # whatever the body says: a batch's lines are served behind everybody else
@@ -49,6 +50,7 @@ class Exchange:
         sane = asked_id is not None and _SANE_ID.fullmatch(asked_id) is not None
         path = scope["path"][:_LONGEST_PATH]
         exchange = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
+        exchange.client = (scope.get("client") or ("",))[0]
         exchange.least_priority = scope.get(PRIORITY_KEY, exchange.least_priority)
         scope[_STATE_KEY] = exchange
         return exchange

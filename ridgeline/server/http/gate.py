@@ -64,6 +64,8 @@ class Gate:
 
         try:
             self.check_access(scope["path"], headers)
+            if self._front.config.needs_key:
+                exchange.client = _digest(_given_key(headers)).hex()
             await self._app(scope, receive, send_with_id)
         except (ClientGone, SlowReader):
             pass  # nobody is there; the course has booked it
@@ -114,7 +116,7 @@ class KeyRing:
         key = _given_key(headers)
         if not key:
             raise _unauthorized("no API key was given; send the header Authorization: Bearer <key>")
-        digest = hashlib.sha256(key.encode("latin-1")).digest()
+        digest = _digest(key)
         known = False
         for accepted in self._digests:  # every key is compared, so that the time does not tell which matched
             known |= hmac.compare_digest(digest, accepted)
@@ -126,6 +128,10 @@ def _given_key(headers: Headers) -> str:
     """OpenAI's header, or Anthropic's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return (key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("latin-1")).digest()
 
 
 def _unauthorized(message: str) -> ApiError:
