@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.server.events import chunks
 from tests.server.scripted_client import say
 from tests.server.stage import CHAT, HELLO, Stage
@@ -72,3 +74,15 @@ async def test_calls_and_results_that_are_sent_back_are_read_as_those_of_tools()
         assert answer.status_code == 200, answer.text
     first, second = stage.client.asked
     assert first["prompt"] == second["prompt"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/apply_template"])
+async def test_outside_chat_a_function_call_is_refused_by_its_name(path: str) -> None:
+    called = {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}
+    answer = await Stage().post(path, {"model": "m", "messages": [*HELLO["messages"], called]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "unsupported_field",
+        "messages[1].function_call",
+    )

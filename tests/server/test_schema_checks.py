@@ -1,4 +1,4 @@
-"""Checks of answers against their schemas: bounded for each client, in turns of clients, within the deadline."""
+"""Checks of answers against schemas: bounded for each client, in turns, within the deadline."""
 
 from __future__ import annotations
 

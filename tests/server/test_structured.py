@@ -158,6 +158,13 @@ def test_words_that_constrain_nothing_are_ignored_and_told(schema, ignored):
     assert written == {"type": "string"}
 
 
+def test_a_word_that_is_ignored_in_many_places_is_told_once():
+    part = {"type": "string", "version": 3}
+    schema = {"type": "object", "version": 1, "properties": {"a": part, "b": part}, "$defs": {"c": part}}
+    headers = schema_headers(json_schema_grammar(schema, "f"))
+    assert headers == {"x-ridgeline-schema-ignored": "version"}
+
+
 @pytest.mark.parametrize(
     ("schema", "checked", "good", "bad"),
     [
