@@ -11,7 +11,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING
 
-.PHONY: serve native test test-isa test-native test-slow test-gpu lint format bench clean help
+.PHONY: serve native test test-isa test-native test-slow test-gpu lint format bench docs clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,10 @@ $(VENV)/.dev: $(VENV)/.runtime
 	$(BIN)/pip install --quiet "triton==3.6.0; platform_system == 'Linux'"
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps instructor litellm
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 serve: native               ## serve the default model on 127.0.0.1:8000 (MODEL=…, ARGS='--port 9000')
@@ -90,6 +94,10 @@ format: $(VENV)/.dev        ## rewrite the code in the project's format
 
 bench: $(VENV)/.dev native  ## the CPU engine benchmark: a table and JSON
 	$(BIN)/python benchmarks/engine_cpu.py $(ARGS)
+
+# Not --quiet: it would hide the warnings, and --strict would count none.
+docs: $(VENV)/.docs         ## the documentation site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:                      ## remove the virtual environment, the builds and the caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
