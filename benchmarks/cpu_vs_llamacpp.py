@@ -30,9 +30,8 @@ from versus.random_gguf import TINYLLAMA, write_random_gguf
 from versus.server_rows import http_rows, process_rows
 
 from ridgeline import __version__
-from ridgeline.engine.start.build import usable_cpus
+from ridgeline.machine import cache_dir, usable_cpus
 from ridgeline.models.files.pull import ensure
-from ridgeline.models.files.registry import cache_dir
 
 SMOLLM2_BARS = {1: 1.7, 4: 2.2, 8: 2.2, 32: 2.5}
 TINYLLAMA_BARS = {1: 1.0, 8: 1.7, 32: 1.7}

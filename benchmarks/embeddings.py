@@ -46,7 +46,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     from sentence_transformers import SentenceTransformer
 
     from ridgeline.engine.client.client import AsyncClient
-    from ridgeline.engine.start.build import usable_cpus
+    from ridgeline.machine import usable_cpus
     from ridgeline.models.files.pull import ensure
     from ridgeline.models.spec.encoder_config import read_encoder_spec
     from ridgeline.ops.cpu import library

@@ -44,7 +44,7 @@ from ridgeline.gateway.routing.own_server import OwnServer
 from ridgeline.gateway.routing.router import ModelRouter, Question
 from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
 from ridgeline.gateway.upstreams.origin import read_url
-from ridgeline.models.files.registry import cache_dir
+from ridgeline.machine import cache_dir
 
 ROUTING = Path(__file__).resolve().parents[2] / "shared" / "data" / "routing"
 MODELS = ("mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview")

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from ridgeline.engine.start.build import usable_cpus
-from ridgeline.models.files.registry import cache_dir
+from ridgeline.machine import cache_dir, usable_cpus
 from ridgeline.models.spec.read_spec import read_spec
 from versus import engine_rates
 from versus.engine_rates import Ceilings

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ridgeline.engine.errors import DeviceOutOfMemory
-from ridgeline.engine.grammar.masks import Mask, fill_mask
+from ridgeline.engine.grammar.masks import Mask
 from ridgeline.engine.plan.request import Request, SeqState, Sequence
 from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult, StepRow, TokenLogprob
+from ridgeline.engine.run.sequence_mask import fill_mask
 from tests.engine.simulated_engine import next_token, prefixes
 
 Failure = Callable[[StepPlan], BaseException | None]

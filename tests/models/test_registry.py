@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
+from ridgeline.machine import cache_dir
 from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
 from ridgeline.models.files import registry
 from ridgeline.models.files.registry import KnownModel, WheelMember, resolve
@@ -207,13 +208,13 @@ def test_a_hub_model_asks_for_its_revision_and_for_no_pickle(
 
 def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "own"))
-    assert registry.cache_dir() == tmp_path / "own"
+    assert cache_dir() == tmp_path / "own"
     monkeypatch.delenv("RIDGELINE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert registry.cache_dir() == tmp_path / "xdg" / "ridgeline"
+    assert cache_dir() == tmp_path / "xdg" / "ridgeline"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert registry.cache_dir() == tmp_path / ".cache" / "ridgeline"
+    assert cache_dir() == tmp_path / ".cache" / "ridgeline"
 
 
 def test_the_real_model_is_the_published_file(smollm2_path: Path) -> None:

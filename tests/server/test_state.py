@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.machine import cache_dir
 from ridgeline.models.errors import ModelNotFound
-from ridgeline.models.files.registry import cache_dir
 from ridgeline.options import OptionError
 from ridgeline.server.records.state import open_state
 

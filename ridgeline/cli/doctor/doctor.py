@@ -18,8 +18,9 @@ from typing import Literal
 
 from ridgeline.cli.doctor import calibrate, machine, measure
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
+from ridgeline.machine import cache_dir
 from ridgeline.models.files.pull import needed_bytes
-from ridgeline.models.files.registry import cache_dir, cached_file, find_known
+from ridgeline.models.files.registry import cached_file, find_known
 from ridgeline.options import OptionError
 from ridgeline.server.records.state import default_folder
 

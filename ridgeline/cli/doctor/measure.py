@@ -62,7 +62,7 @@ def main(what: list[str]) -> None:
 
 
 def _native_facts() -> Iterator[tuple[str, Any]]:
-    from ridgeline.engine.start.build import usable_cpus
+    from ridgeline.machine import usable_cpus
     from ridgeline.ops.cpu.library import available_isas, choose_isa
 
     yield "native_isas", available_isas()
@@ -72,7 +72,7 @@ def _native_facts() -> Iterator[tuple[str, Any]]:
 
 def _native_rates() -> Iterator[tuple[str, Any]]:
     from ridgeline.engine.limits.machine_limits import PEAK_NAMES, READ_BYTES_RANGE
-    from ridgeline.engine.start.build import usable_cpus
+    from ridgeline.machine import usable_cpus
     from ridgeline.ops.cpu.library import measure_peak, measure_read
 
     threads = usable_cpus()
@@ -86,7 +86,7 @@ def _native_rates() -> Iterator[tuple[str, Any]]:
 def _torch_facts() -> Iterator[tuple[str, Any]]:
     import torch
 
-    from ridgeline.engine.start.build import usable_cpus
+    from ridgeline.machine import usable_cpus
 
     torch.set_num_threads(usable_cpus())
     yield "torch", torch.__version__

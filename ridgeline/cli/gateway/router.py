@@ -296,7 +296,7 @@ def _prepared(
     from ridgeline.gateway.routing.learned.vectors import Fetch, VectorServer, store_path, vectors_of
     from ridgeline.gateway.routing.learned.words import WORD_TOKENS, WordVectors
     from ridgeline.gateway.routing.own_server import OwnServer
-    from ridgeline.models.files.registry import cache_dir
+    from ridgeline.machine import cache_dir
 
     examples = read_examples(args.examples, args.models.split(","), _costing(args), args.newest)
     texts = [recipe.text(turns) for turns in examples.turns]

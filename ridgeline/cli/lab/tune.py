@@ -149,10 +149,10 @@ def _add_costs(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ridgeline.cli.progress import fetch
-    from ridgeline.engine.start.build import usable_cpus
     from ridgeline.lab.tune.climb import Search
     from ridgeline.lab.tune.run import climb, opened
     from ridgeline.lab.tune.space import default_space, parse_space
+    from ridgeline.machine import usable_cpus
 
     if args.model == "show":  # `ridgeline tune --ledger DIR show`
         return run_show(args)

@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ridgeline.engine.client import launch
 from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.client.text import TextStream
+from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed, failure
 from ridgeline.engine.link.messages import (
     FRAME_HEADER,
@@ -124,10 +126,32 @@ class AsyncClient:
 
     @staticmethod
     async def start(model: str = "smollm2-135m", **options: Any) -> AsyncClient:
-        """Start an engine for `model`; `options` are the fields of EngineConfig (dtype, kv_tokens, …)."""
-        from ridgeline.engine.client.launch import start_engine
+        """Start an engine for `model`; `options` are the fields of EngineConfig (dtype, kv_tokens, …).
 
-        return await start_engine(model, **options)
+        The model is fetched if need be. Closing the client ends the engine.
+        """
+        from ridgeline.models.files.pull import ensure
+
+        config = EngineConfig(model=model, **options)
+        path = (await asyncio.to_thread(ensure, model)).path
+        folder = launch.socket_folder()
+        socket_path = folder / "engine.sock"
+        process = await launch.launch(config, path, socket_path, ("--log-level=warning",))
+        try:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, path)
+            client = await launch.connect_when_ready(
+                process, socket_path, lambda: AsyncClient.connect(socket_path, tokenizer)
+            )
+        except BaseException:
+            await launch.end_process(process, folder)
+            raise
+
+        async def end_engine() -> None:
+            client.stop_engine()
+            await launch.end_process(process, folder, launch.STOP_S)
+
+        client.on_close = end_engine
+        return client
 
     @classmethod
     async def connect(cls, socket_path: str | Path, tokenizer: Tokenizer) -> AsyncClient:

@@ -1,10 +1,6 @@
-"""Starting an engine process and connecting to it: by the server's supervisor, or by a program of its own.
+"""Starting an engine process: for the server's supervisor, and for `AsyncClient.start`.
 
-async with await start_engine("smollm2-135m", kv_tokens=8192) as client:
-    async for chunk in client.chat([{"role": "user", "content": "Hello!"}]):
-        print(chunk.text, end="", flush=True)
-
-What an engine process needs to start is imported here, what the front needs besides only after that: the two
+Only what the engine process needs to start is imported here. The front imports the rest after that: the two
 then load side by side.
 """
 
@@ -19,22 +15,24 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EXIT_CANNOT_START, EngineDied, EngineError
 
 if TYPE_CHECKING:
-    from ridgeline.engine.client.client import AsyncClient
     from ridgeline.models.text.tokenizer import Tokenizer
 
 # -P: a random.py in the current directory is the user's, not ours.
 ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.link.process")
 POLL_S = 0.01
 LONGEST_SOCKET_FOLDER = 80
-STOP_S = 5.0  # an engine that has not ended so long after it was told is killed
+STOP_S = 5.0  # seconds from the stop message until the engine is killed
+
+Connected = TypeVar("Connected")
 
 
 class EngineCannotStart(EngineError):
@@ -63,15 +61,13 @@ async def launch(
 
 
 async def connect_when_ready(
-    process: asyncio.subprocess.Process, socket_path: Path, tokenizer: Tokenizer
-) -> AsyncClient:
-    """Wait for the engine's socket, watching that the process lives."""
-    from ridgeline.engine.client.client import AsyncClient
-
+    process: asyncio.subprocess.Process, socket_path: Path, connect: Callable[[], Awaitable[Connected]]
+) -> Connected:
+    """Wait for the engine's socket, watching that the process lives; the result is `connect`'s."""
     while process.returncode is None:
         if socket_path.exists():
             with contextlib.suppress(ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
-                return await AsyncClient.connect(socket_path, tokenizer)
+                return await connect()
         await asyncio.sleep(POLL_S)
     if process.returncode == EXIT_CANNOT_START:
         raise EngineCannotStart("the engine cannot start; its reason is above")
@@ -104,33 +100,7 @@ def exit_reason(code: int | None) -> str:
     return f"exit code {code}"
 
 
-async def start_engine(model: str = "smollm2-135m", **options: Any) -> AsyncClient:
-    """An engine process of the caller's own, fetched model included; closing the client ends it.
-
-    `options` are the fields of EngineConfig (dtype, kv_tokens, threads, …).
-    """
-    from ridgeline.models.files.pull import ensure
-
-    config = EngineConfig(model=model, **options)
-    path = (await asyncio.to_thread(ensure, model)).path
-    folder = socket_folder()
-    process = await launch(config, path, folder / "engine.sock", ("--log-level=warning",))
-    try:
-        tokenizer = await asyncio.to_thread(load_tokenizer, path)
-        client = await connect_when_ready(process, folder / "engine.sock", tokenizer)
-    except BaseException:
-        await _end(process, folder)
-        raise
-
-    async def end_engine() -> None:
-        client.stop_engine()
-        await _end(process, folder, STOP_S)
-
-    client.on_close = end_engine
-    return client
-
-
-async def _end(process: asyncio.subprocess.Process, folder: Path, patience_s: float = 0.0) -> None:
+async def end_process(process: asyncio.subprocess.Process, folder: Path, patience_s: float = 0.0) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), patience_s)
     if process.returncode is None:

@@ -17,8 +17,9 @@ from ridgeline.engine.encoder.runners import NativeEncoderRunner, TorchEncoderRu
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig, OutOfMemoryPlan
 from ridgeline.engine.limits.machine_limits import native_ceilings
 from ridgeline.engine.start.backend_choice import INSTALL_TORCH, why_not_cuda
-from ridgeline.engine.start.build import StartupBudget, usable_cpus
+from ridgeline.engine.start.build import StartupBudget
 from ridgeline.engine.start.memory import DEFAULT_FRACTION, GIB, available_memory, resident_bytes
+from ridgeline.machine import usable_cpus
 from ridgeline.models.encoders.packed import encoder_table
 from ridgeline.models.encoders.weights import load_encoder_weights
 from ridgeline.models.spec.encoder_config import read_encoder_spec

@@ -7,19 +7,15 @@ no bit may not come.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from ridgeline.engine.plan.request import Sequence
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 FloatRow = np.ndarray[Any, np.dtype[np.float32]]
 IntRow = np.ndarray[Any, np.dtype[np.int64]]
 BoolRow = np.ndarray[Any, np.dtype[np.bool_]]
 _FEW_WORDS = 256
-_NOBODY: frozenset[int] = frozenset()
 
 
 class NoToken(Exception):
@@ -28,15 +24,6 @@ class NoToken(Exception):
 
 def mask_words(vocab: int) -> int:
     return (vocab + 31) // 32
-
-
-def fill_mask(seq: Sequence, mask: Mask) -> None:
-    """What the grammar of `seq` and its parameters let come next. Raises NoToken."""
-    assert seq.matcher is not None
-    barred = seq.end_ids if seq.num_output < seq.params.min_tokens else _NOBODY
-    reason = seq.matcher.fill(mask, barred, seq.params.ignore_eos)
-    if reason is not None:
-        raise NoToken(reason)
 
 
 def allows(mask: Mask, token: int) -> bool:

@@ -12,13 +12,12 @@ import itertools
 import logging
 import math
 import os
-import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridgeline.engine import typed_json
 from ridgeline.engine.limits.step_costs import StepChoice, StepCosts
-from ridgeline.models.files.registry import cache_dir
+from ridgeline.machine import cache_dir, processor_name, usable_cpus
 from ridgeline.ops.cpu.library import ABI_VERSION, NativeUnavailable, choose_isa
 
 __all__ = [
@@ -113,7 +112,6 @@ def shape_class(parameters: int, weights_bytes: int) -> str:
 
 def this_machine(threads: int | None = None) -> Machine:
     """Raises what the native library raises where it does not load."""
-    from ridgeline.engine.start.build import usable_cpus  # which itself reads calibrations
 
     return Machine(processor_name(), threads or usable_cpus(), choose_isa(), ABI_VERSION)
 
@@ -163,18 +161,6 @@ def store_calibration(calibration: Calibration) -> Path:
 
 def calibration_file(machine: Machine) -> Path:
     return cache_dir() / "calibration" / f"{machine.key}.json"
-
-
-def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []  # not Linux
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _require_positive(**values: float) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.engine.limits.machine_limits import Ceilings
-from ridgeline.models.files.registry import cache_dir
+from ridgeline.machine import cache_dir
 
 READ_BYTES = 1 << 30  # many times the caches of any device
 MATMUL_SIZES = (8192, 4096, 2048)  # the largest that fits well in what is free

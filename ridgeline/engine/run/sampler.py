@@ -19,12 +19,12 @@ from ridgeline.engine.grammar.masks import (
     NoToken,
     allows,
     few_allowed,
-    fill_mask,
     mask_words,
     masked,
 )
 from ridgeline.engine.plan.request import SamplingParams, Sequence
 from ridgeline.engine.plan.step import Sampled, TokenLogprob
+from ridgeline.engine.run.sequence_mask import fill_mask
 from ridgeline.ops import sampling, sampling_fast
 
 log = logging.getLogger(__name__)

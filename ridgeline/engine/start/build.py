@@ -7,7 +7,6 @@ chosen.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from ridgeline.engine.start.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.start.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
+from ridgeline.machine import usable_cpus
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults, sampling_defaults
 from ridgeline.models.files.registry import find_known
 from ridgeline.models.spec.families import check_servable
@@ -156,18 +156,6 @@ def checked_sampling_defaults(config: EngineConfig, path: Path) -> SamplingDefau
             f"{defaults.source}: {error}; --generation-config none leaves the file's defaults out"
         ) from None
     return defaults
-
-
-def usable_cpus() -> int:
-    """CPUs this process may use: its affinity mask, cut by a cgroup quota."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cpus = min(cpus, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
-    return cpus
 
 
 def step_sizes(config: EngineConfig, choice: BackendChoice, spec: ModelSpec, weights_bytes: int) -> StepSizes:

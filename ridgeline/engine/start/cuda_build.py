@@ -32,10 +32,10 @@ from ridgeline.engine.start.memory import (
     planned_context,
 )
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
+from ridgeline.machine import cache_dir
 from ridgeline.models.decoders.cuda_workspace import workspace
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
-from ridgeline.models.files.registry import cache_dir
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.layout import pieces
 

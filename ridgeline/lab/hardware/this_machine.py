@@ -17,7 +17,7 @@ UNIT_NAMES = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
 
 def load_per_core() -> float | None:
     """Runnable tasks per core over the last minute; None where the system does not tell."""
-    from ridgeline.engine.start.build import usable_cpus
+    from ridgeline.machine import usable_cpus
 
     try:
         return os.getloadavg()[0] / usable_cpus()

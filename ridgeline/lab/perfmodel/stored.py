@@ -19,7 +19,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.limits.calibration import this_machine
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import VERSION, StepTimes
-from ridgeline.models.files.registry import cache_dir
+from ridgeline.machine import cache_dir
 from ridgeline.ops.cpu.library import NativeUnavailable
 
 THIS_MACHINE = "cpu"

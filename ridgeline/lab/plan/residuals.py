@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.lab.prediction import Interval
-from ridgeline.models.files.registry import cache_dir
+from ridgeline.machine import cache_dir
 
 PRIOR_RUNS = 2.0  # how many runs the uncorrected prediction is worth: one run moves it by a third
 PRIOR_WIDTH_RUNS = 4.0  # and how many its interval: scatter is known later than bias

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from ridgeline.machine import cache_dir
 from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, ModelNotFound, UnsupportedModel
 from ridgeline.models.files.conversion import adapter_refusal, is_adapter, pickle_refusal
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults
@@ -219,21 +220,6 @@ def find_known(name: str) -> KnownModel | None:
         if wanted == known.name or wanted in known.aliases:
             return known
     return None
-
-
-def cache_dir() -> Path:
-    """$RIDGELINE_CACHE, or ridgeline/ in the user's cache directory."""
-    if own := os.environ.get("RIDGELINE_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "ridgeline"
-    try:
-        return Path.home() / ".cache" / "ridgeline"
-    except RuntimeError:  # a container's user without an entry in /etc/passwd
-        raise ModelNotFound(
-            "the home directory is unknown, and models are kept there: set HOME, or RIDGELINE_CACHE to a "
-            "directory that is writable"
-        ) from None
 
 
 def cached_file(known: KnownModel) -> Path:

@@ -11,12 +11,9 @@ import codecs
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ridgeline.models.errors import UnsupportedModel
-
-if TYPE_CHECKING:
-    from ridgeline.models.text.tokenizer import Tokenizer
 
 SPACE_MARK = "▁"  # how SentencePiece vocabularies write a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -94,10 +91,21 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> TokenSpelling | None:
     return None
 
 
+class SpellsTokens(Protocol):
+    """What a detokenizer asks of a `Tokenizer`."""
+
+    spelling: TokenSpelling | None
+    special_ids: frozenset[int]
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def whole_text(self, token_id: int) -> str | None: ...
+
+
 class IncrementalDetokenizer:
     """One stream of tokens as text. The pieces joined are exactly `tokenizer.decode` of all the ids."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: SpellsTokens, skip_special: bool = True) -> None:
         spelling = tokenizer.spelling
         if spelling is None:
             raise UnsupportedModel(

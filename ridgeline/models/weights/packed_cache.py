@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ridgeline.machine import cache_dir
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
-from ridgeline.models.files.registry import cache_dir
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.packed_file import DamagedFile, Header, PackedImage, read_header, read_image
 from ridgeline.ops.cpu.interface import ABI_VERSION

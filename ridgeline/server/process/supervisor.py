@@ -127,7 +127,12 @@ class Supervisor:
     async def _connect(self) -> None:
         assert self._process is not None
         assert self._tokenizer is not None
-        self.client = await connect_when_ready(self._process, self._socket_path(), self._tokenizer)
+        from ridgeline.engine.client.client import AsyncClient  # late: the engine process loads meanwhile
+
+        path, tokenizer = self._socket_path(), self._tokenizer
+        self.client = await connect_when_ready(
+            self._process, path, lambda: AsyncClient.connect(path, tokenizer)
+        )
         self._stalled = False
         self.on_start(self.client)
 

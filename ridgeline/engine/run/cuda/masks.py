@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.grammar.masks import NoToken, fill_mask, mask_words
+from ridgeline.engine.grammar.masks import NoToken, mask_words
 from ridgeline.engine.plan.request import Sequence
+from ridgeline.engine.run.sequence_mask import fill_mask
 
 _TURNS = 4  # host buffers in turn: more than steps that can be in flight
 

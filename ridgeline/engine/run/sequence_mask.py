@@ -1,0 +1,17 @@
+"""fill_mask: the tokens that a sequence's grammar and parameters allow next. Called by every sampler."""
+
+from __future__ import annotations
+
+from ridgeline.engine.grammar.masks import Mask, NoToken
+from ridgeline.engine.plan.request import Sequence
+
+_NONE: frozenset[int] = frozenset()
+
+
+def fill_mask(seq: Sequence, mask: Mask) -> None:
+    """Raises NoToken where no token is allowed."""
+    assert seq.matcher is not None
+    barred = seq.end_ids if seq.num_output < seq.params.min_tokens else _NONE
+    reason = seq.matcher.fill(mask, barred, seq.params.ignore_eos)
+    if reason is not None:
+        raise NoToken(reason)
