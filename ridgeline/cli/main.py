@@ -20,6 +20,7 @@ from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.models.errors import ModelError
 from ridgeline.options import OptionError
+from ridgeline.server.process.errors import PortTaken
 from ridgeline.telemetry import logs
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except (OptionError, InvalidConfig, InvalidRequest, BadInput) as error:
         return _failed(error, EXIT_USAGE, debug)
-    except (ModelError, EngineError, RemoteError, LabError, LedgerError, StoreError) as error:
+    except (ModelError, EngineError, RemoteError, LabError, LedgerError, StoreError, PortTaken) as error:
         return _failed(error, EXIT_FAILED, debug)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in LAB_PACKAGES:

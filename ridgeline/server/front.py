@@ -16,7 +16,7 @@ import ridgeline
 from ridgeline.engine.client.client import AsyncClient
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, ErrorReply, NotReady
-from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.metrics import ServerMetrics
 
@@ -114,13 +114,13 @@ class Front:
         return self._tasks.get(model.names[0])
 
     def book_refusal(
-        self, exchange: Exchange, reply: ErrorReply, metrics: ServerMetrics | None = None
+        self, context: RequestContext, reply: ErrorReply, metrics: ServerMetrics | None = None
     ) -> None:
         """Tell metrics and log of a request that no engine began. metrics: of the model, if one was found."""
-        exchange.booked = True
+        context.booked = True
         reason = reply.code or reply.type
         (metrics or self.metrics).request_refused(reason, reply.status)
-        log_request(exchange.request_id, exchange.path, reply.status, error=reason)
+        log_request(context.request_id, context.path, reply.status, error=reason)
 
     def served(self, asked: str | None, task: Task | None = None) -> Served:
         """The model of that name; the first that does `task`, if none was asked for.

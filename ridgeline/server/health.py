@@ -14,9 +14,9 @@ import ridgeline
 from ridgeline.server.batches.conversion import converted
 from ridgeline.server.errors import NotReady
 from ridgeline.server.front import Front, Model
+from ridgeline.server.http.body import About, Body
 from ridgeline.server.http.field_types import Name
 from ridgeline.server.openai_api.bodies import Health, ModelCard, ModelList, Readiness, Version, encode
-from ridgeline.server.openai_api.protocol import About, Body
 from ridgeline.telemetry.metrics import render_all
 from ridgeline.telemetry.stats import EngineStats
 from ridgeline.web import home

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from ridgeline.server.app import ENDPOINTS
+from ridgeline.server.http.body import fields_of
 from ridgeline.server.http.endpoint import Endpoint
-from ridgeline.server.openai_api.protocol import fields_of
 from ridgeline.server.openapi.schemas import structs_of
 
 JSON_TYPE = {"content-type": "application/json"}

@@ -14,9 +14,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ridgeline.server.app import ENDPOINTS, ROUTES
+from ridgeline.server.http.body import Body, fields_of
 from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.http.gate import OPEN_PATHS
-from ridgeline.server.openai_api.protocol import Body, fields_of
 from ridgeline.server.openapi.schemas import structs_of
 from ridgeline.server.records.state import StateStore
 from tests.server.documented import DOCUMENT, SCHEMAS, assert_answer, endpoint_at, operation, validator

@@ -2,7 +2,7 @@
 
 1,024 prompts at once would fill the engine's queue, and one prompt's 128 samples may be more than it computes
 together. So at most twice as many choices as run together are under way, and the next follow as those end.
-Used by `Course`; the chunks come into its inbox under the number of their prompt, as if all were one request.
+Used by `RunningRequest`; chunks enter its inbox under the number of their prompt, as if all were one request.
 """
 
 from __future__ import annotations

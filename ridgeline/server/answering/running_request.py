@@ -1,7 +1,7 @@
-"""Course: one accepted request under way, from the engine's first chunk to the account of how it ended.
+"""RunningRequest: one accepted request, from the engine's first chunk to the record of how it ended.
 
-Both kinds of answer, whole and streamed, take their pieces here. Leaving the course for any reason closes
-the engine's requests, which aborts what is unfinished, and books the request exactly once.
+Whole and streamed answers both take their pieces here. Leaving the context manager for any reason closes the
+engine's requests, which aborts unfinished ones, and books the request exactly once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ridgeline.server.answering.feed import Feed
 from ridgeline.server.answering.schema_checks import Client, SchemaChecks
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
 from ridgeline.server.front import Front, Served, fingerprint
-from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.protocol import GenerationRequest
 from ridgeline.server.parsing.events import OutputParser
 from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
@@ -75,19 +75,19 @@ class Job:
             cache_namespace=body.cache_salt or "",
         )
 
-    def head(self, exchange: Exchange, prefix: str) -> dict[str, Any]:
+    def head(self, context: RequestContext, prefix: str) -> dict[str, Any]:
         """What every body of the answer begins with."""
         return {
-            "id": f"{prefix}-{exchange.request_id}",
-            "created": exchange.created,
+            "id": f"{prefix}-{context.request_id}",
+            "created": context.created,
             "model": self.served.name,
             "system_fingerprint": fingerprint(self.client),
         }
 
 
-class Course:
-    def __init__(self, front: Front, exchange: Exchange, job: Job) -> None:
-        self.exchange = exchange
+class RunningRequest:
+    def __init__(self, front: Front, context: RequestContext, job: Job) -> None:
+        self.context = context
         self.job = job
         self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage)
         self.inbox = Inbox(whole=not job.stream)
@@ -98,20 +98,20 @@ class Course:
         )
         grammar = job.params.grammar
         self._checks = front.part(SchemaChecks) if grammar is not None and grammar.check else None
-        self._client = Client(exchange.client, job.cache_namespace)
+        self._client = Client(context.client, job.cache_namespace)
         self._unchecked_schema = grammar
         self._usages = front.part(UsageBook)
-        self._priority = max(job.priority, exchange.least_priority)
+        self._priority = max(job.priority, context.least_priority)
         # A background request may be queued for hours: it has no deadline.
         self._is_background = is_background(self._priority)
         limit_s = None if self._is_background else front.config.request_timeout_s
-        self._deadline = None if limit_s is None else exchange.arrival + limit_s
+        self._deadline = None if limit_s is None else context.arrival + limit_s
 
-    def __enter__(self) -> Course:
+    def __enter__(self) -> RunningRequest:
         if self._checks is not None:
             self._checks.enter(self._client)
         try:
-            self._used = self._usages.begin(self.exchange.request_id, lambda: self.choices.usage(False))
+            self._used = self._usages.begin(self.context.request_id, lambda: self.choices.usage(False))
             self._feed.begin()
         except BaseException:
             self._leave_checks()
@@ -132,8 +132,8 @@ class Course:
             params,
             inbox,
             number,
-            request_id=self.exchange.request_id,
-            arrival=self.exchange.arrival,
+            request_id=self.context.request_id,
+            arrival=self.context.arrival,
             priority=self._priority,
             cache_namespace=self.job.cache_namespace,
         )
@@ -190,8 +190,8 @@ class Course:
 
     def book_refusal(self, reply: ErrorReply) -> None:
         """Tell metrics and log that the engine did not accept it, unless they know."""
-        if not self.exchange.booked:
-            self._front.book_refusal(self.exchange, reply, self._metrics)
+        if not self.context.booked:
+            self._front.book_refusal(self.context, reply, self._metrics)
 
     def _wait_s(self, patience_s: float | None) -> float | None:
         if self._deadline is None:
@@ -212,7 +212,7 @@ class Course:
             assert reply is not None  # both are in the table
             self.book_refusal(reply)
             return
-        self.exchange.booked = True
+        self.context.booked = True
         status, failure = outcome(error)
         self._usages.end(self._used, status)
         if isinstance(error, SlowReader):
@@ -228,20 +228,20 @@ class Course:
                 timing.end, timing.end_reason = now, failure
             timing.sent = now
             reason = failure or self.choices.finish_reasons[index]
-            self._metrics.request_finished(timing, self.exchange.path, reason, self._is_background)
-            log_request(self.exchange.request_id, self.exchange.path, status, timing, reason)
+            self._metrics.request_finished(timing, self.context.path, reason, self._is_background)
+            log_request(self.context.request_id, self.context.path, status, timing, reason)
         if self._front.tracing is not None:
-            self._front.tracing.book(self.exchange, timings, self.job.served.name, status, failure)
+            self._front.tracing.book(self.context, timings, self.job.served.name, status, failure)
 
     def _record(self, recorder: TrafficRecorder, failure: str) -> None:
         """One line for each choice. What runs in the background came at no moment that could be replayed."""
         for index in range(self.choices.count):
             recorder.add(
                 EndedRequest(
-                    self.exchange.arrival,
+                    self.context.arrival,
                     self.job.prompts[index // self.job.params.n].ids,
                     self.choices.output_tokens(index),
-                    self.exchange.path,
+                    self.context.path,
                     self.job.served.model.names[0],
                     self.job.cache_namespace,
                     failure or self.choices.finish_reasons[index],
@@ -250,7 +250,7 @@ class Course:
 
     def _unbegun(self, index: int) -> TimingRecord:
         prompt = self.job.prompts[index // self.job.params.n]
-        return TimingRecord(self.exchange.arrival, prompt_tokens=len(prompt.ids))
+        return TimingRecord(self.context.arrival, prompt_tokens=len(prompt.ids))
 
 
 def outcome(error: BaseException | None) -> tuple[int, str]:

@@ -1,7 +1,7 @@
 """The two kinds of answer to a request for text: whole, or as server-sent events while it is made.
 
-Both are ASGI apps that run one Course. A stream that fails after its first byte ends with an error event
-and a broken body, never with [DONE] or a clean end; a reader that stalls is cut.
+Both are ASGI apps that run one RunningRequest. A stream that fails after its first byte ends with an error
+event and a broken body, never with [DONE] or a clean end; a stream whose client stops reading is closed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.server.answering.choices import Piece
-from ridgeline.server.answering.running_request import Course, Job
+from ridgeline.server.answering.running_request import Job, RunningRequest
 from ridgeline.server.answering.structured import schema_headers
 from ridgeline.server.errors import ClientGone, ErrorReply, SlowReader, reply_to, unexpected
 from ridgeline.server.front import Front
-from ridgeline.server.http.exchange import Exchange, off_loop, while_connected
 from ridgeline.server.http.reader_watch import ReaderWatch
+from ridgeline.server.http.request_context import RequestContext, off_loop, while_connected
 from ridgeline.server.openai_api.bodies import Usage, encode
 
 KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
@@ -60,7 +60,7 @@ class Shape(WholeShape, Protocol):
 
 def answer(
     front: Front,
-    exchange: Exchange,
+    context: RequestContext,
     job: Job,
     shape: Shape,
     keepalive: bytes = KEEPALIVE,
@@ -70,10 +70,10 @@ def answer(
     """keepalive: what a stream says while there is nothing to say. keep: awaited when all has been made and
     before the end is told, so that whoever reads the end finds what was kept. headers: of a stream.
     """
-    course = Course(front, exchange, job)
+    running = RunningRequest(front, context, job)
     if job.stream:
-        return EventStream(front, course, shape, keepalive, keep, headers)
-    return WholeAnswer(course, shape, keep)
+        return EventStream(front, running, shape, keepalive, keep, headers)
+    return WholeAnswer(running, shape, keep)
 
 
 def size_bytes(pieces: list[Piece]) -> int:
@@ -85,15 +85,15 @@ def size_bytes(pieces: list[Piece]) -> int:
 class WholeAnswer:
     """Everything at once, when all choices have ended."""
 
-    def __init__(self, course: Course, shape: WholeShape, keep: Keep | None = None) -> None:
-        self._course = course
+    def __init__(self, running: RunningRequest, shape: WholeShape, keep: Keep | None = None) -> None:
+        self._running = running
         self._shape = shape
         self._keep = keep
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._course:
+        with self._running:
             pieces = await while_connected(receive, self._collect())
-            usage = self._course.choices.usage(self._course.job.include_timing)
+            usage = self._running.choices.usage(self._running.job.include_timing)
             body = await off_loop(size_bytes(pieces), lambda: encode(self._shape.whole(pieces, usage)))
             if self._keep is not None:
                 await self._keep()
@@ -102,14 +102,14 @@ class WholeAnswer:
 
     async def _collect(self) -> list[Piece]:
         pieces: list[Piece] = []
-        while (more := await self._course.next_pieces()) is not None:
+        while (more := await self._running.next_pieces()) is not None:
             pieces += more
         return pieces
 
     def _own_headers(self) -> dict[str, str]:
         """What became of the schema, and the first choice's figures, for a glance without a parser."""
-        headers = schema_headers(self._course.job.params.grammar)
-        timing = self._course.choices.timings.get(0)
+        headers = schema_headers(self._running.job.params.grammar)
+        timing = self._running.choices.timings.get(0)
         if timing is None:
             return headers
         named = {"queue": timing.queue_s, "ttft": timing.ttft_s, "inference": timing.inference_s}
@@ -123,7 +123,7 @@ class EventStream:
     def __init__(
         self,
         front: Front,
-        course: Course,
+        running: RunningRequest,
         shape: Shape,
         keepalive: bytes = KEEPALIVE,
         keep: Keep | None = None,
@@ -134,21 +134,21 @@ class EventStream:
         self._keep = keep
         self._told_bytes = 0  # counted where it may be much
         self._keepalive = keepalive
-        self._course = course
+        self._running = running
         self._shape = shape
         self._started = False
-        params = course.job.params
+        params = running.job.params
         self._may_be_large = params.logprobs is not None or params.prompt_logprobs is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._course:
+        with self._running:
             try:
                 tail = await while_connected(receive, self._stream(send))
             except (ClientGone, SlowReader):
                 raise  # nobody reads any more
             except Exception as error:
                 if self._started:
-                    reply = reply_to(error) or unexpected(self._course.exchange.request_id)
+                    reply = reply_to(error) or unexpected(self._running.context.request_id)
                     await self._write_last(send, self._shape.failure(reply), more_body=True)
                 raise
             await self._write_last(send, tail, more_body=False)
@@ -156,11 +156,11 @@ class EventStream:
     async def _stream(self, send: Send) -> bytes:
         """Send all pieces; return what remains to be said once all is well."""
         # Until headers are sent an error can still have its own status, so they wait a little.
-        pieces = await self._course.next_pieces(self._config.stream_headers_s)
+        pieces = await self._running.next_pieces(self._config.stream_headers_s)
         await self._start(send, first_token=bool(pieces))
         limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
         opening, told_at = self._shape.opening(), -math.inf
-        async with ReaderWatch(self._course.inbox, *limits) as watch:
+        async with ReaderWatch(self._running.inbox, *limits) as watch:
             while pieces is not None:
                 if self._may_be_large:
                     size = size_bytes(pieces)
@@ -179,8 +179,8 @@ class EventStream:
                     )
                     watch.write_ends()
                     told_at = time.monotonic()
-                pieces = await self._course.next_pieces(self._config.stream_keepalive_s)
-        usage = self._course.choices.usage(self._course.job.include_timing)
+                pieces = await self._running.next_pieces(self._config.stream_keepalive_s)
+        usage = self._running.choices.usage(self._running.job.include_timing)
         closing = await off_loop(self._told_bytes, partial(self._shape.closing, usage))
         if self._keep is not None:
             await self._keep()
@@ -194,9 +194,9 @@ class EventStream:
     async def _start(self, send: Send, first_token: bool) -> None:
         headers = list(self._headers)
         if first_token:
-            ttft_ms = (time.monotonic() - self._course.exchange.arrival) * 1000
+            ttft_ms = (time.monotonic() - self._running.context.arrival) * 1000
             headers.append((b"x-ridgeline-ttft-ms", f"{ttft_ms:.1f}".encode()))
-        for name, value in schema_headers(self._course.job.params.grammar).items():
+        for name, value in schema_headers(self._running.job.params.grammar).items():
             headers.append((name.encode(), value.encode()))
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})

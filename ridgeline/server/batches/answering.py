@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from ridgeline.server.batches.bodies import Answer, LineResponse
+from ridgeline.server.batches.bodies import LineResponse, OutputLine
 from ridgeline.server.batches.inner import Reply
 from ridgeline.server.batches.store import DONE, FAILED, LineUsage
 
@@ -49,7 +49,7 @@ class Asker:
 
 def answer_line(name: str, custom_id: str, reply: Reply) -> bytes:
     response = LineResponse(reply.status, name, msgspec.Raw(bytes(reply.body)))
-    return msgspec.json.encode(Answer(name, custom_id, response, None))
+    return msgspec.json.encode(OutputLine(name, custom_id, response, None))
 
 
 class _Details(msgspec.Struct, frozen=True):

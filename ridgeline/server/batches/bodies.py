@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ridgeline.server.openai_api.protocol import About, Body
+from ridgeline.server.http.body import About, Body
 
 DAY_S = 24 * 3600
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -185,7 +185,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class OutputLine(msgspec.Struct, frozen=True):
     """One line of a batch's output or error file."""
 
     id: str

@@ -28,11 +28,11 @@ from ridgeline.server.batches.store import BatchStore, new_id
 from ridgeline.server.batches.upload import KEEP_FILES_S, receive_file
 from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.front import Front
+from ridgeline.server.http.body import Body
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.endpoint import Endpoint
-from ridgeline.server.http.exchange import read_body
+from ridgeline.server.http.request_context import read_body
 from ridgeline.server.openai_api.bodies import encode
-from ridgeline.server.openai_api.protocol import Body
 
 Q = TypeVar("Q", bound=Body)
 MAX_OPEN_BATCHES = 1000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Scope
 
 from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
-from ridgeline.server.http.exchange import PRIORITY_KEY
+from ridgeline.server.http.request_context import PRIORITY_KEY
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ridgeline.server.batches.bodies import Answer, Batch, Failure, File
+from ridgeline.server.batches.bodies import Batch, Failure, File, OutputLine
 from ridgeline.server.batches.store import (
     DONE,
     FAILED,
@@ -92,7 +92,7 @@ def _write(page: list[KeptLine], batch_id: str, ending: End, output: _Draft, err
 
 def _expired(batch_id: str, line: KeptLine) -> bytes:
     failure = Failure("batch_expired", "the batch expired before this line was answered")
-    return msgspec.json.encode(Answer(line_name(batch_id, line.number), line.custom_id, None, failure))
+    return msgspec.json.encode(OutputLine(line_name(batch_id, line.number), line.custom_id, None, failure))
 
 
 def line_name(batch_id: str, number: int) -> str:

@@ -1,1 +1,1 @@
-"""One HTTP request: the gate, its exchange, decoding of bodies within bounds, WebSockets."""
+"""One HTTP request: the gate, its context, decoding of bodies within bounds, WebSockets."""

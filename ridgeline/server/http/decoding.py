@@ -19,9 +19,9 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from ridgeline.server.errors import BadRequest, ErrorCode
-from ridgeline.server.http.exchange import LONG_BYTES
+from ridgeline.server.http.body import Body, fields_of
+from ridgeline.server.http.request_context import LONG_BYTES
 from ridgeline.server.http.weight import check_weight
-from ridgeline.server.openai_api.protocol import Body, fields_of
 
 B = TypeVar("B", bound=Body)
 

@@ -23,7 +23,7 @@ from ridgeline.server.errors import (
     unexpected,
 )
 from ridgeline.server.front import Front
-from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.messages_api.errors import error_body, is_messages_path
 from ridgeline.web.hosts import HostCheck
 
@@ -47,9 +47,9 @@ class Gate:
             raise RuntimeError(f"the gate takes HTTP requests, not {scope['type']}")
         scope["app"] = self._front  # handlers find it there; with it, Starlette raises 404 and 405 to us
         headers = Headers(scope=scope)
-        exchange = Exchange.begin(scope, headers.get("x-request-id"))
+        context = RequestContext.begin(scope, headers.get("x-request-id"))
         if self._front.tracing is not None:
-            exchange.trace = self._front.tracing.context(headers.get("traceparent"))
+            context.trace = self._front.tracing.context(headers.get("traceparent"))
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -57,24 +57,24 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 answered = MutableHeaders(scope=message)
-                answered["x-request-id"] = exchange.request_id
-                if is_messages_path(exchange.path):
-                    answered["request-id"] = exchange.request_id  # where Anthropic's clients look
+                answered["x-request-id"] = context.request_id
+                if is_messages_path(context.path):
+                    answered["request-id"] = context.request_id  # where Anthropic's clients look
             await send(message)
 
         try:
             self.check_access(scope["path"], headers)
             if self._front.config.needs_key:
-                exchange.client = _digest(_given_key(headers)).hex()
+                context.client = _digest(_given_key(headers)).hex()
             await self._app(scope, receive, send_with_id)
         except (ClientGone, SlowReader):
-            pass  # nobody is there; the course has booked it
+            pass  # no client to answer; the RunningRequest has booked it
         except Exception as error:
-            reply = self._reply(error, exchange)
-            if not exchange.booked:
-                self._front.book_refusal(exchange, reply)
+            reply = self._reply(error, context)
+            if not context.booked:
+                self._front.book_refusal(context, reply)
             if not started:
-                await _response(reply, exchange)(scope, receive, send_with_id)
+                await _response(reply, context)(scope, receive, send_with_id)
             # A body that has begun stays unfinished: the server closes the connection, and the client sees
             # that the answer is not whole.
 
@@ -88,18 +88,16 @@ class Gate:
                 code, message = refusal
                 raise ApiError(403, message, code=code)
 
-    def _reply(self, error: Exception, exchange: Exchange) -> ErrorReply:
+    def _reply(self, error: Exception, context: RequestContext) -> ErrorReply:
         reply = reply_to(error)
         if reply is None:
-            log.exception(
-                "unexpected error", extra={"request_id": exchange.request_id, "path": exchange.path}
-            )
-            return unexpected(exchange.request_id)
+            log.exception("unexpected error", extra={"request_id": context.request_id, "path": context.path})
+            return unexpected(context.request_id)
         return reply
 
 
-def _response(reply: ErrorReply, exchange: Exchange) -> Response:
-    body = error_body(reply, exchange.path, exchange.request_id)
+def _response(reply: ErrorReply, context: RequestContext) -> Response:
+    body = error_body(reply, context.path, context.request_id)
     return Response(body, reply.status, reply.headers, "application/json")
 
 

@@ -21,8 +21,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError, BadRequest, ClientGone, ErrorReply
 from ridgeline.server.front import Front
-from ridgeline.server.http.exchange import Exchange, off_loop
 from ridgeline.server.http.gate import Gate
+from ridgeline.server.http.request_context import RequestContext, off_loop
 
 CREATE, CANCEL = ("request", "response.create"), ("cancel", "response.cancel")
 MAX_STREAM_ID = 128
@@ -48,9 +48,9 @@ class WebSockets:
         try:
             self._admit(scope)
         except ApiError as refusal:
-            exchange = Exchange.begin(scope, Headers(scope=scope).get("x-request-id"))
-            self._front.book_refusal(exchange, refusal.reply)
-            await _deny(refusal.reply, exchange, send)
+            context = RequestContext.begin(scope, Headers(scope=scope).get("x-request-id"))
+            self._front.book_refusal(context, refusal.reply)
+            await _deny(refusal.reply, context, send)
             return
         await send({"type": "websocket.accept"})
         await Conversation(self._gate, scope, receive, send, self._front.config.websocket_requests).run()
@@ -68,8 +68,8 @@ class WebSockets:
             raise ApiError(404, "no WebSocket is served at this path", code="not_found")
 
 
-async def _deny(reply: ErrorReply, exchange: Exchange, send: Send) -> None:
-    headers = {**reply.headers, "content-type": "application/json", "x-request-id": exchange.request_id}
+async def _deny(reply: ErrorReply, context: RequestContext, send: Send) -> None:
+    headers = {**reply.headers, "content-type": "application/json", "x-request-id": context.request_id}
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "websocket.http.response.start", "status": reply.status, "headers": encoded})
     await send({"type": "websocket.http.response.body", "body": reply.body()})

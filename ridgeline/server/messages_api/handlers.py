@@ -16,7 +16,7 @@ from ridgeline.server.answering.speech import speech_of
 from ridgeline.server.answering.sse import answer
 from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.front import Front
-from ridgeline.server.http.exchange import Exchange, off_loop, read_body
+from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
 from ridgeline.server.messages_api.bodies import TokenCount
 from ridgeline.server.messages_api.conversion import Conversion, converted
 from ridgeline.server.messages_api.request import CountTokensRequest, MessagesRequest, decoded
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 async def messages(request: Request) -> ASGIApp:
-    front, exchange = Front.of(request), Exchange.of(request)
+    front, context = Front.of(request), RequestContext.of(request)
     raw = await read_body(request, front.config)
-    return await off_loop(len(raw), lambda: _answer(front, exchange, raw))
+    return await off_loop(len(raw), lambda: _answer(front, context, raw))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -39,7 +39,7 @@ async def count_tokens(request: Request) -> Response:
     return Response(encode(count), media_type="application/json")
 
 
-def _answer(front: Front, exchange: Exchange, raw: bytes) -> ASGIApp:
+def _answer(front: Front, context: RequestContext, raw: bytes) -> ASGIApp:
     body: MessagesRequest = decoded(raw, MessagesRequest)
     conversion = converted(body, _thinks(front, _client(front, body)))
     job = _blamed(conversion, lambda: chat_job(front, conversion.chat))
@@ -52,8 +52,8 @@ def _answer(front: Front, exchange: Exchange, raw: bytes) -> ASGIApp:
         params=dataclasses.replace(job.params, max_tokens=limit),
         grammar_field=conversion.client_path(job.grammar_field),
     )
-    shape = MessagesShape(exchange, job, conversion.thinking, fills_context)
-    return answer(front, exchange, job, shape, keepalive=PING)
+    shape = MessagesShape(context, job, conversion.thinking, fills_context)
+    return answer(front, context, job, shape, keepalive=PING)
 
 
 def _count(front: Front, raw: bytes) -> TokenCount:

@@ -12,10 +12,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ridgeline.server.errors import BadRequest
+from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.common_fields import (
+    CacheHintField,
+    EndUserField,
+    ModelField,
+    StreamField,
+    TemperatureField,
+    ToolDescriptionField,
+    TopKField,
+    TopPField,
+)
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.field_types import Int, Name, Salt, Seed, Temperature, TopK, TopP
+from ridgeline.server.http.field_types import Int, Name, Salt, Seed
 from ridgeline.server.http.limits import MAX_MESSAGES, MAX_TOOLS
-from ridgeline.server.openai_api.protocol import CACHE, About, Body, ignored, refused
 
 MAX_BLOCKS = 10_000  # of one message
 MAX_ID_CHARACTERS = 200
@@ -29,26 +39,26 @@ KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 class GivenText(Body, kw_only=True, frozen=True, tag_field="type", tag="text"):
     text: Annotated[str, About("the text")]
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
     citations: Annotated[Any, refused("citations are not supported", [])] = None
 
 
 class GivenThinking(Body, kw_only=True, frozen=True, tag_field="type", tag="thinking"):
     thinking: Annotated[str, About("an assistant's reasoning that is sent back; the template may use it")]
     signature: Annotated[str | None, ignored("not checked: the text alone counts")] = None
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
 
 
 class GivenRedactedThinking(Body, kw_only=True, frozen=True, tag_field="type", tag="redacted_thinking"):
     data: Annotated[str, ignored("only the server that made it can read it")]
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
 
 
 class GivenToolUse(Body, kw_only=True, frozen=True, tag_field="type", tag="tool_use"):
     id: Annotated[Id, About("what the result names in `tool_use_id`; up to 200 characters")]
     name: Annotated[Name, About("the tool's name")]
     input: Annotated[dict[str, Any], About("the arguments")]
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
     caller: Annotated[Any, refused("only the model itself calls tools here", {"type": "direct"})] = None
     toolset_name: Annotated[Any, TOOLSET] = None
 
@@ -56,7 +66,7 @@ class GivenToolUse(Body, kw_only=True, frozen=True, tag_field="type", tag="tool_
 class ResultText(Body, kw_only=True, frozen=True):
     type: Annotated[Literal["text"], About("`text`")]
     text: Annotated[str, About("the text")]
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
     citations: Annotated[Any, refused("citations are not supported", [])] = None
 
 
@@ -67,7 +77,7 @@ class GivenToolResult(Body, kw_only=True, frozen=True, tag_field="type", tag="to
         About("text, or text blocks, which are joined with a newline"),
     ] = None
     is_error: Annotated[bool | None, About("true: the model reads `Error: ` before the content")] = None
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
     toolset_name: Annotated[Any, TOOLSET] = None
 
 
@@ -85,10 +95,10 @@ class GivenMessage(Body, kw_only=True, frozen=True):
 class GivenTool(Body, kw_only=True, frozen=True):
     name: Annotated[Name, About("1 to 64 of a-z, A-Z, 0-9, _ and -")]
     input_schema: Annotated[dict[str, Any], About("JSON schema of the input, an object's")]
-    description: Annotated[str | None, About("what it is for; the model reads it")] = None
+    description: ToolDescriptionField = None
     type: Annotated[Literal["custom"] | None, About("`custom`; server tools are refused")] = None
     strict: Annotated[bool | None, About("the input always follows the schema")] = None
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
     eager_input_streaming: Annotated[bool | None, ignored("input is always streamed as it is made")] = None
     input_examples: Annotated[Any, ignored("the model is not shown them")] = None
     allowed_callers: Annotated[Any, refused("only the model itself calls tools here", ["direct"], [])] = None
@@ -134,7 +144,7 @@ class Metadata(Body, kw_only=True, frozen=True):
 class CountTokensRequest(Body, kw_only=True, frozen=True):
     """All that decides what the model reads."""
 
-    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: ModelField = None
     messages: Annotated[
         Annotated[list[GivenMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)],
         About("the conversation; a last message of the assistant's is continued"),
@@ -151,14 +161,14 @@ class CountTokensRequest(Body, kw_only=True, frozen=True):
     thinking: Annotated[Thinking | None, About("absent: no thinking is asked for, and none shown")] = None
     output_config: Annotated[OutputConfig | None, About("effort, and the shape of the answer's text")] = None
     output_format: Annotated[OutputFormat | None, About("the older name of `output_config.format`")] = None
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
     container: Annotated[Any, refused("containers are not supported")] = None
     mcp_servers: Annotated[Any, refused("MCP servers are the client's to call", [])] = None
     context_management: Annotated[
         Any, refused("the conversation is taken as it is sent", {}, {"edits": []}, KEEP_ALL)
     ] = None
     speed: Annotated[Any, ignored("there is one speed")] = None
-    user_profile_id: Annotated[Any, ignored("an end user's name")] = None
+    user_profile_id: EndUserField = None
     workspace_id: Annotated[Any, ignored("there is one workspace")] = None
 
 
@@ -167,18 +177,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True, frozen=True):
         Annotated[int, msgspec.Meta(ge=1, lt=2**31)],
         About("most tokens to make; what the context leaves, where that is less"),
     ]
-    stream: Annotated[bool | None, About("answer with server-sent events as the text is made")] = None
+    stream: StreamField = None
     stop_sequences: Annotated[
         Annotated[list[StopSequence], msgspec.Meta(max_length=16)] | None,
         About("up to 16 strings, of up to 1024 characters; the text ends before one"),
     ] = None
-    temperature: Annotated[Temperature | None, About("0 is greedy; default: the model's, else 1")] = None
-    top_p: Annotated[
-        TopP | None, About("nucleus sampling, above 0 up to 1; default: the model's, else 1")
-    ] = None
-    top_k: Annotated[
-        TopK | None, About("most likely tokens kept; 0 or -1: all; default: the model's, else all")
-    ] = None
+    temperature: TemperatureField = None
+    top_p: TopPField = None
+    top_k: TopKField = None
     seed: Annotated[Seed | None, About("ours: same seed, same text, whatever else the server computes")] = (
         None
     )

@@ -7,7 +7,7 @@ import msgspec
 from ridgeline.server.answering.choices import Piece
 from ridgeline.server.answering.running_request import Job
 from ridgeline.server.errors import ErrorReply
-from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.messages_api.blocks import Blocks, ThinkingShown, folded
 from ridgeline.server.messages_api.bodies import (
     BlockStep,
@@ -37,9 +37,11 @@ PING = event(Ping())
 
 
 class MessagesShape:
-    def __init__(self, exchange: Exchange, job: Job, thinking: ThinkingShown, fills_context: bool) -> None:
+    def __init__(
+        self, context: RequestContext, job: Job, thinking: ThinkingShown, fills_context: bool
+    ) -> None:
         """fills_context: more tokens were asked for than the context leaves, so that is what ends it."""
-        self._request_id = exchange.request_id
+        self._request_id = context.request_id
         self._model = job.served.name
         self._stops = job.params.stop
         self._blocks = Blocks(thinking)

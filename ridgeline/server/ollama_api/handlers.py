@@ -17,7 +17,7 @@ from ridgeline.server.answering.sse import answer
 from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.endpoint import NDJSON
-from ridgeline.server.http.exchange import Exchange, off_loop, read_body
+from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
 from ridgeline.server.ollama_api.bodies import (
     OllamaChatLine,
     OllamaEmbedding,
@@ -76,7 +76,7 @@ async def generate(request: Request) -> ASGIApp:
 
 
 async def embed(request: Request) -> Response:
-    front, exchange = Front.of(request), Exchange.of(request)
+    front, context = Front.of(request), RequestContext.of(request)
     raw = await read_body(request, front.config)
 
     def read() -> EmbeddingRequest:
@@ -92,7 +92,7 @@ async def embed(request: Request) -> Response:
     answered = OllamaEmbeddings(
         model=name,
         embeddings=cast(list[list[float]], vectors),
-        total_duration=int((time.monotonic() - exchange.arrival) * 1e9),
+        total_duration=int((time.monotonic() - context.arrival) * 1e9),
         load_duration=0,
         prompt_eval_count=tokens,
     )
@@ -124,9 +124,9 @@ async def _embedded(
 
 
 def _answer(request: Request, job: Job, body: OllamaRequest, is_chat: bool) -> ASGIApp:
-    front, exchange = Front.of(request), Exchange.of(request)
-    shape = OllamaShape(exchange, job, is_chat, shows_thinking=body.think is not False)
-    return answer(front, exchange, job, shape, keepalive=shape.keepalive, headers=HEADERS)
+    front, context = Front.of(request), RequestContext.of(request)
+    shape = OllamaShape(context, job, is_chat, shows_thinking=body.think is not False)
+    return answer(front, context, job, shape, keepalive=shape.keepalive, headers=HEADERS)
 
 
 def _loaded(front: Front, body: OllamaRequest, is_chat: bool) -> Response:

@@ -13,7 +13,7 @@ from ridgeline.engine.client.client import AsyncClient
 from ridgeline.server.answering.speech import speech_of
 from ridgeline.server.front import Front, Model, fingerprint
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.exchange import read_body
+from ridgeline.server.http.request_context import read_body
 from ridgeline.server.ollama_api.bodies import (
     OllamaDetails,
     OllamaModel,

@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.common_fields import PenaltyField, SeedField, SentBackField, TopLogprobsField
 from ridgeline.server.http.field_types import (
-    Alternatives,
     Id,
     Int,
     MinP,
     Name,
-    Penalty,
     RepetitionPenalty,
-    Seed,
     Stop,
     Stops,
     Temperature,
@@ -22,7 +21,7 @@ from ridgeline.server.http.field_types import (
     TopP,
 )
 from ridgeline.server.http.limits import MAX_CALLS, MAX_MESSAGES
-from ridgeline.server.openai_api.protocol import About, Body, Tools, ignored, refused
+from ridgeline.server.openai_api.protocol import Tools
 
 _HOST = ignored("the server's settings decide how a model is run")
 _MODEL = About("a name of `/api/tags`, with or without `:latest`; absent: the served model")
@@ -36,15 +35,15 @@ class OllamaOptions(Body, kw_only=True, frozen=True):
     top_p: Annotated[TopP | None, About("nucleus sampling, above 0 up to 1")] = None
     top_k: Annotated[TopK | None, About("most likely tokens kept; 0 or -1: all")] = None
     min_p: Annotated[MinP | None, About("least probability kept, relative to the best token's")] = None
-    seed: Annotated[Seed | None, About("same seed, same text, whatever else the server computes")] = None
+    seed: SeedField = None
     stop: Annotated[Stop | Stops | None, About("the text ends before any of these")] = None
     num_predict: Annotated[
         Annotated[int, msgspec.Meta(ge=-2, lt=2**31)] | None,
         About("most tokens to make; 0 or below, and by default: what the context leaves"),
     ] = None
     repeat_penalty: Annotated[RepetitionPenalty | None, About("0.01 to 10; 1 is off")] = None
-    presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
+    presence_penalty: PenaltyField = None
+    frequency_penalty: PenaltyField = None
     repeat_last_n: Annotated[Any, refused("penalties count all tokens, prompt included", 64, -1)] = None
     penalize_newline: Annotated[Any, refused("penalties count newlines", True)] = None
     typical_p: Annotated[Any, refused("typical sampling is not supported", 1)] = None
@@ -71,8 +70,8 @@ class OllamaOptions(Body, kw_only=True, frozen=True):
 class OllamaFunctionCall(Body, kw_only=True, frozen=True):
     name: Annotated[Name, About("the tool's name")]
     arguments: Annotated[dict[str, Any] | None, About("the arguments, as an object")] = None
-    index: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
-    description: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
+    index: SentBackField = None
+    description: SentBackField = None
 
 
 class OllamaToolCall(Body, kw_only=True, frozen=True):
@@ -113,9 +112,7 @@ class OllamaRequest(Body, kw_only=True, frozen=True):
         ),
     ] = None
     logprobs: Annotated[bool | None, About("log-probability of every token made")] = None
-    top_logprobs: Annotated[
-        Alternatives | None, About("0 to 20 alternatives per token; needs `logprobs`")
-    ] = None
+    top_logprobs: TopLogprobsField = None
     keep_alive: Annotated[Any, _LOADED] = None
     truncate: Annotated[Any, _OVERFLOW] = None
     shift: Annotated[Any, _OVERFLOW] = None

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from ridgeline.server.answering.choices import Piece
 from ridgeline.server.answering.running_request import Job
 from ridgeline.server.errors import ErrorReply
-from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.ollama_api.bodies import (
     OllamaCall,
     OllamaCalled,
@@ -79,9 +79,9 @@ class GrowingCalls:
 class OllamaShape:
     """`is_chat`: messages, else the text alone. `shows_thinking`: the client did not ask for none."""
 
-    def __init__(self, exchange: Exchange, job: Job, is_chat: bool, shows_thinking: bool) -> None:
+    def __init__(self, context: RequestContext, job: Job, is_chat: bool, shows_thinking: bool) -> None:
         self._model = job.served.name
-        self._arrival = exchange.arrival
+        self._arrival = context.arrival
         self._names = TokenNames(job.client.tokenizer)
         self._is_chat = is_chat
         self._shows_thinking = shows_thinking

@@ -15,7 +15,7 @@ from ridgeline.server.answering.sse import answer
 from ridgeline.server.errors import BadRequest, ErrorReply
 from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.exchange import Exchange, off_loop, read_body
+from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
 from ridgeline.server.openai_api.bodies import (
     DONE,
     CalledFunction,
@@ -43,10 +43,10 @@ from ridgeline.server.parsing.events import CallArguments, CallStart, Content, P
 
 
 async def chat_completions(request: Request) -> ASGIApp:
-    front, exchange = Front.of(request), Exchange.of(request)
+    front, context = Front.of(request), RequestContext.of(request)
     raw = await read_body(request, front.config)
     job, has_functions = await off_loop(len(raw), lambda: _job(front, decode(raw, ChatRequest)))
-    return answer(front, exchange, job, ChatShape(exchange, job, has_functions))
+    return answer(front, context, job, ChatShape(context, job, has_functions))
 
 
 def _job(front: Front, body: ChatRequest) -> tuple[Job, bool]:
@@ -62,9 +62,9 @@ def _job(front: Front, body: ChatRequest) -> tuple[Job, bool]:
 class ChatShape:
     """Pieces as chat events, or as one chat completion. `has_functions`: a call has the older shape."""
 
-    def __init__(self, exchange: Exchange, job: Job, has_functions: bool = False) -> None:
+    def __init__(self, context: RequestContext, job: Job, has_functions: bool = False) -> None:
         self._has_functions = has_functions
-        self._head = job.head(exchange, "chatcmpl")
+        self._head = job.head(context, "chatcmpl")
         self._names = TokenNames(job.client.tokenizer)
         self._params = job.params
         self._include_usage = job.include_usage

@@ -18,7 +18,7 @@ from ridgeline.server.answering.validation import check_stream_options, sampling
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.exchange import Exchange, off_loop, read_body
+from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
 from ridgeline.server.openai_api.bodies import (
     DONE,
     CompletionChoice,
@@ -44,11 +44,11 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 
 async def completions(request: Request) -> ASGIApp:
-    front, exchange = Front.of(request), Exchange.of(request)
+    front, context = Front.of(request), RequestContext.of(request)
     raw = await read_body(request, front.config)
     body = await off_loop(len(raw), lambda: decode(raw, CompletionRequest))
     job = await off_loop(len(raw), lambda: completion_job(front, body))
-    return answer(front, exchange, job, CompletionShape(exchange, job, body))
+    return answer(front, context, job, CompletionShape(context, job, body))
 
 
 def completion_job(front: Front, body: CompletionRequest) -> Job:
@@ -81,8 +81,8 @@ def _params(body: CompletionRequest, engine: Hello, grammar: Grammar | None) -> 
 class CompletionShape:
     """Pieces as completion events, or as one completion."""
 
-    def __init__(self, exchange: Exchange, job: Job, body: CompletionRequest) -> None:
-        self._head = job.head(exchange, "cmpl")
+    def __init__(self, context: RequestContext, job: Job, body: CompletionRequest) -> None:
+        self._head = job.head(context, "cmpl")
         self._names = TokenNames(job.client.tokenizer)
         self._body = body
         self._include_usage = job.include_usage

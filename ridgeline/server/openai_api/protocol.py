@@ -6,14 +6,39 @@ docs/http-api.md are generated from them. A field is supported, ignored (harmles
 
 from __future__ import annotations
 
-import functools
-import typing
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from ridgeline.server.http import limits
+from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.common_fields import (
+    CacheHintField,
+    CacheSaltField,
+    EndUserField,
+    IgnoreEosField,
+    MinPField,
+    ModelField,
+    ObfuscationField,
+    ParallelToolCallsField,
+    PenaltyField,
+    PriorityField,
+    RepetitionPenaltyField,
+    RetentionField,
+    SeedField,
+    SentBackField,
+    StreamField,
+    StrictSchemaField,
+    TemperatureField,
+    TemplateVariablesField,
+    ThinkingBudgetField,
+    ToolDescriptionField,
+    ToolParametersField,
+    TopKField,
+    TopLogprobsField,
+    TopPField,
+    UntoldField,
+)
 from ridgeline.server.http.field_types import (
     Alternatives,
     Choices,
@@ -21,59 +46,16 @@ from ridgeline.server.http.field_types import (
     CountOrNone,
     GrammarText,
     Id,
-    Int,
     LogitBias,
-    MinP,
     Name,
-    Penalty,
-    RepetitionPenalty,
-    Salt,
     Samples,
-    Seed,
     Stop,
     StopIds,
     Stops,
-    Temperature,
     TokenIds,
-    TopK,
-    TopP,
     Variables,
     one_of,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a field means. A refused field is still accepted where its value is null or in `harmless`."""
-
-    doc: str
-    status: Literal["supported", "ignored", "refused"] = "supported"
-    harmless: tuple[Any, ...] = ()
-
-
-def ignored(doc: str) -> About:
-    return About(doc, "ignored")
-
-
-def refused(doc: str, *harmless: Any) -> About:
-    return About(doc, "refused", harmless)
-
-
-@functools.cache
-def fields_of(body: type[msgspec.Struct]) -> dict[str, About]:
-    """Every field of a body with what is said about it, in the order of declaration."""
-    hints = typing.get_type_hints(body, include_extras=True)
-    return {
-        name: next(part for part in hints[name].__metadata__ if isinstance(part, About))
-        for name in body.__struct_fields__
-    }
-
-
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON object with a closed set of fields."""
-
-
-CACHE = ignored("prefixes are found by their tokens, with or without it")
 
 
 class StreamOptions(Body, kw_only=True, frozen=True):
@@ -81,7 +63,7 @@ class StreamOptions(Body, kw_only=True, frozen=True):
     continuous_usage_stats: Annotated[
         bool | None, About("every chunk tells the usage so far; needs `include_usage`")
     ] = None
-    include_obfuscation: Annotated[bool | None, ignored("no padding is ever added")] = None
+    include_obfuscation: ObfuscationField = None
 
 
 class ContentPart(Body, kw_only=True, frozen=True):
@@ -92,8 +74,8 @@ class ContentPart(Body, kw_only=True, frozen=True):
     input_audio: Annotated[Any, refused("audio is not supported yet")] = None
     file: Annotated[Any, refused("files are not supported yet")] = None
     refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
-    prompt_cache_breakpoint: Annotated[Any, CACHE] = None
-    cache_control: Annotated[Any, CACHE] = None
+    prompt_cache_breakpoint: CacheHintField = None
+    cache_control: CacheHintField = None
 
 
 class CalledFunction(Body, kw_only=True, frozen=True):
@@ -123,7 +105,7 @@ class Message(Body, kw_only=True, frozen=True):
     ] = None
     name: Annotated[Name | None, About("given to the template, which may use it")] = None
     refusal: Annotated[Any, refused("refusals are not supported yet")] = None
-    annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
+    annotations: SentBackField = None
     audio: Annotated[Any, refused("audio is not supported yet")] = None
     reasoning_content: Annotated[
         str | None, About("an assistant's reasoning that is sent back; the template may use it")
@@ -133,8 +115,8 @@ class Message(Body, kw_only=True, frozen=True):
     ] = None
     reasoning_details: Annotated[Any, ignored("the text is in `reasoning` or `reasoning_content`")] = None
     thinking_blocks: Annotated[Any, ignored("the text is in `reasoning` or `reasoning_content`")] = None
-    id: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
-    cache_control: Annotated[Any, CACHE] = None
+    id: SentBackField = None
+    cache_control: CacheHintField = None
     tool_calls: Annotated[
         Annotated[list[MessageToolCall], msgspec.Meta(max_length=limits.MAX_CALLS)] | None,
         About("calls an assistant's message made"),
@@ -150,17 +132,17 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=limits
 
 class Function(Body, kw_only=True, frozen=True):
     name: Annotated[Name, About("1 to 64 of a-z, A-Z, 0-9, _ and -")]
-    description: Annotated[str | None, About("what it is for; the model reads it")] = None
-    parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
+    description: ToolDescriptionField = None
+    parameters: ToolParametersField = None
     strict: Annotated[bool | None, About("arguments always follow the schema")] = None
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
 
 
 class ToolDefinition(Body, kw_only=True, frozen=True):
     type: Annotated[Annotated[str, one_of("function")], About("`function`")]
     function: Annotated[Function | None, About("what may be called")] = None
     custom: Annotated[Any, refused("custom tools are not supported; use functions")] = None
-    cache_control: Annotated[Any, CACHE] = None
+    cache_control: CacheHintField = None
 
 
 Tools = Annotated[list[ToolDefinition], msgspec.Meta(max_length=limits.MAX_TOOLS)]
@@ -179,9 +161,9 @@ class NamedToolChoice(Body, kw_only=True, frozen=True):
 
 class JsonSchemaFormat(Body, kw_only=True, frozen=True):
     name: Annotated[Name | None, About("1 to 64 of a-z, A-Z, 0-9, _ and -; nothing depends on it")] = None
-    description: Annotated[str | None, ignored("the model is not told of it")] = None
+    description: UntoldField = None
     schema: Annotated[dict[str, Any] | bool | None, About("the JSON schema every answer follows")] = None
-    strict: Annotated[bool | None, ignored("schemas are always followed strictly")] = None
+    strict: StrictSchemaField = None
 
 
 class ResponseFormat(Body, kw_only=True, frozen=True):
@@ -209,39 +191,26 @@ class StructuredOutputs(Body, kw_only=True, frozen=True):
 class GenerationRequest(Body, kw_only=True, frozen=True):
     """What chat and completions have in common."""
 
-    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
-    stream: Annotated[bool | None, About("answer with server-sent events as the text is made")] = None
+    model: ModelField = None
+    stream: StreamField = None
     stream_options: Annotated[StreamOptions | None, About("only with `stream`; see below")] = None
     n: Annotated[Samples | None, About("samples per prompt, 1 to 128")] = None
     max_tokens: Annotated[
         Count | None, About("most tokens to make; what the context leaves, where that is less")
     ] = None
     min_tokens: Annotated[CountOrNone | None, About("tokens before which nothing stops it")] = None
-    temperature: Annotated[Temperature | None, About("0 is greedy; default: the model's, else 1")] = None
-    top_p: Annotated[
-        TopP | None,
-        About("nucleus sampling, above 0 up to 1; default: the model's, else 1"),
-    ] = None
-    top_k: Annotated[
-        TopK | None, About("most likely tokens kept; 0 or -1: all; default: the model's, else all")
-    ] = None
-    min_p: Annotated[
-        MinP | None,
-        About("least probability kept, relative to the best token's; default: the model's, else 0"),
-    ] = None
-    presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    repetition_penalty: Annotated[
-        RepetitionPenalty | None, About("0.01 to 10; 1 is off; default: the model's, else 1")
-    ] = None
+    temperature: TemperatureField = None
+    top_p: TopPField = None
+    top_k: TopKField = None
+    min_p: MinPField = None
+    presence_penalty: PenaltyField = None
+    frequency_penalty: PenaltyField = None
+    repetition_penalty: RepetitionPenaltyField = None
     logit_bias: Annotated[
         LogitBias | None,
         About("token id (as a string) to -100 … 100; up to 1024"),
     ] = None
-    seed: Annotated[
-        Seed | None,
-        About("same seed, same text, whatever else the server computes"),
-    ] = None
+    seed: SeedField = None
     stop: Annotated[
         Stop | Stops | None,
         About("one string or up to 16, of up to 1024 characters; the text ends before it"),
@@ -251,18 +220,13 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
         About("up to 1024 token ids that end the text"),
     ] = None
     include_stop_str_in_output: Annotated[bool | None, About("keep the matched stop in the text")] = None
-    ignore_eos: Annotated[bool | None, About("do not stop at the end-of-sequence token")] = None
+    ignore_eos: IgnoreEosField = None
     prompt_logprobs: Annotated[
         Alternatives | None,
         About("0 to 20 alternatives for every prompt token, as `prompt_logprobs` in the answer"),
     ] = None
-    priority: Annotated[
-        Int | None, About("lower is served first; default 0; from 1000 on, in the gaps of all others")
-    ] = None
-    cache_salt: Annotated[
-        Salt | None,
-        About("requests share cached prefixes only with the same salt"),
-    ] = None
+    priority: PriorityField = None
+    cache_salt: CacheSaltField = None
     include_timing: Annotated[bool | None, About("add `usage.timing`: one record per choice, in ms")] = None
     skip_special_tokens: Annotated[
         bool | None, About("false: special tokens appear in the text; default true")
@@ -279,7 +243,7 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     structured_outputs: Annotated[
         StructuredOutputs | None, About("the newer way to write the `guided_` fields")
     ] = None
-    user: Annotated[Any, ignored("an end user's name")] = None
+    user: EndUserField = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
@@ -288,13 +252,11 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         Count | None, About("the newer name of `max_tokens`; default: what the context leaves")
     ] = None
     logprobs: Annotated[bool | None, About("log-probability of every token made")] = None
-    top_logprobs: Annotated[
-        Alternatives | None, About("0 to 20 alternatives per token; needs `logprobs`")
-    ] = None
+    top_logprobs: TopLogprobsField = None
     add_generation_prompt: Annotated[
         bool | None, About("end the rendered prompt with the assistant's opening; default true")
     ] = None
-    chat_template_kwargs: Annotated[Variables | None, About("variables for the chat template")] = None
+    chat_template_kwargs: TemplateVariablesField = None
     response_format: Annotated[
         ResponseFormat | None, About("the shape of the answer: any text, a JSON object, or a schema's")
     ] = None
@@ -303,7 +265,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         Annotated[str, one_of("none", "auto", "required")] | NamedToolChoice | None,
         About("`none`, `auto` (the default with tools), `required`, or the function that must be called"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None
+    parallel_tool_calls: ParallelToolCallsField = None
     functions: Annotated[
         Annotated[list[Function], msgspec.Meta(max_length=limits.MAX_TOOLS)] | None,
         About("the older shape of `tools`; the answer has `function_call` and at most one call"),
@@ -319,9 +281,7 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
         Name | None,
         About("given to the template; `none` also tells it not to think (`enable_thinking` false)"),
     ] = None
-    thinking_token_budget: Annotated[
-        Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
-    ] = None
+    thinking_token_budget: ThinkingBudgetField = None
     verbosity: Annotated[Any, ignored("the model is not told of it")] = None
     web_search_options: Annotated[Any, refused("web search is not supported yet")] = None
     continue_final_message: Annotated[
@@ -332,12 +292,12 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     store: Annotated[Any, ignored("chat completions are not stored")] = None
     metadata: Annotated[Any, ignored("chat completions are not stored")] = None
     service_tier: Annotated[Any, ignored("there is one tier")] = None
-    cache_control: Annotated[Any, CACHE] = None
-    prompt_cache_key: Annotated[Any, CACHE] = None
-    prompt_cache_options: Annotated[Any, CACHE] = None
-    prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
+    cache_control: CacheHintField = None
+    prompt_cache_key: CacheHintField = None
+    prompt_cache_options: CacheHintField = None
+    prompt_cache_retention: RetentionField = None
     moderation: Annotated[Any, refused("moderation is not supported yet")] = None
-    safety_identifier: Annotated[Any, ignored("an end user's name")] = None
+    safety_identifier: EndUserField = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
@@ -357,7 +317,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
 
 
 class TokenizeRequest(Body, kw_only=True, frozen=True):
-    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: ModelField = None
     prompt: Annotated[str | None, About("text; either this or `messages`")] = None
     messages: Annotated[Messages | None, About("a conversation, rendered as chat renders it")] = None
     tools: Annotated[Tools | None, About("for `messages`: as in a chat request")] = None
@@ -368,17 +328,17 @@ class TokenizeRequest(Body, kw_only=True, frozen=True):
 
 
 class DetokenizeRequest(Body, kw_only=True, frozen=True):
-    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: ModelField = None
     tokens: Annotated[TokenIds, About("token ids")]
     skip_special_tokens: Annotated[bool | None, About("leave special tokens out; default false")] = None
 
 
 class TemplateRequest(Body, kw_only=True, frozen=True):
-    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: ModelField = None
     messages: Annotated[Messages, About("a conversation, rendered as chat renders it")]
     tools: Annotated[Tools | None, About("as in a chat request")] = None
     add_generation_prompt: Annotated[bool | None, About("end with the assistant's opening; default true")] = (
         None
     )
-    chat_template_kwargs: Annotated[Variables | None, About("variables for the chat template")] = None
+    chat_template_kwargs: TemplateVariablesField = None
     return_tokens: Annotated[bool | None, About("also the token ids of the prompt")] = None

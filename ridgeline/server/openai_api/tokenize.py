@@ -14,7 +14,7 @@ from ridgeline.server.answering.validation import check_token_ids
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.exchange import off_loop, read_body
+from ridgeline.server.http.request_context import off_loop, read_body
 from ridgeline.server.openai_api.bodies import RenderedPrompt, Text, Tokens, encode
 from ridgeline.server.openai_api.logprobs import TokenNames
 from ridgeline.server.openai_api.protocol import DetokenizeRequest, TemplateRequest, TokenizeRequest

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 import ridgeline
+from ridgeline.server.http.body import About
 from ridgeline.server.http.endpoint import JSON, NDJSON, Endpoint
-from ridgeline.server.openai_api.protocol import About
 from ridgeline.server.openapi.schemas import Schema, Schemas
 
 DESCRIPTION = (

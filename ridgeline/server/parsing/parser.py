@@ -9,9 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from ridgeline.server.parsing.answer import Answer
 from ridgeline.server.parsing.cursor import Cursor, Markers, Reading
 from ridgeline.server.parsing.events import IdMaker, ParsedEvent, Tool, call_id
+from ridgeline.server.parsing.parsed_answer import ParsedAnswer
 from ridgeline.server.parsing.reasoning import ReasoningFormat
 
 
@@ -26,7 +26,7 @@ class Parser(ABC):
         new_id: IdMaker = call_id,
     ) -> None:
         self.cursor = Cursor()
-        self.answer = Answer(tools, new_id)
+        self.answer = ParsedAnswer(tools, new_id)
         self.tools = {tool.name: tool for tool in tools}
         self._reasoning = reasoning
         self._inside_reasoning = inside_reasoning

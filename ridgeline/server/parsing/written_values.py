@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.server.parsing.answer import Answer
 from ridgeline.server.parsing.events import Tool
+from ridgeline.server.parsing.parsed_answer import ParsedAnswer
 
 _TYPES_OF = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -21,7 +21,7 @@ _MAX_DEPTH = 8
 class ArgumentsWriter:
     """The arguments of one call, written member by member."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ParsedAnswer) -> None:
         self._out = answer.arguments
         self._names: set[str] = set()
         self._out("{")

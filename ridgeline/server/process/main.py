@@ -26,6 +26,7 @@ from ridgeline.engine.limits.steady import UNCERTAIN
 from ridgeline.engine.start.memory_receipt import receipt_of
 from ridgeline.models.files.pull import ensure
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.process.errors import PortTaken
 from ridgeline.server.process.setup import ModelSetup, sharing_memory
 from ridgeline.server.process.supervisor import Supervisor
 from ridgeline.server.records.state import StateStore, open_state
@@ -322,10 +323,6 @@ def _bind(server: ServerConfig) -> socket.socket:
         ) from error
     listener.listen(1024)
     return listener
-
-
-class PortTaken(EngineError):
-    """The address to serve on is not to be had."""
 
 
 def startup_lines(client: AsyncClient, name: str) -> str:

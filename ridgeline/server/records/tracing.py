@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.http.exchange import Exchange
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.telemetry.timing import TimingRecord
 from ridgeline.telemetry.traces import SpanExport, TraceContext, new_trace_id, read_traceparent, server_spans
 
@@ -41,7 +41,7 @@ class Tracing:
 
     def book(
         self,
-        exchange: Exchange,
+        context: RequestContext,
         timings: Sequence[TimingRecord],
         model: str,
         status: int,
@@ -49,16 +49,16 @@ class Tracing:
         with_engine: bool = True,
     ) -> None:
         """A request has ended. `timings`: of each of its choices, at least one."""
-        if exchange.trace is None:
+        if context.trace is None:
             return
         attributes: dict[str, str | bool | int | float] = {
-            "gen_ai.operation.name": _OPERATIONS.get(exchange.path, exchange.path),
+            "gen_ai.operation.name": _OPERATIONS.get(context.path, context.path),
             "gen_ai.provider.name": "ridgeline",
             "gen_ai.request.model": model,
             "http.response.status_code": status,
-            "ridgeline.request_id": exchange.request_id,
+            "ridgeline.request_id": context.request_id,
         }
-        self._export.offer(server_spans(exchange.trace, timings, attributes, failure, with_engine))
+        self._export.offer(server_spans(context.trace, timings, attributes, failure, with_engine))
 
     def close(self) -> None:
         self._export.close()

@@ -1,8 +1,8 @@
-"""Background responses: runs without a connection, that anybody who knows the id may watch, await or cancel.
+"""Background responses: runs without a connection. A client that knows the id can watch, await or cancel one.
 
-A run takes its pieces from a Course like any answer, writes its events into a log that streams replay, and
-its end into the store. A run that the server's own end interrupts stays as it is in the store, where the next
-start finds it and marks it as failed.
+A run takes its pieces from a RunningRequest like any answer, writes its events into a log that streams
+replay, and its result into the store. A run interrupted by the end of the server stays in the store as it
+is; the next start finds it and marks it as failed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.server.answering.running_request import Course
+from ridgeline.server.answering.running_request import RunningRequest
 from ridgeline.server.answering.sse import EVENT_STREAM_HEADERS, KEEPALIVE, size_bytes
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, SlowReader, reply_to, unexpected
-from ridgeline.server.http.exchange import off_loop, while_connected
+from ridgeline.server.http.request_context import off_loop, while_connected
 from ridgeline.server.responses_api.bodies import ResponseBody, Status
 from ridgeline.server.responses_api.shape import ResponseShape
 from ridgeline.server.responses_api.store import ResponseStore
@@ -32,7 +32,7 @@ EVENTS_AT_ONCE = 256  # of a log that is replayed: a reader has to take so many,
 PATIENCE_S = 60.0  # how often a run that waits for its turn looks whether its time is up
 
 
-class Run:
+class BackgroundRun:
     """One background response under way. `events[n]` is the event with the sequence number n."""
 
     def __init__(self, shape: ResponseShape, store: ResponseStore, streams: bool) -> None:
@@ -57,8 +57,8 @@ class Run:
         """How far it is, while the store does not know more."""
         return "queued" if self.shape.body.status == "queued" else "in_progress"
 
-    def start(self, course: Course) -> asyncio.Task[None]:
-        self._task = asyncio.create_task(self._run(course))
+    def start(self, request: RunningRequest) -> asyncio.Task[None]:
+        self._task = asyncio.create_task(self._run(request))
         return self._task
 
     async def cancel(self) -> ResponseBody:
@@ -78,15 +78,15 @@ class Run:
         while len(self.events) <= count and not self.has_ended:
             await self._changed.wait()
 
-    async def _run(self, course: Course) -> None:
+    async def _run(self, request: RunningRequest) -> None:
         try:
-            with course:
+            with request:
                 told_bytes = 0
-                while (pieces := await course.next_pieces(PATIENCE_S)) is not None:
+                while (pieces := await request.next_pieces(PATIENCE_S)) is not None:
                     told_bytes += size_bytes(pieces)
                     self._log([event for piece in pieces for event in self.shape.piece_events(piece)])
                 self._is_ending = True
-                usage = course.choices.usage(False)
+                usage = request.choices.usage(False)
                 last = await off_loop(told_bytes, lambda: self.shape.closing_events(usage))
         except asyncio.CancelledError:
             if not self._cancelled:
@@ -95,10 +95,10 @@ class Run:
         except Exception as error:
             reply = reply_to(error)
             if reply is None:
-                request_id = course.exchange.request_id
+                request_id = request.context.request_id
                 log.exception("unexpected error", extra={"request_id": request_id})
                 reply = unexpected(request_id)
-            course.book_refusal(reply)
+            request.book_refusal(reply)
             last = self.shape.failure_events(reply)
         await self._finish(last)
 
@@ -124,8 +124,8 @@ class Background:
 
     def __init__(self, config: ServerConfig) -> None:
         self._max_running = config.background_responses
-        self._running: dict[str, Run] = {}
-        self._ended: dict[str, Run] = {}  # oldest first
+        self._running: dict[str, BackgroundRun] = {}
+        self._ended: dict[str, BackgroundRun] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop alone does not keep them
 
     def check_room(self) -> None:
@@ -135,7 +135,7 @@ class Background:
             raise ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
 
     @contextlib.contextmanager
-    def room_for(self, run: Run) -> Iterator[None]:
+    def room_for(self, run: BackgroundRun) -> Iterator[None]:
         """Its place is taken from here on; given back if what it needs before it starts fails."""
         self.check_room()
         self._running[run.id] = run
@@ -145,16 +145,16 @@ class Background:
             del self._running[run.id]
             raise
 
-    def start(self, run: Run, course: Course) -> None:
+    def start(self, run: BackgroundRun, request: RunningRequest) -> None:
         """One that has its place."""
-        task = run.start(course)
+        task = run.start(request)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(run, task))
 
-    def running(self, id: str) -> Run | None:
+    def running(self, id: str) -> BackgroundRun | None:
         return self._running.get(id)
 
-    def streamed(self, id: str) -> Run | None:
+    def streamed(self, id: str) -> BackgroundRun | None:
         """A run whose events can still be told from the first."""
         run = self._running.get(id) or self._ended.get(id)
         return run if run is not None and run.streams else None
@@ -172,7 +172,7 @@ class Background:
         run = self._running.get(body.id)
         return body if run is None else msgspec.structs.replace(body, status=run.status)
 
-    def _end(self, run: Run, task: asyncio.Task[None]) -> None:
+    def _end(self, run: BackgroundRun, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._running.pop(run.id, None)
         if run.streams:
@@ -186,7 +186,7 @@ class Background:
 class Replay:
     """A run's events from some point on, as they are made: an ASGI app. Leaving it does not end the run."""
 
-    def __init__(self, run: Run, first: int, config: ServerConfig) -> None:
+    def __init__(self, run: BackgroundRun, first: int, config: ServerConfig) -> None:
         self._run = run
         self._next = first
         self._config = config

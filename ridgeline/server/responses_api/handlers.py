@@ -13,15 +13,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ridgeline.server.answering.chat_job import chat_job, prompt_tokens
-from ridgeline.server.answering.running_request import Course, Job
+from ridgeline.server.answering.running_request import Job, RunningRequest
 from ridgeline.server.answering.sse import WholeAnswer, answer
 from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.exchange import LONG_BYTES, Exchange, off_loop, read_body
+from ridgeline.server.http.request_context import LONG_BYTES, RequestContext, off_loop, read_body
 from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.openai_api.logprobs import TokenNames
-from ridgeline.server.responses_api.background import Background, Replay, Run
+from ridgeline.server.responses_api.background import Background, BackgroundRun, Replay
 from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList
 from ridgeline.server.responses_api.compaction import CompactionShape, summary_request, with_instruction
 from ridgeline.server.responses_api.conversion import Names, converted
@@ -79,33 +79,33 @@ class Prepared:
 
 
 async def create(request: Request) -> ASGIApp:
-    front, exchange, responses = Front.of(request), Exchange.of(request), Responses.of(request)
+    front, context, responses = Front.of(request), RequestContext.of(request), Responses.of(request)
     raw = await read_body(request, front.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, ResponseRequest))
     _check(body, responses)
-    ready = await _prepare(front, exchange, responses, body, len(raw))
+    ready = await _prepare(front, context, responses, body, len(raw))
     store = responses.store if body.store is not False else None
     if store is not None and body.background:
-        return await _begin(front, exchange, responses, store, ready)
+        return await _begin(front, context, responses, store, ready)
 
     async def keep() -> None:
         if store is not None:
             await store.add(ready.shape.body, ready.items)
 
-    return answer(front, exchange, ready.job, ready.shape, keep=keep)
+    return answer(front, context, ready.job, ready.shape, keep=keep)
 
 
 async def _begin(
-    front: Front, exchange: Exchange, responses: Responses, store: ResponseStore, ready: Prepared
+    front: Front, context: RequestContext, responses: Responses, store: ResponseStore, ready: Prepared
 ) -> ASGIApp:
     """A background response: it is stored and under way when its first answer is sent."""
-    run = Run(ready.shape, store, streams=ready.job.stream)
+    run = BackgroundRun(ready.shape, store, streams=ready.job.stream)
     first = encode(ready.shape.body)
     with responses.background.room_for(run):
         await store.add(ready.shape.body, ready.items)
-    own = dataclasses.replace(exchange)  # the request ends now, and the run is booked by itself
-    course = Course(front, own, dataclasses.replace(ready.job, stream=True))
-    responses.background.start(run, course)
+    own = dataclasses.replace(context)  # the request ends now, and the run is booked by itself
+    request_run = RunningRequest(front, own, dataclasses.replace(ready.job, stream=True))
+    responses.background.start(run, request_run)
     return Replay(run, 0, front.config) if run.streams else Response(first, media_type="application/json")
 
 
@@ -180,13 +180,13 @@ async def input_tokens(request: Request) -> Response:
 
 
 async def compact(request: Request) -> ASGIApp:
-    front, exchange, responses = Front.of(request), Exchange.of(request), Responses.of(request)
+    front, context, responses = Front.of(request), RequestContext.of(request), Responses.of(request)
     raw = await read_body(request, front.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, CompactRequest))
     items, history_bytes = await _conversation(responses, body, len(raw))
     asked = with_instruction(items)
     job, _ = await off_loop(len(raw) + history_bytes, lambda: _job(front, summary_request(body), asked))
-    return WholeAnswer(Course(front, exchange, job), CompactionShape(items, exchange.created))
+    return WholeAnswer(RunningRequest(front, context, job), CompactionShape(items, context.created))
 
 
 def _decoded(raw: bytes, kind: type[B]) -> B:
@@ -211,7 +211,7 @@ def _check(body: ResponseRequest, responses: Responses) -> None:
 
 
 async def _prepare(
-    front: Front, exchange: Exchange, responses: Responses, body: ResponseRequest, size_bytes: int
+    front: Front, context: RequestContext, responses: Responses, body: ResponseRequest, size_bytes: int
 ) -> Prepared:
     items, history_bytes = await _conversation(responses, body, size_bytes)
     own = [item for item in items if item.path.startswith("input")]
@@ -220,7 +220,7 @@ async def _prepare(
     def work() -> Prepared:
         job, names = _job(front, body, items)
         job = dataclasses.replace(job, grammar_field=names.of(job.grammar_field))
-        first = opening_body(body, job, exchange.created, is_stored)
+        first = opening_body(body, job, context.created, is_stored)
         names_of_tokens = TokenNames(job.client.tokenizer)
         with_logprobs = LOGPROBS in (body.include or ())
         shape = ResponseShape(first, names_of_tokens, with_logprobs, homes(body.tools))

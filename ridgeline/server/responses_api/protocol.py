@@ -10,25 +10,41 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.common_fields import (
+    CacheHintField,
+    CacheSaltField,
+    IgnoreEosField,
+    MinPField,
+    ModelField,
+    ObfuscationField,
+    ParallelToolCallsField,
+    PenaltyField,
+    PriorityField,
+    RepetitionPenaltyField,
+    RetentionField,
+    SeedField,
+    SentBackField,
+    StreamField,
+    StrictSchemaField,
+    TemperatureField,
+    TemplateVariablesField,
+    ThinkingBudgetField,
+    ToolDescriptionField,
+    ToolParametersField,
+    TopPField,
+    UntoldField,
+)
 from ridgeline.server.http.field_types import (
     Alternatives,
     Int,
     LogitBias,
-    MinP,
     Name,
-    Penalty,
-    RepetitionPenalty,
-    Salt,
-    Seed,
     Stop,
     Stops,
-    Temperature,
     TopK,
-    TopP,
-    Variables,
 )
 from ridgeline.server.http.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, MAX_PARTS, MAX_TOOLS
-from ridgeline.server.openai_api.protocol import CACHE, About, Body, ignored, refused
 
 MAX_ITEMS = MAX_MESSAGES  # of one conversation, earlier turns included
 
@@ -56,9 +72,9 @@ class InputPart(Body, kw_only=True, frozen=True):
         Name, About("`input_text`, `output_text`, or `reasoning_text` and `summary_text` in a reasoning item")
     ]
     text: Annotated[str | None, About("the text")] = None
-    annotations: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
-    logprobs: Annotated[Any, ignored("of an earlier answer that is sent back")] = None
-    prompt_cache_breakpoint: Annotated[Any, CACHE] = None
+    annotations: SentBackField = None
+    logprobs: SentBackField = None
+    prompt_cache_breakpoint: CacheHintField = None
     refusal: Annotated[Any, refused("refusal parts are not supported yet")] = None
     image_url: Annotated[Any, refused(NO_FILES)] = None
     detail: Annotated[Any, refused(NO_FILES)] = None
@@ -108,8 +124,8 @@ class FunctionTool(Body, kw_only=True, frozen=True, tag_field="type", tag="funct
         Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)],
         About("1 to 64 of a-z, A-Z, 0-9, _ and -"),
     ]
-    description: Annotated[str | None, About("what it is for; the model reads it")] = None
-    parameters: Annotated[dict[str, Any] | None, About("JSON schema of the arguments")] = None
+    description: ToolDescriptionField = None
+    parameters: ToolParametersField = None
     strict: Annotated[bool | None, About("arguments always follow the schema; default false")] = None
     output_schema: Annotated[Any, ignored("the model is not told of it")] = None
     allowed_callers: Annotated[Any, refused("only direct calls are made", ["direct"])] = None
@@ -173,9 +189,9 @@ class ResponseToolChoice(Body, kw_only=True, frozen=True):
 class TextFormat(Body, kw_only=True, frozen=True):
     type: Annotated[Name, About("`text`, `json_object` or `json_schema`")]
     name: Annotated[Name | None, About("of `json_schema`; nothing depends on it")] = None
-    description: Annotated[str | None, ignored("the model is not told of it")] = None
+    description: UntoldField = None
     schema: Annotated[dict[str, Any] | None, About("of `json_schema`: what every answer follows")] = None
-    strict: Annotated[bool | None, ignored("schemas are always followed strictly")] = None
+    strict: StrictSchemaField = None
 
 
 class TextOptions(Body, kw_only=True, frozen=True):
@@ -198,13 +214,13 @@ class ReasoningOptions(Body, kw_only=True, frozen=True):
 
 
 class ResponseStreamOptions(Body, kw_only=True, frozen=True):
-    include_obfuscation: Annotated[bool | None, ignored("no padding is ever added")] = None
+    include_obfuscation: ObfuscationField = None
 
 
 class InputTokensRequest(Body, kw_only=True, frozen=True):
     """What makes the prompt; all there is to count its tokens."""
 
-    model: Annotated[Name | None, About("a name of `/v1/models`; absent: the served model")] = None
+    model: ModelField = None
     input: Annotated[
         str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_ITEMS)] | None,
         About("a user's message, or items; up to 10,000, earlier turns included"),
@@ -223,23 +239,20 @@ class InputTokensRequest(Body, kw_only=True, frozen=True):
         Name | ResponseToolChoice | None,
         About("`none`, `auto` (the default), `required`, a function, or `allowed_tools`"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, About("false: at most one call; default true")] = None
+    parallel_tool_calls: ParallelToolCallsField = None
     text: Annotated[TextOptions | None, About("the shape of the answer's text")] = None
     reasoning: Annotated[ReasoningOptions | None, About("how much the model thinks first")] = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
         ignored("nothing is left out: a conversation beyond the context is refused"),
     ] = None
-    chat_template_kwargs: Annotated[
-        Variables | None,
-        About("variables for the chat template"),
-    ] = None
+    chat_template_kwargs: TemplateVariablesField = None
     conversation: Annotated[Any, refused("conversations are not kept; use previous_response_id")] = None
     personality: Annotated[Any, refused("personalities are not supported; write instructions")] = None
 
 
 class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
-    stream: Annotated[bool | None, About("answer with server-sent events as the text is made")] = None
+    stream: StreamField = None
     stream_options: Annotated[ResponseStreamOptions | None, About("only with `stream`")] = None
     store: Annotated[bool | None, About("keep the response for later requests to name; default true")] = None
     background: Annotated[
@@ -249,10 +262,8 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
         Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | None,
         About("most tokens to make, reasoning included; at most and by default what the context leaves"),
     ] = None
-    temperature: Annotated[Temperature | None, About("0 is greedy; default: the model's, else 1")] = None
-    top_p: Annotated[
-        TopP | None, About("nucleus sampling, above 0 up to 1; default: the model's, else 1")
-    ] = None
+    temperature: TemperatureField = None
+    top_p: TopPField = None
     top_logprobs: Annotated[
         Alternatives | None, About(f"0 to 20 alternatives per token; needs `{LOGPROBS}` in `include`")
     ] = None
@@ -267,34 +278,22 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     user: Annotated[Label | None, ignored("an end user's name; kept")] = None
     safety_identifier: Annotated[Label | None, ignored("an end user's name; kept")] = None
     prompt_cache_key: Annotated[Label | None, ignored("prefixes are found by their tokens; kept")] = None
-    prompt_cache_options: Annotated[Any, CACHE] = None
-    prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
+    prompt_cache_options: CacheHintField = None
+    prompt_cache_retention: RetentionField = None
     service_tier: Annotated[Label | None, ignored("there is one tier, `default`")] = None
     max_tool_calls: Annotated[Int | None, ignored("of tools a server runs itself; there are none")] = None
     top_k: Annotated[TopK | None, About("as in chat, as are all that follow")] = None
-    min_p: Annotated[
-        MinP | None,
-        About("least probability kept, relative to the best token's; default: the model's, else 0"),
-    ] = None
-    presence_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    frequency_penalty: Annotated[Penalty | None, About("-2 to 2")] = None
-    repetition_penalty: Annotated[
-        RepetitionPenalty | None, About("0.01 to 10; 1 is off; default: the model's, else 1")
-    ] = None
+    min_p: MinPField = None
+    presence_penalty: PenaltyField = None
+    frequency_penalty: PenaltyField = None
+    repetition_penalty: RepetitionPenaltyField = None
     logit_bias: Annotated[LogitBias | None, About("token id to -100 … 100; up to 1024")] = None
-    seed: Annotated[Seed | None, About("same seed, same text, whatever else the server computes")] = None
+    seed: SeedField = None
     stop: Annotated[Stop | Stops | None, About("the text ends before any of these")] = None
-    ignore_eos: Annotated[bool | None, About("do not stop at the end-of-sequence token")] = None
-    thinking_token_budget: Annotated[
-        Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
-    ] = None
-    priority: Annotated[
-        Int | None, About("lower is served first; default 0; from 1000 on, in the gaps of all others")
-    ] = None
-    cache_salt: Annotated[
-        Salt | None,
-        About("requests share cached prefixes only with the same salt"),
-    ] = None
+    ignore_eos: IgnoreEosField = None
+    thinking_token_budget: ThinkingBudgetField = None
+    priority: PriorityField = None
+    cache_salt: CacheSaltField = None
     prompt: Annotated[Any, refused("prompt templates are not kept here; send their text")] = None
     context_management: Annotated[Any, refused("conversations are not compacted", [])] = None
     moderation: Annotated[Any, refused("moderation is not supported yet")] = None
@@ -306,12 +305,12 @@ class CompactRequest(InputTokensRequest, kw_only=True, frozen=True):
     """A conversation as `/v1/responses` takes it; `tools`, `tool_choice` and `text` are not looked at."""
 
     client_metadata: Annotated[Any, ignored("the client's own notes, such as Codex's ids")] = None
-    prompt_cache_key: Annotated[Any, CACHE] = None
-    prompt_cache_options: Annotated[Any, CACHE] = None
-    prompt_cache_retention: Annotated[Any, ignored("prefixes stay while there is room")] = None
+    prompt_cache_key: CacheHintField = None
+    prompt_cache_options: CacheHintField = None
+    prompt_cache_retention: RetentionField = None
     service_tier: Annotated[Any, ignored("there is one tier, `default`")] = None
     priority: Annotated[Int | None, About("lower is served first; default 0")] = None
-    cache_salt: Annotated[Salt | None, About("requests share cached prefixes only with the same salt")] = None
+    cache_salt: CacheSaltField = None
     image: Annotated[Any, refused(NO_FILES)] = None
 
 

@@ -14,7 +14,7 @@ from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.front import Front, Served
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.exchange import off_loop, read_body
+from ridgeline.server.http.request_context import off_loop, read_body
 from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.vectors.bodies import Embedding, EmbeddingList, VectorUsage
 from ridgeline.server.vectors.protocol import EmbeddingRequest

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.common_fields import EndUserField
 from ridgeline.server.http.field_types import Int, Name
-from ridgeline.server.openai_api.protocol import About, Body, ignored, refused
 
 MAX_TEXTS = 2048  # of one request, as OpenAI has it
 
@@ -20,7 +21,7 @@ class VectorRequest(Body, kw_only=True, frozen=True):
     model: Annotated[Name | None, _MODEL] = None
     truncate_prompt_tokens: Annotated[Int | None, _TRUNCATE_TO] = None
     priority: Annotated[Int | None, _PRIORITY] = None
-    user: Annotated[Any, ignored("an end user's name")] = None
+    user: EndUserField = None
 
 
 class EmbeddingRequest(VectorRequest, kw_only=True, frozen=True):

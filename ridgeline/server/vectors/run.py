@@ -14,7 +14,7 @@ from ridgeline.engine.plan.request import is_background
 from ridgeline.server.answering.running_request import outcome
 from ridgeline.server.errors import DeadlineExceeded
 from ridgeline.server.front import Front, Served
-from ridgeline.server.http.exchange import Exchange, while_connected
+from ridgeline.server.http.request_context import RequestContext, while_connected
 from ridgeline.server.records.usage_book import UsageBook, counted
 from ridgeline.server.vectors.protocol import VectorRequest
 from ridgeline.telemetry.logs import log_request
@@ -32,19 +32,19 @@ async def compute(
     want: Literal["vector", "score"] = "vector",
 ) -> Floats:
     """The encoder's answer. What it does not accept (429, 400) the gate books."""
-    front, exchange = Front.of(request), Exchange.of(request)
-    priority = max(body.priority or 0, exchange.least_priority)
+    front, context = Front.of(request), RequestContext.of(request)
+    priority = max(body.priority or 0, context.least_priority)
     limit_s = None if is_background(priority) else front.config.request_timeout_s
-    timing = TimingRecord(exchange.arrival, prompt_tokens=texts.num_tokens)
+    timing = TimingRecord(context.arrival, prompt_tokens=texts.num_tokens)
     error: BaseException | None = None
     usages = front.part(UsageBook)
-    used = usages.begin(exchange.request_id, lambda: counted(texts.num_tokens))
+    used = usages.begin(context.request_id, lambda: counted(texts.num_tokens))
     try:
-        async with asyncio.timeout_at(None if limit_s is None else _loop_time(exchange.arrival + limit_s)):
+        async with asyncio.timeout_at(None if limit_s is None else _loop_time(context.arrival + limit_s)):
             working = served.ready_client().embed(
                 texts,
                 want=want,
-                request_id=exchange.request_id,
+                request_id=context.request_id,
                 priority=priority,
             )
             return await while_connected(request.receive, working)
@@ -59,14 +59,14 @@ async def compute(
         if isinstance(error, InvalidRequest | QueueFull):
             usages.refuse(used)
         else:
-            exchange.booked = True
+            context.booked = True
             status, failure = outcome(error)
             usages.end(used, status)
             timing.end = timing.sent = time.monotonic()
-            served.metrics.request_finished(timing, exchange.path, failure or "stop", is_background(priority))
-            log_request(exchange.request_id, exchange.path, status, timing, failure or "stop")
+            served.metrics.request_finished(timing, context.path, failure or "stop", is_background(priority))
+            log_request(context.request_id, context.path, status, timing, failure or "stop")
             if front.tracing is not None:
-                front.tracing.book(exchange, [timing], served.name, status, failure, with_engine=False)
+                front.tracing.book(context, [timing], served.name, status, failure, with_engine=False)
 
 
 def _loop_time(monotonic: float) -> float:

@@ -17,7 +17,7 @@ from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.front import Front, Served
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.exchange import Exchange, off_loop, read_body
+from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
 from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.vectors.bodies import (
     DocumentText,
@@ -47,24 +47,24 @@ class Pairs:
 
 
 async def rerank(request: Request) -> Response:
-    front, exchange = Front.of(request), Exchange.of(request)
+    front, context = Front.of(request), RequestContext.of(request)
     raw = await read_body(request, front.config)
     served, body, pairs, cut = await off_loop(len(raw), lambda: _read_rerank(front, raw))
     scores = await _scores(request, served, body, pairs)
     answer = RerankAnswer(
-        f"rerank-{exchange.request_id}", served.name, pairs.method, _ranked(body, scores, cut), pairs.usage
+        f"rerank-{context.request_id}", served.name, pairs.method, _ranked(body, scores, cut), pairs.usage
     )
     return Response(await off_loop(len(raw), lambda: encode(answer)), media_type="application/json")
 
 
 async def score(request: Request) -> Response:
-    front, exchange = Front.of(request), Exchange.of(request)
+    front, context = Front.of(request), RequestContext.of(request)
     raw = await read_body(request, front.config)
     served, body, pairs = await off_loop(len(raw), lambda: _read_score(front, raw))
     scores = await _scores(request, served, body, pairs)
     data = [Score(i, value) for i, value in enumerate(scores)]
     answer = ScoreList(
-        f"score-{exchange.request_id}", exchange.created, served.name, pairs.method, data, pairs.usage
+        f"score-{context.request_id}", context.created, served.name, pairs.method, data, pairs.usage
     )
     return Response(encode(answer), media_type="application/json")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from ridgeline.server.parsing.answer import Trimmed
 from ridgeline.server.parsing.cursor import Markers, Out, Reading
+from ridgeline.server.parsing.parsed_answer import Trimmed
 from ridgeline.server.parsing.parser import Parser
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from ridgeline.server.parsing import json_text
-from ridgeline.server.parsing.answer import Answer
 from ridgeline.server.parsing.cursor import Cursor, Markers, Reading
 from ridgeline.server.parsing.json_text import Ending
+from ridgeline.server.parsing.parsed_answer import ParsedAnswer
 from ridgeline.server.parsing.written_values import as_json, quoted
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -24,7 +24,7 @@ _UNQUOTED = frozenset(("number", "boolean", "null", "object", "array"))
 _QUOTED = {quote: Markers(quote, "\\") for quote in "\"'"}
 
 
-def keyword_arguments(cursor: Cursor, answer: Answer) -> Reading[None]:
+def keyword_arguments(cursor: Cursor, answer: ParsedAnswer) -> Reading[None]:
     """The arguments of a call that has been started, behind its opening bracket and up to its closing one."""
     answer.arguments("{")
     first = True

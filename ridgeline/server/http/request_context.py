@@ -29,12 +29,12 @@ _long_work = ThreadPoolExecutor(2, "ridgeline-long-work")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LONGEST_PATH = 200  # of what stands in a log line; ours are shorter
-_STATE_KEY = "ridgeline.exchange"
+_STATE_KEY = "ridgeline.request_context"
 PRIORITY_KEY = "ridgeline.priority"  # of a scope: set by callers inside this process, never by a client
 
 
 @dataclass(slots=True)
-class Exchange:
+class RequestContext:
     request_id: str
     path: str  # as it is logged
     arrival: float = field(default_factory=time.monotonic)
@@ -45,20 +45,20 @@ class Exchange:
     least_priority: int = -(2**31)  # whatever the body says: a batch's lines are served behind everybody else
 
     @classmethod
-    def begin(cls, scope: Scope, asked_id: str | None) -> Exchange:
+    def begin(cls, scope: Scope, asked_id: str | None) -> RequestContext:
         """The client's own id is kept if it is short and plain; it will stand in headers and log lines."""
         sane = asked_id is not None and _SANE_ID.fullmatch(asked_id) is not None
         path = scope["path"][:_LONGEST_PATH]
-        exchange = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
-        exchange.client = (scope.get("client") or ("",))[0]
-        exchange.least_priority = scope.get(PRIORITY_KEY, exchange.least_priority)
-        scope[_STATE_KEY] = exchange
-        return exchange
+        context = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
+        context.client = (scope.get("client") or ("",))[0]
+        context.least_priority = scope.get(PRIORITY_KEY, context.least_priority)
+        scope[_STATE_KEY] = context
+        return context
 
     @classmethod
-    def of(cls, request: Request) -> Exchange:
-        exchange: Exchange = request.scope[_STATE_KEY]
-        return exchange
+    def of(cls, request: Request) -> RequestContext:
+        context: RequestContext = request.scope[_STATE_KEY]
+        return context
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:

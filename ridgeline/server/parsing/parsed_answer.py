@@ -48,7 +48,7 @@ class Trimmed:
         return "".join(self._tail)
 
 
-class Answer:
+class ParsedAnswer:
     """The events of one choice."""
 
     def __init__(self, tools: Iterable[Tool], new_id: IdMaker) -> None:
