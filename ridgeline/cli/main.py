@@ -13,6 +13,7 @@ from importlib import import_module
 
 from ridgeline import __version__
 from ridgeline.cli.errors import RemoteError
+from ridgeline.cli.flags.aliases import print_notes
 from ridgeline.cli.parsing import Help, Parser
 from ridgeline.engine.errors import EngineError, InvalidConfig, InvalidRequest
 from ridgeline.gateway.accounting.errors import LedgerError
@@ -78,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         args.parser.refuse(unknown)
     debug = args.debug or bool(os.environ.get("RIDGELINE_DEBUG"))
+    if not getattr(args, "logs_notes", False):  # a server writes them to its log
+        print_notes(args)
     try:
         code: int = args.run(args)
         sys.stdout.flush()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +12,22 @@ from ridgeline.options import build, given_flags, options_of
 
 MODEL_HELP = "short name (see `ridgeline models list`), directory, .gguf file or hf:org/name[@revision]"
 DEFAULT_MODEL: str = next(option.default for option in options_of(EngineConfig) if option.name == "model")
+
+
+# What users of other tools type first, and the command here.
+OTHER_VERBS = {
+    "pull": "ridgeline models pull",
+    "list": "ridgeline models list",
+    "ls": "ridgeline models list",
+    "show": "ridgeline models inspect",
+    "rm": "ridgeline models rm",
+    "start": "ridgeline serve",
+    "server": "ridgeline serve",
+    "complete": "ridgeline run",
+    "benchmark": "ridgeline bench",
+    "run-batch": "ridgeline batch",
+    "collect-env": "ridgeline doctor",
+}
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -46,9 +60,19 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End over the first argument that nothing here understands."""
+        from ridgeline.cli.flags.suggest import flag_suggestion
+
         flag = unknown[0].partition("=")[0]
-        near = difflib.get_close_matches(flag, re.findall(r"--[\w-]+", self.format_usage()), n=1)
-        self.error(f"unknown argument {flag}" + (f"; did you mean {near[0]}?" if near else ""))
+        self.error(f"unknown argument {flag}{flag_suggestion(flag, self)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            from ridgeline.cli.flags.suggest import verb_suggestion
+
+            others = OTHER_VERBS if self.prog == "ridgeline" else {}
+            near = verb_suggestion(value, action.choices, others)
+            self.error(f"unknown {str(action.metavar).lower()} {value!r}{near}")
+        super()._check_value(action, value)
 
 
 Verbs = Any  # argparse's own type for what add_subparsers returns is private and generic

@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from ridgeline.cli.flags.alias_table import ALIASES, IGNORED, REFUSED, Alias
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
 from ridgeline.gateway.gateway_config import GatewayConfig
@@ -19,6 +20,39 @@ from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import markdown_table
 from ridgeline.server.config import ServerConfig
 
+
+def alias_table() -> str:
+    rows = [
+        f"| {_codes(row.flags)} | {row.tool} | `{_ours(row)}` | {row.remark} |"
+        for row in sorted(ALIASES, key=lambda row: row.tool)
+    ]
+    return "\n".join(["| flag | of | same as | remark |", "|---|---|---|---|", *rows])
+
+
+def ignored_table() -> str:
+    rows = [
+        f"| {_codes(row.flags)} | {row.tool} | {row.why}{'; ' * bool(row.otherwise)}{row.otherwise} |"
+        for row in IGNORED
+    ]
+    return "\n".join(["| flag | of | why it is ignored |", "|---|---|---|", *rows])
+
+
+def refused_table() -> str:
+    rows = [f"| {_codes(row.flags)} | {row.tool} | {row.instead} |" for row in REFUSED]
+    return "\n".join(["| flag | of | instead |", "|---|---|---|", *rows])
+
+
+def _codes(flags: tuple[str, ...]) -> str:
+    return ", ".join(f"`{flag}`" for flag in flags)
+
+
+def _ours(row: Alias) -> str:
+    flag = row.option.rpartition(".")[2].replace("_", "-")
+    if isinstance(row.const, str):
+        return f"--{flag} {row.const}"
+    return f"--no-{flag}" if row.const is False else f"--{flag}"
+
+
 TABLES = {
     "server": markdown_table(ServerConfig),
     "engine": markdown_table(EngineConfig, skip=("model",)),
@@ -28,6 +62,9 @@ TABLES = {
     "plan": markdown_table(PlanOptions),
     "traffic": markdown_table(TrafficOptions),
     "sweep": markdown_table(SweepOptions),
+    "aliases": alias_table(),
+    "ignored": ignored_table(),
+    "refused": refused_table(),
 }
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 

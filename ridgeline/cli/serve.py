@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ridgeline.cli.flags.aliases import add_aliases, print_notes
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb, path_argument
 from ridgeline.cli.progress import fetch
 from ridgeline.engine.config import EngineConfig
@@ -62,10 +63,15 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--print-schema", action="store_true", help="print the file's JSON schema and stop")
     add_flags(parser, "server", ServerConfig, title="server")
     add_flags(parser, "engine", EngineConfig, title="engine", skip=("model",))
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "-m", "--model", dest="named", metavar="MODEL", action="append", help=argparse.SUPPRESS
+    )
+    add_aliases(parser)
+    parser.set_defaults(run=run, logs_notes=True)
 
 
 def run(args: argparse.Namespace) -> int:
+    args.models += args.named or []
     if args.print_schema:
         print(json.dumps(json_schema(SECTIONS, lists={"models": ModelTable}), indent=2))
         return 0
@@ -73,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     server = build(ServerConfig, file_values.get("server", {}), given_flags(args, "server"))
     setups = model_setups(args, file_values.get("engine", {}), tables, server)
     if args.print_config:
+        print_notes(args)
         engine = replace(setups[0].engine, model=DEFAULT_MODEL) if len(setups) > 1 else setups[0].engine
         print(to_toml({"engine": engine, "server": server}), end="")
         if len(setups) > 1:
@@ -81,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.server.process.main import check, serve
 
     logs.setup(server.log_level, server.log_format)
+    print_notes(args)
     check(server)
     for setup in setups:
         fetch(setup.engine.model, logs.for_people())

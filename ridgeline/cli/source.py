@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from ridgeline.cli.answers import Answers, LocalAnswers
+from ridgeline.cli.flags.aliases import add_aliases
 from ridgeline.cli.parsing import engine_config
 from ridgeline.cli.progress import fetch
 from ridgeline.cli.remote import RemoteAnswers
@@ -24,6 +25,7 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="ask the server there instead of loading a model here")
     parser.add_argument("--api-key", metavar="KEY", help=f"key for --url (default: ${API_KEY_VARIABLE})")
     add_flags(parser, "engine", EngineConfig, title="engine, when the model is loaded here", skip=SERVER_ONLY)
+    add_aliases(parser)
 
 
 def open_answers(args: argparse.Namespace) -> Answers:

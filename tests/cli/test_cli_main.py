@@ -105,7 +105,7 @@ def test_wrong_usage_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtur
             ["run", "--temperature", "warm"],
             "ridgeline run: argument --temperature: 'warm' is not a number (see",
         ),
-        (["modles"], "ridgeline: argument VERB: invalid choice: 'modles'"),
+        (["modles"], "ridgeline: unknown verb 'modles'; did you mean `models`?"),
     ],
 )
 def test_a_wrong_argument_is_one_line_with_the_nearest_flag(

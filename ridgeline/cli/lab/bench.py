@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.cli.flags.aliases import add_aliases
 from ridgeline.cli.lab.bench_results import add_results
 from ridgeline.cli.lab.bench_sweep import add_sweep
 from ridgeline.cli.parsing import Verbs, add_subverb, add_verb, path_argument
@@ -41,6 +42,7 @@ EXAMPLES = """\
   ridgeline bench http://127.0.0.1:8000 --traffic azure:AzureLLMInferenceTrace_conv.csv --window-s 300
   ridgeline bench https://api.example.com/v1 --model NAME --api chat --concurrency 4
   ridgeline bench http://127.0.0.1:8000 --rate 20 --max-concurrency 64
+  ridgeline bench http://127.0.0.1:8000 --num-prompts 200 --request-rate inf --max-concurrency 8
   ridgeline bench http://127.0.0.1:8000 --traffic prompts:mine.jsonl --api chat --concurrency 4
   ridgeline bench selftest --rate 500
 """
@@ -56,6 +58,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--json", action="store_true", help="print run.json instead of the tables")
     add_flags(parser, "bench", BenchOptions, title="the run")
     add_flags(parser, "traffic", TrafficOptions, title="the traffic")
+    add_aliases(parser)
     parser.set_defaults(run=run)
     _add_selftest(parser)
     add_results(parser)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ridgeline.cli.flags.aliases import add_aliases
 from ridgeline.cli.parsing import add_subverb, path_argument
 from ridgeline.cli.source import API_KEY_VARIABLE
 from ridgeline.lab.bench.options import BenchOptions
@@ -47,6 +48,7 @@ def add_sweep(bench: argparse.ArgumentParser) -> None:
     add_flags(parser, "sweep", SweepOptions, title="the sweep")
     add_flags(parser, "bench", BenchOptions, title="each run", skip=_BENCH_SKIP)
     add_flags(parser, "traffic", TrafficOptions, title="the traffic", skip=_TRAFFIC_SKIP)
+    add_aliases(parser)
     parser.set_defaults(run=run)
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from ridgeline.cli.flags.aliases import add_aliases
 from ridgeline.cli.parsing import (
     DEFAULT_MODEL,
     MODEL_HELP,
@@ -75,6 +76,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
     add_flags(parser, "engine", EngineConfig, title="engine", skip=("model",))
+    add_aliases(parser)
     parser.set_defaults(run=run)
 
 

@@ -92,12 +92,11 @@ def config_of(
     url: str, options: BenchOptions, traffic: Traffic, *, api_key: str = "", seed: int = 0
 ) -> BenchConfig:
     """A run as it was asked for. Traffic without moments is a closed loop's; with --concurrency, all is."""
-    has_moments = traffic.duration_s > 0
+    if options.max_concurrency is not None and options.concurrency is not None:
+        raise BadInput("--max-concurrency caps an open loop and --concurrency is a closed one: give one")
     mode: ClosedLoop | OpenLoop = OpenLoop(options.max_concurrency)
-    if options.max_concurrency is not None and (options.concurrency is not None or not has_moments):
-        raise BadInput("--max-concurrency caps an open loop: give --rate or a trace, and no --concurrency")
-    if options.concurrency is not None or not has_moments:
-        mode = ClosedLoop(DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency)
+    if options.concurrency is not None or not traffic.duration_s > 0:
+        mode = ClosedLoop(options.concurrency or options.max_concurrency or DEFAULT_CONCURRENCY)
     tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)
     return BenchConfig(
         url,

@@ -19,7 +19,9 @@ class BenchOptions:
         "closed loop: so many requests under way at all times; default 8 where there is no --rate or trace",
     )
     max_concurrency: int | None = option(
-        None, "cap of an open loop: requests beyond it wait in the client, and their wait counts"
+        None,
+        "cap of an open loop: requests beyond it wait in the client, and their wait counts; without --rate "
+        "or a trace, the same as --concurrency",
     )
     slo: str | None = option(None, "limits for goodput, in ms: ttft=400,tpot=50,e2e=5000")
     warmup: int = option(8, "requests sent before the run, with words of their own; in no metric")

@@ -1,0 +1,1 @@
+"""What all verbs share about flags: aliases from other tools, suggestions, shell completion."""
