@@ -84,7 +84,7 @@ class _AliasAction(argparse.Action):
         flag = self._target.option_strings[0]
         if const is False:  # the flag of a BooleanOptionalAction says which
             flag = self._target.option_strings[1]
-        given = values if const is None else const
+        given: Any = values if const is None else const
         for value in given if isinstance(given, list) else [given]:
             self._target(parser, namespace, value, flag)
 
