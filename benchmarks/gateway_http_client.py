@@ -22,10 +22,10 @@ import aiohttp
 import uvloop
 
 from ridgeline.gateway.upstreams.config import UpstreamConfig
-from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
-from ridgeline.gateway.upstreams.origin import read_url
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import read_url
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}).encode()
 REPLY = json.dumps({"id": "c", "choices": [{"message": {"content": "y" * 600}}], "usage": {"n": 1}}).encode()
@@ -116,7 +116,7 @@ async def rounds(options: argparse.Namespace, port: int) -> dict[str, float]:
         opened = await upstreams.open(
             targets, lambda target: outgoing, tenant="t", deadline=time.monotonic() + 60
         )
-        assert await opened.answer.read(1 << 20) == REPLY
+        assert await opened.read(1 << 20) == REPLY
         opened.close(True)
 
     async def our_next() -> None:

@@ -42,9 +42,9 @@ from ridgeline.gateway.routing.learned.vectors import VectorServer, store_path, 
 from ridgeline.gateway.routing.learned.words import READ_CHARS, WORD_TOKENS, WordVectors
 from ridgeline.gateway.routing.own_server import OwnServer
 from ridgeline.gateway.routing.router import ModelRouter, Question
-from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
-from ridgeline.gateway.upstreams.origin import read_url
 from ridgeline.machine import cache_dir
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import read_url
 
 ROUTING = Path(__file__).resolve().parents[2] / "shared" / "data" / "routing"
 MODELS = ("mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview")

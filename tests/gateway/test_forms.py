@@ -15,7 +15,7 @@ from ridgeline.gateway.errors import BadRequest, GatewayError
 from ridgeline.gateway.objects.forms import Form, FormReader
 from ridgeline.gateway.objects.spool import Spool
 from ridgeline.gateway.pipeline.held_bytes import HeldBytes
-from ridgeline.gateway.upstreams.outgoing import StoredBody, Stretch
+from ridgeline.proxy.body import StoredBody, Stretch
 
 TYPE = b'multipart/form-data; boundary="AaB03x"'
 

@@ -279,7 +279,7 @@ class BatchBooking:
             repeatable=asked.method == "GET",
         )
         try:
-            body = await opened.answer.read(MAX_BATCH_BYTES)
+            body = await opened.read(MAX_BATCH_BYTES)
             opened.close(opened.answer.status < 500)
             return opened.answer.status, body
         finally:

@@ -131,7 +131,7 @@ async def _sum(
             return None
         if opened.answer.status != 200:
             raise GatewayError("the batch's output file cannot be read")
-        while (data := await opened.answer.next()) is not None:
+        while (data := await opened.next()) is not None:
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > MAX_LINE:
                 raise GatewayError("a line of a batch's output is too long")

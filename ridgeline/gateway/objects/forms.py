@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.objects.audio_length import ReadAt
 from ridgeline.gateway.objects.spool import Spool
-from ridgeline.gateway.upstreams.outgoing import StoredBody, Stretch
+from ridgeline.proxy.body import StoredBody, Stretch
 
 MAX_PARTS = 32
 MAX_PART_HEAD = 8192

@@ -15,7 +15,7 @@ from ridgeline.gateway.errors import BadRequest, UpstreamFailed
 from ridgeline.gateway.objects.batch_orders import with_reason
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.tenants.owned import MAX_META, Owned
-from ridgeline.gateway.upstreams.answer import UpstreamBroken
+from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
 PATHS = {"file": "/v1/files", "batch": "/v1/batches"}

@@ -36,10 +36,12 @@ from ridgeline.gateway.pipeline.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.pipeline.own_requests import answer_json
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.reservations import reserve_request
-from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
 from ridgeline.gateway.upstreams.attempts import UNSENT
+from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.opened import Attempt
-from ridgeline.gateway.upstreams.outgoing import Outgoing, StoredBody, Stretch, Target
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
+from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.body import StoredBody, Stretch
 
 T = TypeVar("T")
 
@@ -242,7 +244,7 @@ class ObjectRequests:
 
     async def _read(self, exchange: Exchange, answer: Answer) -> bytes:
         try:
-            body = await answer.read(self._config.max_answer_bytes)
+            body: bytes = await exchange.opened.read(self._config.max_answer_bytes)
         except UpstreamBroken as error:
             raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
         exchange.opened.close(answer.status < 500)
@@ -272,7 +274,7 @@ class ObjectRequests:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         total = exchange.deadline
         try:
-            while (data := await answer.next()) is not None:
+            while (data := await exchange.opened.next()) is not None:
                 exchange.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), out_of_time)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 exchange.wait_until(total, out_of_time)

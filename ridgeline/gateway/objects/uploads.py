@@ -14,7 +14,7 @@ from ridgeline.gateway.objects.references import owner_of
 from ridgeline.gateway.offload.offload import LARGE
 from ridgeline.gateway.pipeline.exchange import Exchange, Receive
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.upstreams.outgoing import Stretch
+from ridgeline.proxy.body import Stretch
 
 
 async def read_form(parts: Parts, exchange: Exchange, receive: Receive) -> Form:

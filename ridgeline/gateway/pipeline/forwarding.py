@@ -28,7 +28,7 @@ from ridgeline.gateway.pipeline.exchange import ANONYMOUS, Exchange, Headers, Se
 from ridgeline.gateway.pipeline.job import Job, Sent
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.relaying import StreamRelay
-from ridgeline.gateway.upstreams.answer import UpstreamBroken
+from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
 # What of a client's own headers goes on; everything else, keys and forged ones above all, stays here.
@@ -215,7 +215,7 @@ class Forwarding:
         opened, endpoint = exchange.opened, exchange.place.endpoint
         answer = opened.answer
         try:
-            body = await answer.read(self._config.max_answer_bytes)
+            body = await opened.read(self._config.max_answer_bytes)
         except UpstreamBroken as error:
             raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
         opened.close(answer.status < 500)

@@ -20,7 +20,7 @@ from ridgeline.gateway.objects.stored_responses import FirstEvent, is_stored, re
 from ridgeline.gateway.pipeline.exchange import Exchange, Headers, Send
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.upstreams.answer import UpstreamBroken
+from ridgeline.gateway.upstreams.errors import UpstreamBroken
 
 SLOW_READER = "slow_reader"
 LAST_WORDS_S = 5.0  # for the end of a stream whose time is up to be taken
@@ -106,66 +106,35 @@ class StreamRelay:
                 await self._send(out, send)
             if first.is_done:
                 break
-            data = await opened.answer.next()
+            data = await opened.next()
         await remember_response(self._parts, self._exchange, first.held)
         opened.first = first.held
 
     async def _relay(self, send: Send) -> None:
         """Piece by piece, for any ASGI server."""
-        answer = self._exchange.opened.answer
-        data: bytes | None = self._exchange.opened.first
+        opened = self._exchange.opened
+        data: bytes | None = opened.first
         while data is not None:
             out = self._passed(data)
             if out:
                 await self._send(out, send)
-            data = await answer.next()
+            data = await opened.next()
 
     async def _relay_at_once(self, send: Send) -> None:
-        """The same without a task that is woken for every piece: what has come is written in the same breath.
-
-        While the client's side is full, the upstream is not read, and a task waits until there is room.
-        """
+        """The same without a task that is woken for every piece."""
         opened, flow = self._exchange.opened, self._exchange.connection.flow
-        held: list[bytes] = []
-        waiting: asyncio.Task[None] | None = None
 
-        async def room() -> None:
-            nonlocal waiting
-            while held:
-                out = b"".join(held)
-                held.clear()
-                await self._send(out, send)
-            waiting = None
-            opened.answer.resume()
-
-        def sink(data: bytes) -> None:
-            nonlocal waiting
-            out = self._passed(data)
-            if not out:
-                return
-            if waiting is not None or flow.write_paused:
-                held.append(out)
-                if waiting is None:
-                    opened.answer.pause()
-                    waiting = asyncio.get_running_loop().create_task(room())
-                return
+        def write(out: bytes) -> None:
             step = send({"type": "http.response.body", "body": out, "more_body": True})
             with contextlib.suppress(StopIteration):  # with room to write, `send` never waits
                 step.__await__().send(None)
 
-        try:
-            if opened.first:
-                sink(opened.first)
-            await opened.answer.relay(sink)
-            if waiting is not None:
-                await waiting
-        except GatewayError:
-            if waiting is not None:
-                await waiting  # what came before it broke is the client's still
-            raise
-        finally:
-            if waiting is not None:
-                waiting.cancel()
+        await opened.relay(
+            self._passed,
+            is_full=lambda: flow.write_paused,
+            write=write,
+            send=lambda out: self._send(out, send),
+        )
 
     def _passed(self, data: bytes) -> bytes:
         out = self._reader.feed(data)

@@ -10,7 +10,7 @@ import asyncio
 
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.upstreams.credentials import read_credentials
-from ridgeline.gateway.upstreams.origin import read_url
+from ridgeline.proxy.origin import read_url
 from ridgeline.web.tls import certificate
 
 

@@ -1,1 +1,1 @@
-"""Where answers come from: connections, credentials, retries, breakers, health."""
+"""Where answers come from: upstreams, their credentials, and what is retried at which of them."""

@@ -19,29 +19,32 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ridgeline.gateway.errors import BadRequest, GatewayError, Limited
-from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
-from ridgeline.gateway.upstreams.breaker import Pass
-from ridgeline.gateway.upstreams.budget import RetryBudget
+from ridgeline.gateway.errors import BadRequest, GatewayError
 from ridgeline.gateway.upstreams.call import Call, busy, down, exhausted, late, refused
 from ridgeline.gateway.upstreams.config import RetryConfig
 from ridgeline.gateway.upstreams.credentials import Credential
-from ridgeline.gateway.upstreams.http_client import HttpClient
+from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.opened import AttemptKind, Opened
-from ridgeline.gateway.upstreams.outgoing import Headers, Outgoing, Target
+from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstream import Upstream
-from ridgeline.gateway.upstreams.waits import backoff_s, retry_after_s
+from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.backoff import backoff_s, retry_after_s
+from ridgeline.proxy.breaker import Pass
+from ridgeline.proxy.errors import ProxyError, QueueRefused, RequestBroken
+from ridgeline.proxy.http_client import HttpClient
+from ridgeline.proxy.request_head import Headers
+from ridgeline.proxy.retry_budget import RetryBudget
 
 # A client's own never reach an upstream, whatever the pipeline lets through.
 SECRET_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key", b"cookie"))
 PASSING = frozenset((408, 409))  # of this moment, and no fault of the upstream's
 REFUSED_KEY = frozenset((401, 402, 403))
-NO_FAULT = frozenset(("busy", "aborted", "total_timeout", "stale"))  # of the upstream's
+NO_FAULT = frozenset(("busy", "aborted", "total_timeout", "stale", "upload_lost"))  # of the upstream's
 UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_timeout", "tls"))
 # Where the same target would only fail again, or take as long again.
 NOT_REPEATED = frozenset(
     (
-        *("busy", "aborted", "total_timeout"),
+        *("busy", "aborted", "total_timeout", "upload_lost"),
         *("first_byte_timeout", "body_too_large", "head_too_large", "tls"),
     )
 )
@@ -59,6 +62,9 @@ class Means:
     budget: RetryBudget
     clock: Callable[[], float]
     rng: random.Random
+
+    def backoff_s(self, retries: int) -> float:
+        return backoff_s(self.config.backoff_ms, self.config.backoff_max_ms, retries, self.rng)
 
 
 class Attempts:
@@ -101,8 +107,8 @@ class Attempts:
             timeout_s = min(upstream.config.queue_timeout_s, call.deadline - now)
             try:
                 queued_s = await upstream.queue.enter(call.tenant, call.weight, call.priority, timeout_s)
-            except Limited as error:
-                self._give_up(error)
+            except QueueRefused as error:
+                self._give_up(gateway_error(error))
                 return None
             call.queue_s += queued_s
             self._waited_s += queued_s
@@ -136,11 +142,14 @@ class Attempts:
             self._number = outgoing.number
             upstream.requests += 1
             answer = await self._send(outgoing, credential)
-        except UpstreamBroken as error:
+        except RequestBroken as error:
             return self._after_break(error, credential, given, now)
         except BadRequest as error:  # what this target's dialect has no word for, another's may have
             upstream.breaker.abandon(given)
             return self._give_up(error)
+        except ProxyError as error:  # a header or path that cannot be sent
+            upstream.breaker.abandon(given)
+            return self._give_up(gateway_error(error))
         except BaseException:
             upstream.breaker.abandon(given)
             self._note(self._kind, credential, 0, "cancelled", now)
@@ -170,7 +179,7 @@ class Attempts:
     # ── what came of it ──
 
     def _after_break(
-        self, error: UpstreamBroken, credential: Credential, given: Pass, asked_at: float
+        self, error: RequestBroken, credential: Credential, given: Pass, asked_at: float
     ) -> float | None:
         upstream, cause = self._upstream, error.cause
         self._note(self._kind, credential, 0, cause, asked_at)
@@ -182,8 +191,8 @@ class Attempts:
             raise late()
         self._credential = credential
         if cause in NOT_REPEATED:
-            return self._give_up(error)
-        return self._retry(0.0, error, unsent=cause in UNSENT, at_once=cause == "stale")
+            return self._give_up(gateway_error(error))
+        return self._retry(0.0, gateway_error(error), unsent=cause in UNSENT, at_once=cause == "stale")
 
     def _after_answer(
         self, answer: Answer, outgoing: Outgoing, credential: Credential, given: Pass
@@ -247,7 +256,7 @@ class Attempts:
         """A rate limit was met: this key rests, another is used after a backoff."""
         means, target = self._means, self._target
         now = means.clock()
-        rest_s = backoff_s(means.config, self._retries, means.rng) if asked_s is None else asked_s
+        rest_s = means.backoff_s(self._retries) if asked_s is None else asked_s
         credential.rests_until = now + rest_s
         others_s = self._upstream.credentials.rest_s(target.model, now)
         if others_s is None:
@@ -273,7 +282,7 @@ class Attempts:
         unsent: no byte of the request was written. at_once: without a backoff.
         """
         means = self._means
-        wait_s = 0.0 if at_once else max(backoff_s(means.config, self._retries, means.rng), least_s)
+        wait_s = 0.0 if at_once else max(means.backoff_s(self._retries), least_s)
         if (
             self._retries < means.config.retries
             and (self._call.repeatable or unsent)

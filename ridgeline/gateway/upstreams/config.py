@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ridgeline.options import OptionError, check_range, option
+from ridgeline.proxy.breaker import BreakerLimits
 
 Kind = Literal["ridgeline", "openai", "anthropic"]
 DAY_S = 86_400
@@ -110,6 +111,16 @@ class RetryConfig:
     credential_dead_s: float = option(
         300.0, "a key that was refused (401, 402, 403) is tried again after so long"
     )
+
+    @property
+    def breaker_limits(self) -> BreakerLimits:
+        return BreakerLimits(
+            self.breaker_failures,
+            self.breaker_ratio,
+            self.breaker_window_s,
+            self.breaker_open_s,
+            self.breaker_open_max_s,
+        )
 
     def __post_init__(self) -> None:
         check_range(self, "[retries]", 0, 10, "retries")

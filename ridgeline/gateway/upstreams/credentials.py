@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.upstreams.config import UpstreamConfig
-from ridgeline.gateway.upstreams.request_head import header_lines
 from ridgeline.options import OptionError
+from ridgeline.proxy.errors import InvalidHead
+from ridgeline.proxy.request_head import header_lines
 
 MAX_KEYS = 1000
 MAX_REFUSED_MODELS = 1000  # of one key; more than that, and it is no use at all
@@ -128,5 +128,5 @@ def _lines(config: UpstreamConfig, secret: str, where: str) -> bytes:
         if config.kind == "anthropic":
             return header_lines([(b"x-api-key", coded)])
         return header_lines([(b"authorization", b"Bearer " + coded)])
-    except (BadRequest, ValueError):
+    except (InvalidHead, ValueError):
         raise OptionError(f"{where} is not a key: it holds characters that no key has") from None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
 
-from ridgeline.gateway.upstreams.answer import Answer
-from ridgeline.gateway.upstreams.breaker import Pass
+from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.gateway.upstreams.upstream import Upstream
+from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.breaker import Pass
+from ridgeline.proxy.errors import ProxyError
+from ridgeline.proxy.relay import relay
 
 # retry: the same target again. rotation: again with another key, because one was refused.
 # fallback: another target, because one failed. hedge: another one beside one that is slow.
@@ -31,7 +35,10 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Opened:
-    """The caller reads `answer` and then says `close`, or `abort`; whichever comes first counts."""
+    """The caller reads the body and then says `close`, or `abort`; whichever comes first counts.
+
+    The head and the state are those of `answer`; the body is read here, where a failure is an UpstreamBroken.
+    """
 
     __slots__ = (
         "_place",
@@ -62,6 +69,34 @@ class Opened:
         self.asked_at = answer.asked_at
         self._place: Upstream | None = place
         self._tenant = tenant
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body, of `limit` bytes at most."""
+        try:
+            return await self.answer.read(limit)
+        except ProxyError as error:
+            raise gateway_error(error) from None
+
+    async def next(self) -> bytes | None:
+        """The next piece of the body; None at its end."""
+        try:
+            return await self.answer.next()
+        except ProxyError as error:
+            raise gateway_error(error) from None
+
+    async def relay(
+        self,
+        convert: Callable[[bytes], bytes],
+        *,
+        is_full: Callable[[], bool],
+        write: Callable[[bytes], object],
+        send: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Pass the body on as it comes: see `proxy.relay`."""
+        try:
+            await relay(self.answer, self.first, convert, is_full=is_full, write=write, send=send)
+        except ProxyError as error:
+            raise gateway_error(error) from None
 
     def close(self, ok: bool) -> None:
         """The answer is done with. ok: false if the upstream broke it off."""

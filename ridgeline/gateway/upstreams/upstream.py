@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from ridgeline.gateway.limits.fairness import FairQueue
-from ridgeline.gateway.upstreams.breaker import Breaker, Pass
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.credentials import read_credentials
-from ridgeline.gateway.upstreams.http_client import Deadlines
-from ridgeline.gateway.upstreams.origin import read_url
+from ridgeline.proxy.breaker import Breaker, Pass
+from ridgeline.proxy.fair_queue import FairQueue
+from ridgeline.proxy.http_client import Deadlines
+from ridgeline.proxy.origin import read_url
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Upstream:
             config.url, config.ca_file, f"[[upstreams]] {config.name}: url", config.keep_alive_s
         )
         self.credentials = read_credentials(config)
-        self.breaker = Breaker(retries, clock)
+        self.breaker = Breaker(retries.breaker_limits, clock)
         self.queue = FairQueue(config.max_concurrent, config.max_waiting, clock=clock)
         self.deadlines = Deadlines(
             config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s
@@ -61,6 +61,19 @@ class Upstream:
         if self.config.probe_s is not None:
             return self.config.probe_s
         return 5.0 if self.config.kind == "ridgeline" else 0.0
+
+    @property
+    def probe_timeout_s(self) -> float:
+        return self.config.probe_timeout_s
+
+    @property
+    def stall_s(self) -> float:
+        return self.config.stall_s
+
+    def probe_lines(self, now: float) -> bytes:
+        """A probe is sent with a key that can be used now, if there is one."""
+        key = self.credentials.pick("", now)
+        return b"" if key is None else key.lines
 
     @property
     def probe_path(self) -> str:

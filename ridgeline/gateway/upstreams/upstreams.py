@@ -14,15 +14,15 @@ from time import monotonic
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import UpstreamFailed
 from ridgeline.gateway.upstreams.attempts import Attempts, Means
-from ridgeline.gateway.upstreams.budget import RetryBudget
 from ridgeline.gateway.upstreams.call import Call
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
-from ridgeline.gateway.upstreams.health import Health
-from ridgeline.gateway.upstreams.http_client import HttpClient
 from ridgeline.gateway.upstreams.opened import Attempt, AttemptKind, Opened
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Prepare, Target
 from ridgeline.gateway.upstreams.upstream import Upstream, UpstreamState
 from ridgeline.gateway.upstreams.usage_reports import reported_usage
+from ridgeline.proxy.health import Health
+from ridgeline.proxy.http_client import HttpClient
+from ridgeline.proxy.retry_budget import RetryBudget
 
 __all__ = ["Attempt", "Opened", "UpstreamState", "Upstreams"]
 
@@ -102,7 +102,7 @@ class Upstreams:
             [target], lambda _: outgoing, tenant="", priority=priority, deadline=deadline
         )
         try:
-            body = await opened.answer.read(limit)
+            body = await opened.read(limit)
             opened.close(opened.answer.status < 500)
         finally:
             opened.abort()  # nothing, if it was closed

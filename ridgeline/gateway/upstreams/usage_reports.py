@@ -11,8 +11,10 @@ import msgspec
 
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import UpstreamFailed, UpstreamTimeout
-from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
+from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.upstream import Upstream
+from ridgeline.proxy.errors import ProxyError
+from ridgeline.proxy.http_client import Deadlines, HttpClient
 
 WAIT_S = 2.0  # for a request to end that was broken off a moment ago
 UNKNOWN_S = 0.4  # for a request to arrive whose bytes are read after the question for it
@@ -78,16 +80,19 @@ async def reported_usage(
 
 async def _ask(client: HttpClient, upstream: Upstream, request_id: str, until: float) -> _Report | _Unknown:
     key = upstream.credentials.pick("", monotonic())
-    answer = await client.ask(
-        upstream.origin,
-        "GET",
-        f"/v1/usage/{request_id}",
-        [],
-        deadlines=Deadlines(WAIT_S, WAIT_S, WAIT_S),
-        until=until,
-        fixed=b"" if key is None else key.lines,
-    )
-    body = await answer.read(MAX_BYTES)
+    try:
+        answer = await client.ask(
+            upstream.origin,
+            "GET",
+            f"/v1/usage/{request_id}",
+            [],
+            deadlines=Deadlines(WAIT_S, WAIT_S, WAIT_S),
+            until=until,
+            fixed=b"" if key is None else key.lines,
+        )
+        body = await answer.read(MAX_BYTES)
+    except ProxyError as error:
+        raise gateway_error(error) from None
     if answer.status == 404:
         return _Unknown(_seconds(next((value for name, value in answer.headers if name == SINCE), b"")))
     if answer.status != 200:

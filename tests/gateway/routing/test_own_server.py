@@ -13,9 +13,9 @@ from ridgeline.gateway.routing.config import EmbeddingsConfig
 from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
 from ridgeline.gateway.routing.learned.vectors import VectorServer
 from ridgeline.gateway.routing.own_server import OwnServer
-from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
-from ridgeline.gateway.upstreams.origin import read_url
 from ridgeline.models.files.registry import cached_file, find_known
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import read_url
 
 MODEL = "all-minilm-l6-v2"
 TEXTS = ["What is 17 times 23?", "Which river flows through Rome?", "What is 17 times 24?", "word " * 500]

@@ -14,7 +14,7 @@ from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.opened import Attempt, Opened
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams
-from tests.gateway.upstreams.scripted import (
+from tests.proxy.scripted import (
     Script,
     Scripted,
     scripted,
@@ -62,7 +62,7 @@ class Gateway:
 
     async def body(self, names: str | None = None, **options: Any) -> bytes:
         opened = await self.open(names, **options)
-        body = opened.first + await opened.answer.read(1 << 20)
+        body = opened.first + await opened.read(1 << 20)
         opened.close(True)
         return body
 
@@ -87,7 +87,7 @@ class Gateway:
         assert [(state.inflight, state.waiting) for state in self.upstreams.snapshot()] == [
             (0, 0) for _ in self.names
         ]
-        assert not self.upstreams._client.live
+        assert not self.upstreams._client.pool.live
 
 
 @contextlib.asynccontextmanager

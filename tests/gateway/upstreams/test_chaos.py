@@ -7,8 +7,8 @@ import random
 import time
 
 from ridgeline.gateway.errors import GatewayError
-from tests.gateway.upstreams.scripted import Request, Wire
 from tests.gateway.upstreams.several import gateway
+from tests.proxy.scripted import Request, Wire
 
 
 def unreliable(seed: int) -> list[object]:
@@ -68,7 +68,7 @@ async def test_after_chaos_nothing_is_left() -> None:
                 if rng.random() < 0.2:
                     opened.abort()
                 else:
-                    await opened.answer.read(1 << 20)
+                    await opened.read(1 << 20)
                     opened.close(True)
                 ends["ok"] = ends.get("ok", 0) + 1
             except GatewayError:
@@ -88,7 +88,9 @@ async def test_after_chaos_nothing_is_left() -> None:
         assert [task.exception() for task in tasks if not task.cancelled() and task.exception()] == []
         await asyncio.sleep(0.01)  # hedges that lost have been told
         await g.at_rest()
-        kept = [g.upstreams._client.idle_connections(one.origin) for one in g.upstreams._upstreams.values()]
+        kept = [
+            g.upstreams._client.pool.idle_connections(one.origin) for one in g.upstreams._upstreams.values()
+        ]
         for server, count in zip(g.servers, kept, strict=True):
             await server.until(lambda server=server, count=count: server.open <= count)  # type: ignore[misc]
     assert ends["ok"] > 50

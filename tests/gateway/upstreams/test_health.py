@@ -15,11 +15,10 @@ from ridgeline.gateway.errors import UpstreamFailed, UpstreamTimeout
 from ridgeline.gateway.upstreams import usage_reports
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.credentials import read_credentials
-from ridgeline.gateway.upstreams.origin import read_url
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 from ridgeline.options import OptionError, options_of
-from tests.gateway.upstreams.scripted import hangs, replies, resets, scripted, sends
 from tests.gateway.upstreams.several import Gateway, gateway
+from tests.proxy.scripted import hangs, replies, resets, scripted, sends
 
 ONE_BYTE = sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
 
@@ -182,69 +181,6 @@ async def test_usage_that_cannot_be_told_yet_raises(monkeypatch: pytest.MonkeyPa
 
 
 # ── configuration ──
-
-
-@pytest.mark.parametrize(
-    ("url", "host", "port", "base", "authority"),
-    [
-        ("http://localhost:8000", "localhost", 8000, "", "localhost:8000"),
-        ("http://127.0.0.1", "127.0.0.1", 80, "", "127.0.0.1"),
-        ("https://api.example.com/v1", "api.example.com", 443, "", "api.example.com"),
-        ("https://api.example.com/v1/", "api.example.com", 443, "", "api.example.com"),
-        (
-            "https://api.example.com:8443/openai/v1",
-            "api.example.com",
-            8443,
-            "/openai",
-            "api.example.com:8443",
-        ),
-        ("http://[::1]:9", "::1", 9, "", "[::1]:9"),
-    ],
-)
-def test_urls(url: str, host: str, port: int, base: str, authority: str) -> None:
-    origin = read_url(url)
-    assert (origin.host, origin.port, origin.base, origin.authority) == (host, port, base, authority)
-    assert (origin.tls is not None) == url.startswith("https")
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("", "missing"),
-        ("localhost:8000", "http://"),
-        ("ftp://host", "http://"),
-        ("file:///etc/passwd", "http://"),
-        ("http://", "no host"),
-        ("http://user:secret@host", "key_env"),
-        ("http://secret@host", "key_env"),
-        ("http://host?key=secret", "query"),
-        ("http://host/?", "query"),
-        ("http://host#x", "query"),
-        ("http://host:99999", "not a URL"),
-        ("http://host:0", "port 0"),
-        ("http://ho st", "printable"),
-        ("http://host\r\nx: y", "printable"),
-        ("http://ho\tst", "printable"),
-        ("http://host/../x", "plain"),
-        ("http://host/%2e%2e/x", "plain"),
-        ("http://ho$st", "no host"),
-        ("unix:socket", "absolute"),
-        ("unix:/" + "x" * 200, "107"),
-        ("unix:/etc", "not a socket"),
-    ],
-)
-def test_urls_that_are_none(url: str, words: str) -> None:
-    with pytest.raises(OptionError) as failure:
-        read_url(url, where="[[upstreams]] a: url")
-    assert words in str(failure.value)
-    assert "secret" not in str(failure.value)
-
-
-def test_a_file_of_authorities_must_be_one(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("nothing")
-    for name in ("ca.pem", "absent.pem"):
-        with pytest.raises(OptionError, match="ca_file"):
-            read_url("https://host", tmp_path / name)
 
 
 def test_keys_come_from_variables_and_a_file(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from ridgeline.gateway.errors import Limited
-from tests.gateway.upstreams.scripted import (
+from tests.gateway.upstreams.several import gateway
+from tests.proxy.scripted import (
     Request,
     Wire,
     hangs,
@@ -15,7 +16,6 @@ from tests.gateway.upstreams.scripted import (
     sends,
     streams,
 )
-from tests.gateway.upstreams.several import gateway
 
 # ── places ──
 
@@ -104,7 +104,7 @@ async def test_a_slow_target_is_overtaken_and_its_request_aborted() -> None:
             ("b", "hedge", ""),
             ("a", "first", "cancelled"),
         ]
-        while await opened.answer.next() is not None:
+        while await opened.next() is not None:
             pass
         opened.close(True)
         await g.at_rest()

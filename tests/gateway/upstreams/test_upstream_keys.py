@@ -8,13 +8,13 @@ import pytest
 
 from ridgeline.gateway.errors import Limited
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
-from tests.gateway.upstreams.scripted import (
+from tests.gateway.upstreams.several import gateway
+from tests.proxy.scripted import (
     Request,
     Script,
     Wire,
     replies,
 )
-from tests.gateway.upstreams.several import gateway
 
 
 @pytest.fixture

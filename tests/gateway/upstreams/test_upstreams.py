@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from ridgeline.gateway.errors import BadRequest, UpstreamFailed, UpstreamTimeout
-from ridgeline.gateway.upstreams.answer import UpstreamBroken
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
+from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams, drawn
-from tests.gateway.upstreams.scripted import (
+from tests.gateway.upstreams.several import CALM, gateway
+from tests.proxy.scripted import (
     Script,
     hangs,
     refusing_port,
@@ -24,7 +25,6 @@ from tests.gateway.upstreams.scripted import (
     sends_then_resets,
     streams,
 )
-from tests.gateway.upstreams.several import CALM, gateway
 
 # ── what is retried ──
 
@@ -90,7 +90,7 @@ async def test_with_no_retries_or_nothing_repeatable_a_request_is_sent_once(opti
 async def test_a_refusal_is_an_answer(status: int) -> None:
     async with gateway([replies(status, b"no")], [replies(200)]) as g:
         opened = await g.open()
-        assert (opened.answer.status, await opened.answer.read(10)) == (status, b"no")
+        assert (opened.answer.status, await opened.read(10)) == (status, b"no")
         assert len(g.servers[0].requests) == 1
         assert not g.servers[1].requests
         opened.close(True)
@@ -101,7 +101,7 @@ async def test_a_refusal_is_an_answer(status: int) -> None:
 async def test_a_passing_refusal_is_the_answer_once_retries_are_used_up(status: int) -> None:
     async with gateway([replies(status, b"no")], retries={"retries": 1}) as g:
         opened = await g.open()
-        assert (opened.answer.status, await opened.answer.read(10)) == (status, b"no")
+        assert (opened.answer.status, await opened.read(10)) == (status, b"no")
         assert len(g.servers[0].requests) == 2
         opened.close(True)
 
@@ -118,7 +118,7 @@ async def test_nothing_is_sent_again_once_the_body_has_begun() -> None:
         opened = await g.open(stream=True)
         assert opened.first == b"hello"
         with pytest.raises(UpstreamBroken):
-            await opened.answer.next()
+            await opened.next()
         opened.close(False)
         assert [len(server.requests) for server in g.servers] == [1, 0]
         assert g.state().failures == 1
@@ -131,7 +131,7 @@ async def test_a_stream_begins_with_the_first_of_its_body() -> None:
         assert opened.first.startswith(b"one")
         assert opened.answer.status == 200
         rest = b""
-        while (piece := await opened.answer.next()) is not None:
+        while (piece := await opened.next()) is not None:
             rest += piece
         assert opened.first + rest == b"onetwo"
         opened.close(True)

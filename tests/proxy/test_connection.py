@@ -10,10 +10,11 @@ from typing import cast
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
-from ridgeline.gateway.upstreams.connection import Connection
-from ridgeline.gateway.upstreams.http_client import ClientLimits, HttpClient
-from ridgeline.gateway.upstreams.origin import read_url
+from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.connection import Connection
+from ridgeline.proxy.errors import RequestBroken
+from ridgeline.proxy.origin import read_url
+from ridgeline.proxy.pool import ClientLimits, ConnectionPool
 
 LIMITS = ClientLimits(head_bytes=2000, head_lines=20, body_bytes=1000)
 ORIGIN = read_url("http://127.0.0.1:1")
@@ -43,15 +44,16 @@ class Wire(asyncio.Transport):
         pass
 
 
-class QuietClient(HttpClient):
-    def watch(self) -> None:
+class QuietPool(ConnectionPool[Connection]):
+    def started(self, connection: Connection) -> None:
         """No deadlines: no loop runs here."""
+        self.live.add(connection)
 
 
 def outcome(pieces: Sequence[bytes]) -> tuple[object, ...]:
     """Of an answer that arrives in these pieces, and then the connection ends."""
-    client = QuietClient(LIMITS)
-    connection = Connection(client, ORIGIN)
+    pool = QuietPool(LIMITS)
+    connection = Connection(pool, ORIGIN)
     wire = Wire()
     connection.connection_made(wire)
     answer = Answer(1, 1, 1e12, False, False)
@@ -59,12 +61,12 @@ def outcome(pieces: Sequence[bytes]) -> tuple[object, ...]:
     for piece in pieces:
         if not wire.closed and piece:
             connection.data_received(piece)
-    kept = client.idle_connections(ORIGIN)
+    kept = pool.idle_connections(ORIGIN)
     assert not (kept and wire.closed)
     connection.connection_lost(None)
-    assert not client.live
-    assert client.idle_connections(ORIGIN) == 0
-    error = cast("UpstreamBroken | None", answer._error)
+    assert not pool.live
+    assert pool.idle_connections(ORIGIN) == 0
+    error = cast("RequestBroken | None", answer._error)
     body = answer.take()
     if error is not None:
         return (answer.status, error.cause)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Literal
 
-from ridgeline.gateway.errors import Limited
-from ridgeline.gateway.limits.order import FairOrder, Waiter
+from ridgeline.proxy.errors import QueueRefused
+from ridgeline.proxy.fair_order import FairOrder, Waiter
 
 LONGEST_RETRY_S = 60.0
 LEAST_WEIGHT = 0.01
@@ -56,7 +57,7 @@ class FairQueue:
     async def enter(
         self, tenant: str, weight: float = 1.0, priority: int = 1, timeout_s: float = 30.0
     ) -> float:
-        """Waits for a place; how long, in seconds. Limited when the room is full or the time is up."""
+        """Waits for a place; how long, in seconds. QueueRefused when the room is full or the time is up."""
         now, weight = self._clock(), max(weight, LEAST_WEIGHT)
         if self.in_use < self._capacity and not self._order.waiting:
             self.in_use += 1
@@ -112,14 +113,10 @@ class FairQueue:
             return
         weakest = self._order.outvied_by(newcomer) if self._order.waiting else None
         if weakest is None:
-            raise self._limited("queue_full")
+            raise QueueRefused("queue_full", self.retry_after_s())
         self._refuse(weakest, "queue_full")
 
-    def _refuse(self, waiter: Waiter, code: str) -> None:
+    def _refuse(self, waiter: Waiter, code: Literal["queue_full", "queue_timeout"]) -> None:
         self._order.remove(waiter, self._clock())
         if waiter.future is not None and not waiter.future.done():
-            waiter.future.set_exception(self._limited(code))
-
-    def _limited(self, code: str) -> Limited:
-        why = "too many requests wait already" if code == "queue_full" else "its turn did not come in time"
-        return Limited(f"the model is busy and {why}", self.retry_after_s(), code=code)
+            waiter.future.set_exception(QueueRefused(code, self.retry_after_s()))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ridgeline.gateway.errors import GatewayError
-from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
-from ridgeline.gateway.upstreams.upstream import Upstream
+from ridgeline.proxy.breaker import Breaker
+from ridgeline.proxy.errors import ProxyError
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import Origin
 
 TICK_S = 0.5
 PROBES = 2  # failed in a row
@@ -21,8 +23,37 @@ PROBE_BYTES = 4 << 20
 log = logging.getLogger(__name__)
 
 
+class Watched(Protocol):
+    """An upstream, as `Health` sees it. `Health` sets the fields from `heard_at` on."""
+
+    name: str
+    origin: Origin
+    breaker: Breaker
+    heard_at: float  # when an answer of it last began, or had bytes at the last check
+    stalled_at: float  # when its streams last stood still
+    probe: str  # ok, failed, none
+    probe_failures: int  # in a row
+    probe_due: float
+
+    @property
+    def stall_s(self) -> float:
+        """Streams under way without a byte for this time open the breaker; 0: never."""
+
+    @property
+    def probe_s(self) -> float:
+        """Seconds between probes; 0: none."""
+
+    @property
+    def probe_timeout_s(self) -> float: ...
+    @property
+    def probe_path(self) -> str: ...
+
+    def probe_lines(self, now: float) -> bytes:
+        """Header lines of a probe, made by `header_lines`."""
+
+
 class Health:
-    def __init__(self, upstreams: Sequence[Upstream], client: HttpClient, clock: Callable[[], float]) -> None:
+    def __init__(self, upstreams: Sequence[Watched], client: HttpClient, clock: Callable[[], float]) -> None:
         self._upstreams, self._client, self._clock = upstreams, client, clock
         self._task: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[bool]] = set()
@@ -49,33 +80,33 @@ class Health:
     def _look(self) -> None:
         now = self._clock()
         for upstream in self._upstreams:
-            if upstream.config.stall_s:
+            if upstream.stall_s:
                 self.check_progress(upstream)
             if upstream.probe_s and now >= upstream.probe_due:
-                upstream.probe_due = now + max(upstream.probe_s, upstream.config.probe_timeout_s)
+                upstream.probe_due = now + max(upstream.probe_s, upstream.probe_timeout_s)
                 task = asyncio.get_running_loop().create_task(self.probe(upstream))
                 self._probes.add(task)
                 task.add_done_callback(self._probes.discard)
 
-    def check_progress(self, upstream: Upstream) -> None:
+    def check_progress(self, upstream: Watched) -> None:
         """Streams are under way, and for `stall_s` nothing was heard of the upstream: its breaker opens."""
         waiting = False
-        for connection in self._client.live:
+        for connection in self._client.pool.live:
             answer = connection.answer
             if connection.origin is upstream.origin and answer is not None:
                 if answer.status:
                     upstream.heard_at = max(upstream.heard_at, answer.last_at)
                 # A reader that is slow, or an answer that comes whole, is no sign of anything.
                 if answer.is_stream and not answer.is_paused:
-                    waiting = waiting or self._clock() - answer.last_at > upstream.config.stall_s
+                    waiting = waiting or self._clock() - answer.last_at > upstream.stall_s
         silent_s = self._clock() - max(upstream.heard_at, upstream.stalled_at)
-        if waiting and silent_s > upstream.config.stall_s:
+        if waiting and silent_s > upstream.stall_s:
             upstream.stalled_at = self._clock()  # a request that tries again has as long
             if upstream.breaker.is_closed or upstream.breaker.has_trial:
                 log.warning("upstream %s: its streams have stopped, not asked for now", upstream.name)
                 upstream.breaker.trip()
 
-    async def probe(self, upstream: Upstream) -> bool:
+    async def probe(self, upstream: Watched) -> bool:
         """Ask, and tell the breaker. Whatever the upstream answers but a 5xx, it is up."""
         is_up = await self._is_up(upstream)
         upstream.probe = "ok" if is_up else "failed"
@@ -90,11 +121,9 @@ class Health:
             upstream.breaker.trip()
         return False
 
-    async def _is_up(self, upstream: Upstream) -> bool:
-        timeout_s = upstream.config.probe_timeout_s
+    async def _is_up(self, upstream: Watched) -> bool:
+        timeout_s = upstream.probe_timeout_s
         now = self._clock()
-        key = upstream.credentials.pick("", now)
-        lines = b"" if key is None else key.lines
         try:
             answer = await self._client.ask(
                 upstream.origin,
@@ -103,9 +132,9 @@ class Health:
                 [(b"accept", b"application/json")],
                 deadlines=Deadlines(timeout_s, timeout_s, timeout_s),
                 until=now + timeout_s,
-                fixed=lines,
+                fixed=upstream.probe_lines(now),
             )
             await answer.read(PROBE_BYTES)
-        except GatewayError:
+        except ProxyError:
             return False
         return answer.status < 500

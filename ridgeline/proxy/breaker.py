@@ -7,12 +7,20 @@ request at a time may try (half open): its success closes the breaker, its failu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from ridgeline.gateway.upstreams.config import RetryConfig
-
 BUCKETS = 10  # a window's parts: what is older leaves by a tenth of it at a time
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    failures: int = 5  # within `window_s`, that open it …
+    ratio: float = 0.5  # … if they are at least this part of all requests in that time
+    window_s: float = 30.0
+    open_s: float = 5.0  # until one request may try; doubled each time that one fails
+    open_max_s: float = 60.0
 
 
 class Pass(Enum):
@@ -24,14 +32,14 @@ class Pass(Enum):
 
 
 class Breaker:
-    def __init__(self, config: RetryConfig, clock: Callable[[], float]) -> None:
-        self._config, self._clock = config, clock
-        self._width_s = config.breaker_window_s / BUCKETS
+    def __init__(self, limits: BreakerLimits, clock: Callable[[], float]) -> None:
+        self._limits, self._clock = limits, clock
+        self._width_s = limits.window_s / BUCKETS
         self._numbers = [-1] * BUCKETS  # which bucket of all time each holds
         self._ends = [0] * BUCKETS
         self._failures = [0] * BUCKETS
         self._open_until: float | None = None  # None: closed
-        self._open_s = config.breaker_open_s
+        self._open_s = limits.open_s
         self._has_trial = False
         self.opened = 0  # times, since the start
 
@@ -77,7 +85,7 @@ class Breaker:
         self._ends[bucket] += 1
         self._failures[bucket] += 1
         if given is Pass.TRIAL:
-            self._open_s = min(self._open_s * 2, self._config.breaker_open_max_s)
+            self._open_s = min(self._open_s * 2, self._limits.open_max_s)
             self._open()
         elif self._open_until is None and self._has_failed():
             self._open()
@@ -99,7 +107,7 @@ class Breaker:
     def reset(self) -> None:
         self._open_until = None
         self._has_trial = False
-        self._open_s = self._config.breaker_open_s
+        self._open_s = self._limits.open_s
         self._numbers = [-1] * BUCKETS
 
     def retry_in_s(self) -> float:
@@ -125,5 +133,4 @@ class Breaker:
         counted = [bucket for bucket in range(BUCKETS) if self._numbers[bucket] > oldest]
         failures = sum(self._failures[bucket] for bucket in counted)
         ends = sum(self._ends[bucket] for bucket in counted)
-        config = self._config
-        return failures >= config.breaker_failures and failures >= config.breaker_ratio * ends
+        return failures >= self._limits.failures and failures >= self._limits.ratio * ends

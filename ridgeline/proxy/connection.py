@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import select
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import httptools
 
-from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
-from ridgeline.gateway.upstreams.origin import Origin
-from ridgeline.gateway.upstreams.outgoing import Headers, StoredBody
-from ridgeline.gateway.upstreams.request_head import HOP_BY_HOP
-
-if TYPE_CHECKING:
-    from ridgeline.gateway.upstreams.http_client import HttpClient
+from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.body import StoredBody
+from ridgeline.proxy.errors import Cause, RequestBroken
+from ridgeline.proxy.origin import Origin
+from ridgeline.proxy.pool import ConnectionPool
+from ridgeline.proxy.request_head import HOP_BY_HOP, Headers
 
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # besides POLLHUP and POLLERR, which poll() always reports
 _EARLIER_S = 1.0  # before the keep-alive timeout that an upstream announces
@@ -28,7 +27,6 @@ SMALL_BODY = 32 * 1024  # copied behind its head and sent in one write
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_client",
         "_has_framing",
         "_headers",
         "_is_complete",
@@ -37,6 +35,7 @@ class Connection(asyncio.Protocol):
         "_keep_alive_s",
         "_parser",
         "_pieces",
+        "_pool",
         "_requests",
         "_room",
         "_sending",
@@ -48,13 +47,13 @@ class Connection(asyncio.Protocol):
         "origin",
     )
 
-    def __init__(self, client: HttpClient, origin: Origin) -> None:
+    def __init__(self, pool: ConnectionPool[Connection], origin: Origin) -> None:
         self.origin = origin
         self.answer: Answer | None = None
         self.kept_until = 0.0
         self.has_written = False  # a byte of the request that is or was last on it
         self._keep_alive_s = origin.keep_alive_s
-        self._client = client
+        self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._requests = 0
@@ -75,8 +74,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             self._lost(None)
             return
-        self._client.live.add(self)
-        self._client.watch()
+        self._pool.started(self)
         self._is_complete = self._has_framing = False
         self._headers = []
         self.has_written = True
@@ -127,11 +125,11 @@ class Connection(asyncio.Protocol):
     def drop(self) -> None:
         """Close the socket now, whatever is still to be read or written."""
         self.answer = None
-        self._client.forget(self)
+        self._pool.forget(self)
         if self._transport is not None:
             self._transport.abort()
 
-    def fail(self, cause: str) -> None:
+    def fail(self, cause: Cause) -> None:
         answer, self.answer = self.answer, None
         if answer is not None:
             answer.fail(cause)
@@ -162,7 +160,7 @@ class Connection(asyncio.Protocol):
             # What a callback raised comes wrapped. Bytes behind a whole answer spoil the connection alone.
             if not self._is_complete:
                 found = error.__context__
-                self.fail(found.cause if isinstance(found, UpstreamBroken) else "garbage")
+                self.fail(found.cause if isinstance(found, RequestBroken) else "garbage")
                 return
             self._is_kept = False
         pieces = self._pieces
@@ -171,19 +169,19 @@ class Connection(asyncio.Protocol):
             piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
             answer.feed(piece)
-            if answer.received > self._client.limits.body_bytes:
+            if answer.received > self._pool.limits.body_bytes:
                 self.fail("body_too_large")
                 return
         else:
             self._silent += len(data)
-            if self._silent > self._client.limits.head_bytes:
+            if self._silent > self._pool.limits.head_bytes:
                 self.fail("garbage" if answer.received else "head_too_large")
                 return
         if self._is_complete and self.answer is not None:  # the sink may have given it up
             self._end(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._client.forget(self)
+        self._pool.forget(self)
         self.resume_writing()  # what waits for room sees that there is no connection
         if self.answer is not None:
             self._lost(error)
@@ -195,7 +193,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._is_complete:
-            raise UpstreamBroken("garbage")  # a second answer to one request
+            raise RequestBroken("garbage")  # a second answer to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -206,12 +204,12 @@ class Connection(asyncio.Protocol):
         elif name not in HOP_BY_HOP:
             headers = self._headers
             headers.append((name, value))
-            if len(headers) > self._client.limits.head_lines:
-                raise UpstreamBroken("head_too_large")
+            if len(headers) > self._pool.limits.head_lines:
+                raise RequestBroken("head_too_large")
             if name == b"content-length":
                 self._has_framing = True
-                if int(value) > self._client.limits.body_bytes:
-                    raise UpstreamBroken("body_too_large")
+                if int(value) > self._pool.limits.body_bytes:
+                    raise RequestBroken("body_too_large")
 
     def _note_keep_alive(self, value: bytes) -> None:
         """`timeout=5, max=100`: the upstream's own timeout, where that is shorter than ours."""
@@ -224,7 +222,7 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:
             if status == 101:
-                raise UpstreamBroken("garbage")  # never asked for
+                raise RequestBroken("garbage")  # never asked for
             self._is_interim, self._has_framing = True, False
             self._headers = []
             return
@@ -251,13 +249,13 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         self.answer = None
-        self._client.live.discard(self)
+        self._pool.ended(self)
         # Unsent bytes: answered before it was all sent, and the rest would be taken for the next request.
         is_sent = self._sending is None or self._sending.done()
         usable = (
             is_sent and self._is_kept and not transport.is_closing() and not transport.get_write_buffer_size()
         )
-        if usable and self._client.keep(self):
+        if usable and self._pool.keep(self):
             self.kept_until = answer.last_at + self._keep_alive_s
             if answer.is_paused:
                 transport.resume_reading()
@@ -268,7 +266,7 @@ class Connection(asyncio.Protocol):
     def _lost(self, error: Exception | None) -> None:
         answer, self.answer = self.answer, None
         assert answer is not None
-        self._client.live.discard(self)
+        self._pool.ended(self)
         if not self._silent and not answer.status and self._requests > 1:
             answer.lose()
         elif not answer.status:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.gateway.errors import BadRequest
-from ridgeline.gateway.upstreams.answer import HIGH_WATER, UpstreamBroken
-from ridgeline.gateway.upstreams.connection import Connection
-from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
-from ridgeline.gateway.upstreams.origin import read_url
-from tests.gateway.upstreams.asking import HEAD, SHORT, ask
-from tests.gateway.upstreams.scripted import (
+from ridgeline.proxy.answer import HIGH_WATER
+from ridgeline.proxy.connection import Connection
+from ridgeline.proxy.errors import InvalidHead, RequestBroken
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import read_url
+from tests.proxy.asking import HEAD, SHORT, ask
+from tests.proxy.scripted import (
     Request,
     Wire,
     replies,
@@ -79,7 +79,7 @@ async def test_requests_at_once_have_connections_of_their_own(client: HttpClient
 
         assert await asyncio.gather(*(one(number) for number in range(20))) == [b"%d" % n for n in range(20)]
         assert upstream.connections == 20
-        assert client.idle_connections(origin) == 20
+        assert client.pool.idle_connections(origin) == 20
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_a_connection_that_ends_with_its_answer_is_not_used_again(
         origin = read_url(upstream.url)
         for _ in range(2):
             assert await (await ask(client, origin)).read(100) == b"to the end"
-        assert client.idle_connections(origin) == 0
+        assert client.pool.idle_connections(origin) == 0
         assert upstream.connections == 2
 
 
@@ -184,8 +184,8 @@ async def test_relay_hands_over_every_piece_and_returns_at_the_end(client: HttpC
         pieces: list[bytes] = []
         await answer.relay(pieces.append)
         assert b"".join(pieces) == b"abc"
-        assert client.idle_connections(read_url(upstream.url)) == 0  # another origin object
-        assert not client.live
+        assert client.pool.idle_connections(read_url(upstream.url)) == 0  # another origin object
+        assert not client.pool.live
 
 
 async def test_what_a_sink_raises_ends_the_answer_and_comes_out(client: HttpClient) -> None:
@@ -242,7 +242,7 @@ async def test_a_post_on_a_kept_connection_that_dies_is_not_sent_again(client: H
     async with scripted(replies(200), resets, replies(200, b"again")) as upstream:
         origin = read_url(upstream.url)
         await (await ask(client, origin)).read(10)
-        with pytest.raises(UpstreamBroken) as failure:
+        with pytest.raises(RequestBroken) as failure:
             await ask(client, origin)
         assert failure.value.cause == "stale"
         assert [request.connection for request in upstream.requests] == [1, 1]
@@ -284,7 +284,7 @@ async def test_a_keep_alive_timeout_that_the_server_announces_is_obeyed(client: 
 
 async def test_a_new_connection_that_dies_is_not_replaced(client: HttpClient) -> None:
     async with scripted(resets, replies(200)) as upstream:
-        with pytest.raises(UpstreamBroken):
+        with pytest.raises(RequestBroken):
             await ask(client, upstream)
         assert len(upstream.requests) == 1
 
@@ -293,7 +293,7 @@ async def test_a_kept_connection_that_died_in_its_answer_is_not_replaced(client:
     async with scripted(replies(200), sends_then_resets(b"HTTP/1.1 2"), replies(200)) as upstream:
         origin = read_url(upstream.url)
         await (await ask(client, origin)).read(10)
-        with pytest.raises(UpstreamBroken):
+        with pytest.raises(RequestBroken):
             await ask(client, origin)
         assert len(upstream.requests) == 2
 
@@ -303,9 +303,9 @@ async def test_an_unused_connection_is_closed_after_a_while() -> None:
     async with scripted(replies(200)) as upstream:
         origin = read_url(upstream.url, keep_alive_s=0.1)
         await (await ask(client, origin)).read(10)
-        assert client.idle_connections(origin) == 1
+        assert client.pool.idle_connections(origin) == 1
         await upstream.until(lambda: upstream.open == 0)
-        assert client.idle_connections(origin) == 0
+        assert client.pool.idle_connections(origin) == 0
     client.close()
 
 
@@ -323,7 +323,7 @@ async def test_an_early_answer_to_a_body_still_being_sent_leaves_no_kept_connect
         origin = read_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         answer = await ask(client, origin, b"x" * 30_000_000)
         assert (answer.status, await answer.read(10)) == (413, b"big")
-        assert client.idle_connections(origin) == 0
+        assert client.pool.idle_connections(origin) == 0
 
 
 async def test_a_closed_connection_is_freed_without_the_collector(client: HttpClient) -> None:
@@ -396,7 +396,7 @@ async def test_tls_with_a_certificate_that_is_not(client: HttpClient, certificat
     async with scripted(replies(200), tls=tls_server(certificate)) as upstream:
         name = "127.0.0.1" if fault == "another name" else "localhost"
         trusted = certificate if fault == "another name" else None
-        with pytest.raises(UpstreamBroken) as failure:
+        with pytest.raises(RequestBroken) as failure:
             await ask(client, read_url(f"https://{name}:{upstream.port}", ca_file=trusted))
         assert failure.value.cause == "tls"
         assert not upstream.requests
@@ -422,7 +422,7 @@ async def test_tls_with_a_certificate_that_is_not(client: HttpClient, certificat
 )
 async def test_a_header_cannot_begin_a_line_of_its_own(client: HttpClient, name: bytes, value: bytes) -> None:
     async with scripted(replies(200)) as upstream:
-        with pytest.raises(BadRequest):
+        with pytest.raises(InvalidHead):
             await client.ask(read_url(upstream.url), "POST", "/", [(name, value)], deadlines=SHORT)
         assert upstream.connections == 0
 
@@ -446,7 +446,7 @@ async def test_a_header_cannot_begin_a_line_of_its_own(client: HttpClient, name:
 )
 async def test_a_path_cannot_leave_its_place(client: HttpClient, path: str) -> None:
     async with scripted(replies(200)) as upstream:
-        with pytest.raises(BadRequest):
+        with pytest.raises(InvalidHead):
             await client.ask(read_url(upstream.url), "GET", path, [], deadlines=SHORT)
         assert upstream.connections == 0
 

@@ -6,15 +6,14 @@ import random
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from ridgeline.gateway.upstreams.answer import Answer
-from ridgeline.gateway.upstreams.config import RetryConfig
+from ridgeline.proxy.answer import Answer
 
 LONGEST_S = 3600.0  # whatever an upstream asks for
 
 
-def backoff_s(config: RetryConfig, retries: int, rng: random.Random) -> float:
+def backoff_s(first_ms: float, longest_ms: float, retries: int, rng: random.Random) -> float:
     """Before retry number `retries` + 1: twice as long each time, up to a bound, times 0.8 to 1.2."""
-    base_ms = min(config.backoff_ms * 2.0**retries, config.backoff_max_ms)
+    base_ms = min(first_ms * 2.0**retries, longest_ms)
     return base_ms / 1e3 * rng.uniform(0.8, 1.2)
 
 

@@ -10,15 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from ridgeline.gateway.upstreams.answer import Answer
-from ridgeline.gateway.upstreams.breaker import Breaker, Pass
-from ridgeline.gateway.upstreams.budget import START, RetryBudget
-from ridgeline.gateway.upstreams.config import RetryConfig
-from ridgeline.gateway.upstreams.waits import LONGEST_S, backoff_s, retry_after_s
+from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.backoff import LONGEST_S, backoff_s, retry_after_s
+from ridgeline.proxy.breaker import Breaker, BreakerLimits, Pass
+from ridgeline.proxy.retry_budget import START, RetryBudget
 
-CONFIG = RetryConfig(
-    breaker_failures=3, breaker_ratio=0.5, breaker_window_s=10.0, breaker_open_s=5.0, breaker_open_max_s=20.0
-)
+LIMITS = BreakerLimits(failures=3, ratio=0.5, window_s=10.0, open_s=5.0, open_max_s=20.0)
 
 
 class Clock:
@@ -35,7 +32,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def breaker(clock: Clock) -> Breaker:
-    return Breaker(CONFIG, clock)
+    return Breaker(LIMITS, clock)
 
 
 def fail(breaker: Breaker, times: int) -> None:
@@ -131,7 +128,7 @@ class AnyHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.breaker = Breaker(CONFIG, self.clock)
+        self.breaker = Breaker(LIMITS, self.clock)
         self.trials = 0
 
     @rule(target=passes)
@@ -161,7 +158,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert 0 <= self.breaker.retry_in_s() <= CONFIG.breaker_open_max_s
+        assert 0 <= self.breaker.retry_in_s() <= LIMITS.open_max_s
         assert (self.breaker.state == "closed") == self.breaker.is_closed
 
 
@@ -212,9 +209,8 @@ def test_no_budget_is_no_retry(clock: Clock) -> None:
 
 @given(st.integers(0, 60), st.integers())
 def test_backoff_doubles_up_to_its_bound_and_is_spread(retries: int, seed: int) -> None:
-    config = RetryConfig()
     base = min(0.5 * 2**retries, 5.0)
-    assert 0.8 * base <= backoff_s(config, retries, random.Random(seed)) <= 1.2 * base
+    assert 0.8 * base <= backoff_s(500.0, 5000.0, retries, random.Random(seed)) <= 1.2 * base
 
 
 def answer_with(name: bytes, value: bytes) -> Answer:

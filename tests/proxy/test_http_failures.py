@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
-from ridgeline.gateway.upstreams.answer import UpstreamBroken
-from ridgeline.gateway.upstreams.http_client import ClientLimits, Deadlines, HttpClient
-from ridgeline.gateway.upstreams.origin import read_url
-from tests.gateway.upstreams.asking import HEAD, ask, cause_of
-from tests.gateway.upstreams.scripted import (
+from ridgeline.proxy.body import StoredBody, Stretch
+from ridgeline.proxy.errors import RequestBroken
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import read_url
+from ridgeline.proxy.pool import ClientLimits
+from tests.patience import PATIENCE_S
+from tests.proxy.asking import HEAD, ask, cause_of
+from tests.proxy.scripted import (
     Request,
     Wire,
     hangs,
@@ -23,20 +27,33 @@ from tests.gateway.upstreams.scripted import (
     sends_then_closes,
     sends_then_resets,
 )
-from tests.patience import PATIENCE_S
 
 # ── failures ──
 
 
 async def test_nobody_listens(client: HttpClient) -> None:
-    with pytest.raises(UpstreamBroken, match="refused"):
+    with pytest.raises(RequestBroken, match="refused"):
         await ask(client, read_url(f"http://127.0.0.1:{refusing_port()}"))
 
 
 async def test_a_name_that_nobody_has(client: HttpClient) -> None:
-    with pytest.raises(UpstreamBroken) as failure:
+    with pytest.raises(RequestBroken) as failure:
         await ask(client, read_url("http://nobody.invalid"))
     assert failure.value.cause in ("unresolved", "unreachable")
+
+
+class ShortFile:
+    """A file that was cut after its length was read."""
+
+    path = Path("cut")
+
+    def read(self, begin: int, size: int) -> bytes:
+        return b"x" * (size - 1)
+
+
+async def test_a_body_on_disk_that_cannot_be_read_fails_its_request(client: HttpClient) -> None:
+    body = StoredBody([b"before", Stretch(ShortFile(), 0, 1000)])
+    assert await cause_of(client, hangs, body=body) == "upload_lost"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +119,7 @@ async def test_reading_with_a_limit_gives_up_what_is_larger(client: HttpClient) 
 
     async with scripted(endless) as upstream:
         answer = await ask(client, upstream)
-        with pytest.raises(UpstreamBroken, match="too large"):
+        with pytest.raises(RequestBroken, match="too large"):
             await answer.read(1000)
         await upstream.until(lambda: upstream.open == 0)
 
@@ -113,7 +130,7 @@ async def test_bytes_behind_an_answer_spoil_only_the_connection(client: HttpClie
         origin = read_url(upstream.url)
         for _ in range(2):
             assert await (await ask(client, origin)).read(100) == b"ok"
-        assert client.idle_connections(origin) == 0
+        assert client.pool.idle_connections(origin) == 0
         assert upstream.connections == 2
 
 
@@ -174,12 +191,12 @@ async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient
         for knock in knocks:
             knock.setblocking(False)
             knock.connect_ex(full.getsockname())
-        with pytest.raises(UpstreamBroken) as failure:
+        with pytest.raises(RequestBroken) as failure:
             await ask(client, origin, deadlines=Deadlines(0.2, 5, 5))
         for knock in knocks:
             knock.close()
     assert failure.value.cause == "connect_timeout"
-    assert failure.value.status == 504
+    assert failure.value.is_timeout
 
 
 # ── giving up ──
@@ -199,9 +216,9 @@ async def test_abort_closes_the_upstreams_socket_at_once(client: HttpClient) -> 
         answer = await ask(client, upstream, wait_for_body=True)
         answer.abort()
         await asyncio.wait_for(gone.wait(), PATIENCE_S)
-        with pytest.raises(UpstreamBroken, match="given up"):
+        with pytest.raises(RequestBroken, match="given up"):
             await answer.next()
-        assert not client.live
+        assert not client.pool.live
 
 
 @pytest.mark.parametrize("stage", ["head", "body", "relay"])
@@ -221,7 +238,7 @@ async def test_a_cancelled_caller_leaves_no_connection(client: HttpClient, stage
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not client.live
+        assert not client.pool.live
         await upstream.until(lambda: upstream.open == 0)
 
 

@@ -1,4 +1,4 @@
-"""Answer: one upstream's answer as it arrives. Filled by its `Connection`, read by the pipeline.
+"""Answer: one upstream's answer as it arrives. Filled by its `Connection`, read by the client's caller.
 
 Its body comes whole (`read`), piece by piece (`next`), or handed to a function as it arrives (`relay`), which
 wakes no task and is what a stream costs least with. A reader that falls behind stops the socket's reading.
@@ -10,45 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ridgeline.gateway.errors import UpstreamFailed
-from ridgeline.gateway.upstreams.outgoing import Headers
-
-if TYPE_CHECKING:
-    from ridgeline.gateway.upstreams.connection import Connection
+from ridgeline.proxy.errors import Cause, RequestBroken
+from ridgeline.proxy.request_head import Headers
 
 HIGH_WATER = 256 * 1024  # unread bytes of one answer at which its socket is no longer read
 
-_MESSAGES = {
-    "refused": "no connection to the upstream: refused",
-    "unresolved": "no connection to the upstream: its name is not known",
-    "tls": "no connection to the upstream: its certificate or its TLS was not accepted",
-    "unreachable": "no connection to the upstream",
-    "connect_timeout": "no connection to the upstream in time",
-    "busy": "the gateway has too many connections to upstreams",
-    "reset": "the upstream closed the connection before it had answered",
-    "stale": "the upstream closed a kept-alive connection as the request was sent; the request may have been "
-    "executed and was not sent again",
-    "truncated": "the upstream closed the connection in the middle of its answer",
-    "garbage": "the upstream's answer was not valid HTTP",
-    "head_too_large": "the head of the upstream's answer was too large",
-    "body_too_large": "the upstream's answer was too large",
-    "first_byte_timeout": "the upstream did not begin to answer in time",
-    "idle_timeout": "the upstream stopped in the middle of its answer",
-    "total_timeout": "the request's time was over before the upstream had answered",
-    "aborted": "the request to the upstream was given up",
-}
 
+class Source(Protocol):
+    """The connection that an answer arrives on."""
 
-class UpstreamBroken(UpstreamFailed):
-    """No answer, or one that broke off. `cause` is a word for rows and metrics; see `_MESSAGES`."""
-
-    def __init__(self, cause: str) -> None:
-        late = cause.endswith("_timeout")
-        code = "upstream_timeout" if late else "upstream_failed"
-        super().__init__(_MESSAGES[cause], status=504 if late else 502, code=code)
-        self.cause = cause
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def drop(self) -> None: ...
 
 
 class Answer:
@@ -90,7 +65,7 @@ class Answer:
         self.is_lost = False  # its kept-alive connection was closed before a byte of an answer came
         self.is_stream = is_stream
         self._waits_for_body = waits_for_body
-        self._connection: Connection | None = None
+        self._connection: Source | None = None
         self._pieces: list[bytes] = []
         self._buffered = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -116,7 +91,7 @@ class Answer:
         return self._is_paused
 
     async def next(self) -> bytes | None:
-        """What has arrived and was not read; None at the end. UpstreamBroken if the answer was cut short."""
+        """What has arrived and was not read; None at the end. RequestBroken if the answer was cut short."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -138,14 +113,14 @@ class Answer:
         return piece
 
     async def read(self, limit: int) -> bytes:
-        """The whole body. One larger than `limit` is UpstreamBroken("body_too_large"), and given up."""
+        """The whole body. One larger than `limit` is RequestBroken("body_too_large"), and given up."""
         pieces: list[bytes] = []
         size = 0
         while (piece := await self.next()) is not None:
             size += len(piece)
             if size > limit:
                 self.abort()
-                raise UpstreamBroken("body_too_large")
+                raise RequestBroken("body_too_large")
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -183,14 +158,14 @@ class Answer:
                 self._connection.resume()
 
     def abort(self) -> None:
-        """Close the socket at once, if the answer has not all arrived. Reading on raises UpstreamBroken."""
+        """Close the socket at once, if the answer has not all arrived. Reading on raises RequestBroken."""
         self.fail("aborted")
         self._pieces.clear()
         self._buffered = 0
 
     # ── for the client that fills it ──
 
-    def attach(self, connection: Connection, now: float) -> None:
+    def attach(self, connection: Source, now: float) -> None:
         self._connection = connection
         self.asked_at = self.last_at = now
         self.due = min(now + self.first_byte_s, self.until)
@@ -241,9 +216,9 @@ class Answer:
         self.is_lost = True
         self._wake()
 
-    def fail(self, cause: str) -> None:
+    def fail(self, cause: Cause) -> None:
         if not self._is_complete and self._error is None:
-            self._end(UpstreamBroken(cause))
+            self._end(RequestBroken(cause))
 
     def check(self, now: float) -> None:
         """A deadline may be over: fail, or say when to look again."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ridgeline.gateway.errors import BadRequest
+from ridgeline.proxy.errors import InvalidHead
+
+Headers = list[tuple[bytes, bytes]]  # names in lower case
 
 METHODS = {name: name.encode() for name in ("GET", "POST", "PUT", "PATCH", "DELETE")}
 MAX_KNOWN = 1024  # names and paths that were found good and are not looked at again
@@ -55,14 +57,14 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     # Each line ends in exactly one CR LF: any more of either came in with a value.
     count = len(lines) // 3
     if block.count(b"\n") != count or block.count(b"\r") != count or block.translate(None, _ALLOWED):
-        raise BadRequest("a header's value holds a control character", code="invalid_header")
+        raise InvalidHead("a header's value holds a control character", "invalid_header")
     return block
 
 
 def _checked_name(name: bytes) -> bytes:
     """The start of the header's line; empty for one that is not passed on."""
     if not _TOKEN.fullmatch(name):
-        raise BadRequest("a header's name is not a token", code="invalid_header")
+        raise InvalidHead("a header's name is not a token", "invalid_header")
     start = b"" if name.lower() in _OURS else name + b": "
     if len(_names) < MAX_KNOWN and len(name) <= 64:
         _names[name] = start
@@ -71,7 +73,7 @@ def _checked_name(name: bytes) -> bytes:
 
 def _checked_path(path: str) -> bytes:
     if not _PATH.fullmatch(path) or "#" in path or _WAY_UP.search(path):
-        raise BadRequest("the path of the request is not valid", code="invalid_path")
+        raise InvalidHead("the path of the request is not valid", "invalid_path")
     coded = path.encode("ascii")
     if len(_paths) < MAX_KNOWN and len(path) <= 128:
         _paths[path] = coded

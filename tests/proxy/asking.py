@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.gateway.upstreams.answer import Answer, UpstreamBroken
-from ridgeline.gateway.upstreams.http_client import Deadlines, HttpClient
-from ridgeline.gateway.upstreams.origin import Origin, read_url
-from tests.gateway.upstreams.scripted import (
+from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.errors import RequestBroken
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import Origin, read_url
+from tests.proxy.scripted import (
     Script,
     Scripted,
     scripted,
@@ -32,8 +33,8 @@ async def cause_of(client: HttpClient, *scripts: Script, read: bool = False, **o
             if read:
                 await answer.read(1 << 20)
 
-        with pytest.raises(UpstreamBroken) as failure:
+        with pytest.raises(RequestBroken) as failure:
             await call()
-        assert not client.live
+        assert not client.pool.live
         await upstream.until(lambda: upstream.open == 0)
     return failure.value.cause

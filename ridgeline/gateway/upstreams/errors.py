@@ -1,0 +1,26 @@
+"""The proxy's errors as the gateway's: what a client is told when an upstream failed."""
+
+from __future__ import annotations
+
+from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, UpstreamFailed
+from ridgeline.proxy.errors import Cause, InvalidHead, ProxyError, QueueRefused, RequestBroken
+
+
+class UpstreamBroken(UpstreamFailed):
+    """No answer, or one that broke off. `cause` is a word for rows and metrics."""
+
+    def __init__(self, error: RequestBroken) -> None:
+        late = error.is_timeout
+        code = "upstream_timeout" if late else "upstream_failed"
+        super().__init__(str(error), status=504 if late else 502, code=code)
+        self.cause: Cause = error.cause
+
+
+def gateway_error(error: ProxyError) -> GatewayError:
+    if isinstance(error, RequestBroken):
+        return UpstreamBroken(error)
+    if isinstance(error, InvalidHead):
+        return BadRequest(str(error), code=error.code)
+    if isinstance(error, QueueRefused):
+        return Limited(str(error), error.retry_after_s, code=error.code)
+    return UpstreamFailed(str(error))
