@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
 from operator import attrgetter
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
@@ -22,7 +21,6 @@ from ridgeline.engine.kv.block_pool import BlockPool
 from ridgeline.engine.kv.prefix_index import PrefixIndex
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
 from ridgeline.engine.plan.admission import Admission
-from ridgeline.engine.plan.decode_run import DecodeRun, find_run, grow_sequences
 from ridgeline.engine.plan.forecast import OutputLengths
 from ridgeline.engine.plan.intake import SchedulerLimits, make_sequences, refuse_unservable
 from ridgeline.engine.plan.integrity import check_integrity
@@ -164,47 +162,6 @@ class Scheduler:
             if place >= len(alive) // 2 or not targets.isdisjoint(seq.block_table):
                 self._preempt(seq, plan)
         return []
-
-    # ── many steps at once, for the simulator ────────────────────────────────────────────────────────────
-
-    def decode_run(self) -> DecodeRun | None:
-        """The upcoming steps that only add a token to each running sequence; None if the next one does more.
-
-        Valid until a request is added or aborted, if no token ends a sequence before its maximum length.
-        """
-        running, limits = self.running.all, self.limits
-        if self.budget.is_reduced:  # it may grow within the run
-            return None
-        may_join = len(running) < min(limits.max_running, limits.step_tokens)
-        if not running or len(running) > limits.step_tokens or (self.waiting and may_join):
-            return None
-        if self._shedding or self._roster.draining or running[-1].background or self.waiting.has_background:
-            return None
-        if any([row.seq for row in plan.rows] != running for plan in self._in_flight):
-            return None
-        if len(self._in_flight) != self.lookahead:
-            return None
-        return find_run(running, self.blocks, self.lookahead)
-
-    def take_run(
-        self, run: DecodeRun, planned_at: float, applied_at: list[float], token_of: Callable[[Sequence], int]
-    ) -> None:
-        """Take one iteration of the run per time in `applied_at`; `planned_at`: time of the last plan."""
-        iterations = len(applied_at)
-        again = grow_sequences(run, self.blocks, self.lookahead, applied_at, token_of)
-        self._preempting = None
-        self._interactive_seen = planned_at
-        self._roster.retired = []
-        self._num_scheduled += iterations
-        for plan in self._in_flight:
-            plan.step_id += iterations
-            for row in plan.rows:
-                row.start += iterations
-        counters = self.counters
-        counters.steps += iterations
-        counters.output_tokens += iterations * len(run.sequences)
-        counters.recomputed_tokens += again
-        counters.last_step_end = applied_at[-1]
 
     # ── planning ─────────────────────────────────────────────────────────────────────────────────────────
 

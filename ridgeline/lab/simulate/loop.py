@@ -1,9 +1,8 @@
-"""simulate(): the engine's real scheduler, KV pool and prefix index under traffic, by a clock of ours.
+"""simulate(): the engine's scheduler, KV pool and prefix index under traffic, driven by a simulated clock.
 
-The loop is that of `engine.link.process` and `engine.run.core`: receive what has come, plan, launch, read
-the oldest step, publish. A step takes as long as `StepTimes` says; tokens are made up; runs of steps that
-only decode are leapt over (`engine.plan.decode_run`), with the same result as one by one. Nothing here
-decides what is computed.
+The loop follows `engine.link.process` and `engine.run.core`: receive arrivals, plan, launch, read the oldest
+step, publish. A step takes the time that `StepTimes` predicts; tokens are made up. Runs of decode-only steps
+are taken at once (`fast_forward`), with the same result as one by one. Nothing here decides what is computed.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from dataclasses import dataclass
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
-from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepWork
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes, quantile
 from ridgeline.lab.simulate.clients import Clients
+from ridgeline.lab.simulate.fast_forward import FastForwardScheduler
 from ridgeline.lab.simulate.prompts import TokenPrompts
 from ridgeline.lab.simulate.run import Extent, KvUse, SimulatedRun
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.telemetry.stats import StepRecord
 
 NOTHING = RowResult()
-SHORTEST_LEAP = 2  # turns; a single one is as fast step by step
+SHORTEST_RUN = 2  # iterations; a single one is as fast without
 
 
 def simulate(
@@ -41,21 +40,21 @@ def simulate(
     lookahead: int = 0,
     noise: bool = False,
     seed: int = 0,
-    leap: bool = True,
+    fast_forward: bool = True,
     keep_steps: bool = False,
 ) -> SimulatedRun:
-    """concurrency: a closed loop of so many requests or conversations at a time; None: as they are due
-    lookahead:   steps launched before the oldest is read, as the engine's runner has it
-    noise:       each step takes a time drawn from the residuals of the fit; else what is expected
-    leap:        False: every step by itself, for those who compare the two
-    keep_steps:  record every step, as the engine does; that takes time and memory
+    """concurrency:  requests or conversations in a closed loop at a time; None: sent at their planned times
+    lookahead:    steps launched before the oldest is read, as in the engine's runner
+    noise:        draw each step's time from the residuals of the fit; otherwise use the expected time
+    fast_forward: False: take every step separately, to compare the two
+    keep_steps:   record every step, as the engine does; costs time and memory
     """
     if concurrency is not None and concurrency < 1:
         raise BadInput(f"a closed loop needs a concurrency of at least 1, got {concurrency}")
     simulation = _Simulation(traffic, limits, times, front or FrontTimes(), concurrency, lookahead, seed)
     simulation.noise = random.Random(seed) if noise else None
     simulation.step_records = [] if keep_steps else None
-    simulation.run(leap and not keep_steps)
+    simulation.run(fast_forward and not keep_steps)
     return simulation.result()
 
 
@@ -81,22 +80,22 @@ class _Simulation:
         lookahead: int,
         seed: int,
     ) -> None:
-        self.scheduler = Scheduler(limits, rng=random.Random(seed), lookahead=lookahead)
+        self.scheduler = FastForwardScheduler(limits, rng=random.Random(seed), lookahead=lookahead)
         self._times, self._front, self._host = times, front, times.host
         self._clients = Clients(traffic, front, concurrency)
         self._prompts = TokenPrompts(traffic)
         self._traffic = traffic
         self._flights: deque[_Flight] = deque()
-        self._device_free = 0.0  # when the newest step in flight will have been computed
+        self._device_free = 0.0  # when the newest step in flight ends
         self._extent = Extent(times)
         self._lines: dict[int, tuple[float, float]] = {}
         self.now = 0.0
         self.busy_s = 0.0
-        self._held_s = self._held_peak = 0.0  # KV blocks held: their integral over busy time, and most
+        self._held_s = self._held_peak = 0.0  # KV blocks held: integral over busy time, and maximum
         self.noise: random.Random | None = None
         self.step_records: list[StepRecord] | None = None
 
-    def run(self, leap: bool) -> None:
+    def run(self, fast_forward: bool) -> None:
         clients, scheduler = self._clients, self.scheduler
         while True:
             while clients.due and clients.due[0][0] <= self.now:
@@ -105,8 +104,8 @@ class _Simulation:
                 if not clients.due:
                     return
                 self.now = clients.due[0][0]
-            elif not (leap and self._leap()):
-                self._turn()
+            elif not (fast_forward and self._fast_forward()):
+                self._iterate()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,8 +129,8 @@ class _Simulation:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _turn(self) -> None:
-        """One turn of the engine's loop: plan, launch, and read the oldest step when it is due."""
+    def _iterate(self) -> None:
+        """One iteration of the engine's loop: plan, launch, and read the oldest step when it is due."""
         started = self.now
         plan = self.scheduler.schedule(started)
         if plan:
@@ -143,7 +142,7 @@ class _Simulation:
             self._flights.append(_Flight(plan, work, started, launched, self._device_free))
             self.now = launched
         elif not self._flights:
-            raise RuntimeError("the scheduler has work, and planned none")
+            raise RuntimeError("the scheduler has work but planned none")
         if not plan or len(self._flights) > self.scheduler.lookahead:
             self._collect(self._flights.popleft())
 
@@ -164,10 +163,10 @@ class _Simulation:
         self._publish(deltas)
         self.now += self._host.turn(len(flight.plan.rows))
 
-    def _leap(self) -> bool:
-        """Take the coming turns at once, up to the next arrival, where they only decode."""
+    def _fast_forward(self) -> bool:
+        """Take the upcoming decode-only iterations at once, up to the next arrival."""
         run = self.scheduler.decode_run()
-        if run is None or run.iterations < SHORTEST_LEAP:
+        if run is None or run.iterations < SHORTEST_RUN:
             return False
         batch = len(run.sequences)
         if batch not in self._lines:
@@ -203,10 +202,10 @@ class _Simulation:
         self.now, self._device_free = now, free
         return True
 
-    def _move_flights(self, turns: int, batch: int, ends: deque[float]) -> None:
-        """The steps in flight are other ones now; their plans moved with the scheduler."""
+    def _move_flights(self, iterations: int, batch: int, ends: deque[float]) -> None:
+        """Replace the steps in flight by those of the new position; the scheduler has moved their plans."""
         for flight, end in zip(self._flights, ends, strict=True):
-            context = flight.work.decode_context + turns * batch
+            context = flight.work.decode_context + iterations * batch
             flight.work = StepWork(decode_batch=batch, decode_context=context)
             flight.ends = end
 
@@ -230,7 +229,7 @@ class _Simulation:
         stats = self.scheduler.stats()
         caveats = self._extent.caveats(self.busy_s)
         if self._traffic.name in self._times.fitted_on:
-            caveats.append(f"the step times were fitted on this very traffic, {self._traffic.name!r}")
+            caveats.append(f"the step times were fitted on this same traffic, {self._traffic.name!r}")
         if self._times.source != "fitted":
             caveats.append(f"step times are {self._times.source}: no step of this machine was measured")
         return SimulatedRun(

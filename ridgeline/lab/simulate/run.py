@@ -21,7 +21,7 @@ class KvUse:
 @dataclass(slots=True)
 class SimulatedRun:
     """records: in the order of the plan
-    steps:   how many forward passes; those of a run leapt over count one by one
+    steps:   how many forward passes; steps taken by fast-forward count one by one
     busy_s:  how long the device computed, of duration_s
     stats:   the scheduler's own figures at the end: preemptions, prefix hits, tokens
     caveats: what to know before believing it, in words

@@ -148,7 +148,7 @@ def test_steps_beyond_what_was_fitted_are_told() -> None:
 def test_traffic_that_was_fitted_on_is_told_apart() -> None:
     fitted = msgspec.structs.replace(TIMES, fitted_on=("test",))
     (caveat,) = simulate(traffic(PlannedRequest(0.0, 20, 3)), LIMITS, fitted).caveats
-    assert "fitted on this very traffic" in caveat
+    assert "fitted on this same traffic" in caveat
 
 
 requests = st.builds(
@@ -181,7 +181,7 @@ def test_leaping_gives_exactly_the_records_of_going_step_by_step(
     # From the first ones the engine learns that answers are short; so it admits more than fits.
     teaching = [PlannedRequest(0.0, 2, 1)] * 16
     sent = traffic(*teaching, *sorted(planned, key=lambda request: request.at), block=20)
-    leaping, stepping = (
+    skipping, stepping = (
         simulate(
             sent,
             limits,
@@ -190,13 +190,13 @@ def test_leaping_gives_exactly_the_records_of_going_step_by_step(
             concurrency=concurrency,
             lookahead=lookahead,
             noise=noise,
-            leap=leap,
+            fast_forward=fast_forward,
         )
-        for leap in (True, False)
+        for fast_forward in (True, False)
     )
-    assert leaping.records == stepping.records
-    assert leaping.stats == stepping.stats
-    assert leaping.duration_s == stepping.duration_s
-    assert leaping.busy_s == pytest.approx(stepping.busy_s)
-    assert leaping.kv_use.peak == stepping.kv_use.peak
+    assert skipping.records == stepping.records
+    assert skipping.stats == stepping.stats
+    assert skipping.duration_s == stepping.duration_s
+    assert skipping.busy_s == pytest.approx(stepping.busy_s)
+    assert skipping.kv_use.peak == stepping.kv_use.peak
     event(f"somebody gave way: {stepping.preemptions > 0}")

@@ -11,6 +11,7 @@ from ridgeline.engine.plan.forecast import OutputLengths
 from ridgeline.engine.plan.request import SeqState, Sequence
 from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult
+from ridgeline.lab.simulate.fast_forward import FastForwardScheduler
 from tests.engine.simulated_engine import limits, request
 
 TOKEN = 3
@@ -24,9 +25,11 @@ class Driver:
     """The engine's loop around a scheduler, with a clock that counts iterations."""
 
     def __init__(self, figures: SchedulerLimits, lookahead: int) -> None:
-        # Who expects answers to be short admits too many, and sequences have to give way.
+        # Expecting short answers admits too many sequences, so some are preempted.
         hopeful = OutputLengths(evidence=10**6, cold_tokens=1)
-        self.scheduler = Scheduler(figures, rng=random.Random(1), output_lengths=hopeful, lookahead=lookahead)
+        self.scheduler = FastForwardScheduler(
+            figures, rng=random.Random(1), output_lengths=hopeful, lookahead=lookahead
+        )
         self.flights: list[StepPlan] = []
         self.iteration = 0
 
@@ -38,7 +41,7 @@ class Driver:
         if self.flights and (not plan or len(self.flights) > self.scheduler.lookahead):
             self.scheduler.apply(result_of(self.flights.pop(0)), self.iteration + 0.5)
 
-    def leap(self, most: int) -> int:
+    def skip(self, most: int) -> int:
         run = self.scheduler.decode_run()
         if run is None:
             return 0
@@ -99,22 +102,22 @@ figures = st.fixed_dictionaries(
 def test_a_run_taken_at_once_equals_as_many_steps(
     arrivals: list[tuple[int, int, int, int | None]], figures: dict[str, Any], lookahead: int, most: int
 ) -> None:
-    leaping, stepping = (Driver(limits(**figures), lookahead) for _ in range(2))
+    skipping, stepping = (Driver(limits(**figures), lookahead) for _ in range(2))
     due = sorted(enumerate(arrivals), key=lambda item: item[1][0])
     while due or stepping.scheduler.has_work:
         while due and due[0][1][0] <= stepping.iteration:
             number, (_, prompt, answer, shared) = due.pop(0)
             tokens = [5 + shared] * prompt if shared is not None else prompt
-            for driver in (leaping, stepping):
+            for driver in (skipping, stepping):
                 driver.scheduler.add(request(str(number), tokens, driver.iteration, max_tokens=answer))
         until = due[0][1][0] - stepping.iteration if due else most
-        iterations = leaping.leap(max(1, min(most, until)))
+        iterations = skipping.skip(max(1, min(most, until)))
         if not iterations:
-            leaping.iterate()
+            skipping.iterate()
         for _ in range(iterations or 1):
             stepping.iterate()
-        assert state(leaping.scheduler) == state(stepping.scheduler)
-        leaping.scheduler.check_integrity()
+        assert state(skipping.scheduler) == state(stepping.scheduler)
+        skipping.scheduler.check_integrity()
     event(f"somebody gave way: {stepping.scheduler.stats().preemptions > 0}")
 
 
@@ -123,7 +126,7 @@ def test_a_run_ends_before_somebody_ends() -> None:
     driver.scheduler.add(request("long", 5, max_tokens=30))
     driver.scheduler.add(request("short", 5, max_tokens=12))
     driver.iterate()  # the prompts, and a token for each
-    assert driver.leap(100) == 10
+    assert driver.skip(100) == 10
     short = [seq for seq in driver.scheduler.running if seq.request.request_id == "short"]
     assert [seq.num_output for seq in short] == [11]
     driver.iterate()
@@ -134,9 +137,9 @@ def test_a_run_ends_before_somebody_ends() -> None:
 def test_steps_that_do_more_than_add_a_token_are_never_leapt_over(params: dict[str, Any]) -> None:
     driver = Driver(limits(), 0)
     driver.scheduler.add(request("special", 5, max_tokens=9, **params))
-    assert driver.leap(9) == 0
+    assert driver.skip(9) == 0
     driver.iterate()
-    assert driver.leap(9) == 0
+    assert driver.skip(9) == 0
 
 
 def test_a_waiting_request_is_leapt_over_only_while_no_place_is_free() -> None:
@@ -144,6 +147,6 @@ def test_a_waiting_request_is_leapt_over_only_while_no_place_is_free() -> None:
     driver.scheduler.add(request("first", 5, max_tokens=9))
     driver.iterate()
     driver.scheduler.add(request("second", 5, max_tokens=9))
-    assert driver.leap(9) == 7
+    assert driver.skip(9) == 7
     driver.scheduler.abort("first", 9.0)
-    assert driver.leap(9) == 0
+    assert driver.skip(9) == 0

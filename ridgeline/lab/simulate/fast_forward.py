@@ -1,8 +1,8 @@
-"""DecodeRun: upcoming steps that only add one token to every running sequence, applied together.
+"""FastForwardScheduler: the engine's scheduler, with runs of decode-only steps applied together.
 
-An hour of traffic has hundreds of thousands of such steps, and the simulator skips over them.
-`Scheduler.decode_run` counts them. `Scheduler.take_run` leaves the same state as that many iterations of
-schedule() and apply(): the same block order, index entries and timestamps.
+An hour of traffic has hundreds of thousands of steps that only add one token to every running sequence, and
+the simulator skips over them. `decode_run` counts them. `take_run` leaves the same state as that many
+iterations of schedule() and apply(): the same block order, index entries and timestamps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import repeat
 
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
 from ridgeline.engine.plan.request import Sequence
+from ridgeline.engine.plan.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,50 @@ class DecodeRun:
     context: int
 
 
-def find_run(sequences: list[Sequence], blocks: SequenceBlocks, steps_in_flight: int) -> DecodeRun | None:
+class FastForwardScheduler(Scheduler):
+    """Plans every step as its base does; the two methods below only add the shortcut."""
+
+    def decode_run(self) -> DecodeRun | None:
+        """The upcoming steps that only add a token to each running sequence; None if the next one does more.
+
+        Valid until a request is added or aborted, if no token ends a sequence before its maximum length.
+        """
+        running, limits = self.running.all, self.limits
+        if self.budget.is_reduced:  # it may grow within the run
+            return None
+        may_join = len(running) < min(limits.max_running, limits.step_tokens)
+        if not running or len(running) > limits.step_tokens or (self.waiting and may_join):
+            return None
+        if self._shedding or self._roster.draining or running[-1].background or self.waiting.has_background:
+            return None
+        if any([row.seq for row in plan.rows] != running for plan in self._in_flight):
+            return None
+        if len(self._in_flight) != self.lookahead:
+            return None
+        return _find_run(running, self.blocks, self.lookahead)
+
+    def take_run(
+        self, run: DecodeRun, planned_at: float, applied_at: list[float], token_of: Callable[[Sequence], int]
+    ) -> None:
+        """Take one iteration of the run per time in `applied_at`; `planned_at`: time of the last plan."""
+        iterations = len(applied_at)
+        again = _grow_sequences(run, self.blocks, self.lookahead, applied_at, token_of)
+        self._preempting = None
+        self._interactive_seen = planned_at
+        self._roster.retired = []
+        self._num_scheduled += iterations
+        for plan in self._in_flight:
+            plan.step_id += iterations
+            for row in plan.rows:
+                row.start += iterations
+        counters = self.counters
+        counters.steps += iterations
+        counters.output_tokens += iterations * len(run.sequences)
+        counters.recomputed_tokens += again
+        counters.last_step_end = applied_at[-1]
+
+
+def _find_run(sequences: list[Sequence], blocks: SequenceBlocks, steps_in_flight: int) -> DecodeRun | None:
     """The upcoming run of `sequences` (all running ones) if each of them is planned in every iteration.
 
     It ends before the iteration in which a sequence ends or is not planned, or a block is missing.
@@ -64,7 +108,7 @@ def _iterations_with_blocks(starts: list[int], iterations: int, size: int, avail
     return iterations if len(needed) <= available else needed[available]
 
 
-def grow_sequences(
+def _grow_sequences(
     run: DecodeRun,
     blocks: SequenceBlocks,
     steps_in_flight: int,
