@@ -14,7 +14,7 @@ from importlib import import_module
 from ridgeline import __version__
 from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.flags.aliases import print_notes
-from ridgeline.cli.parsing import Help, Parser
+from ridgeline.cli.parsing import Help, OldName, Parser
 from ridgeline.engine.errors import EngineError, InvalidConfig, InvalidRequest
 from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.tenants.errors import StoreError
@@ -40,11 +40,15 @@ VERBS = {
     "tune": "lab.tune",
     "profile": "lab.profile",
     "explain": "lab.explain",
-    "router": "gateway.router",
+    "lint-prompts": "gateway.lint_prompts",
+}
+
+# Verbs that stand below `gateway` now, by the names that they had before.
+OLD_NAMES = {
     "keys": "gateway.keys",
     "teams": "gateway.teams",
     "usage": "gateway.usage",
-    "lint-prompts": "gateway.lint_prompts",
+    "router": "gateway.routes",
 }
 
 LAB_PACKAGES = ("scipy", "genai_prices")  # of the extra `lab`, imported where they are needed
@@ -62,9 +66,9 @@ examples:
   ridgeline tune smollm2-135m            find better settings, one change at a time
   ridgeline profile                      where the time of an engine's steps goes
   ridgeline explain TTFT                 a term, its formula, and how to measure it
-  ridgeline router fit examples.csv …    learn which requests a cheap model answers well enough
-  ridgeline keys create --name app       a key for an application at the gateway; teams: who shares limits
-  ridgeline usage --by team,day          what was used through the gateway, and its cost
+  ridgeline gateway                      keys, limits and spend in front of many models
+  ridgeline gateway keys create --name app
+  ridgeline gateway usage --by team,day  what was used through the gateway, and its cost
   ridgeline lint-prompts requests.jsonl  what keeps prompts from sharing a prefix
 
 `ridgeline VERB --help` explains each verb.
@@ -75,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 pipe closed."""
     arguments = sys.argv[1:] if arguments is None else arguments
     first = next((argument for argument in arguments if not argument.startswith("-")), "")
-    args, unknown = build_parser([first] if first in VERBS else list(VERBS)).parse_known_args(arguments)
+    known = first in VERBS or first in OLD_NAMES
+    args, unknown = build_parser([first] if known else list(VERBS)).parse_known_args(arguments)
     if unknown:
         args.parser.refuse(unknown)
     debug = args.debug or bool(os.environ.get("RIDGELINE_DEBUG"))
@@ -123,7 +128,10 @@ def build_parser(verbs: Sequence[str] = tuple(VERBS)) -> Parser:
     parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
     parsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in verbs:
-        import_module(f"ridgeline.cli.{VERBS[verb]}").add_parser(parsers)
+        if verb in OLD_NAMES:
+            import_module(f"ridgeline.cli.{OLD_NAMES[verb]}").add_parser(OldName(parsers, verb))
+        else:
+            import_module(f"ridgeline.cli.{VERBS[verb]}").add_parser(parsers)
     return parser
 
 

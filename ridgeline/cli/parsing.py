@@ -60,9 +60,11 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End over the first argument that nothing here understands."""
-        from ridgeline.cli.flags.suggest import flag_suggestion
+        from ridgeline.cli.flags.suggest import flag_suggestion, verb_suggestion
 
         flag = unknown[0].partition("=")[0]
+        if self.subverbs and not flag.startswith("-"):
+            self.error(f"unknown argument {flag}{verb_suggestion(flag, self.subverbs, {})}")
         self.error(f"unknown argument {flag}{flag_suggestion(flag, self)}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -93,9 +95,41 @@ def add_verb(
     return parser
 
 
-def add_subverb(verb: argparse.ArgumentParser, name: str, description: str, examples: str) -> Parser:
+class VerbGroup:
+    """Takes verbs as `add_subparsers` does, under a verb that has arguments of its own.
+
+    `ridgeline gateway --port 8080` beside `ridgeline gateway keys list`. The outer verb's help lists them.
+    """
+
+    def __init__(self, verb: argparse.ArgumentParser) -> None:
+        assert isinstance(verb, Parser)
+        self._verb = verb
+        self._examples = verb.epilog or ""
+        self._lines: list[str] = []
+
+    def add_parser(self, name: str, *, help: str = "", **settings: Any) -> Parser:
+        parser = Parser(prog=f"{self._verb.prog} {name}", **settings)
+        self._verb.subverbs[name] = parser
+        self._lines.append(f"  {name:<12} {help}")
+        self._verb.epilog = "\n".join(["verbs:", *self._lines, "", self._examples])
+        return parser
+
+
+class OldName:
+    """Adds a verb under a name that it had before; the list of verbs does not show it."""
+
+    def __init__(self, verbs: Verbs, name: str) -> None:
+        self._verbs, self._name = verbs, name
+
+    def add_parser(self, name: str, *, help: str = "", **settings: Any) -> Parser:
+        parser: Parser = self._verbs.add_parser(self._name, **settings)
+        return parser
+
+
+def add_subverb(
+    verb: argparse.ArgumentParser, name: str, description: str, examples: str
+) -> argparse.ArgumentParser:
     """A parser for `ridgeline VERB NAME …`, where VERB also takes arguments of its own."""
-    assert isinstance(verb, Parser)
     parser = Parser(
         prog=f"{verb.prog} {name}",
         description=description,
@@ -103,6 +137,7 @@ def add_subverb(verb: argparse.ArgumentParser, name: str, description: str, exam
         formatter_class=Help,
     )
     parser.set_defaults(parser=parser)
+    assert isinstance(verb, Parser)
     verb.subverbs[name] = parser
     return parser
 

@@ -1,4 +1,4 @@
-"""`ridgeline keys` and `ridgeline teams` against a real admin listener."""
+"""`ridgeline gateway keys` and `ridgeline gateway teams` against a real admin listener."""
 
 from __future__ import annotations
 

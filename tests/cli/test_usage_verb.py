@@ -1,4 +1,4 @@
-"""`ridgeline usage`: table, CSV and JSON of a ledger, read from its SQLite file."""
+"""`ridgeline gateway usage`: table, CSV and JSON of a ledger, read from its SQLite file."""
 
 from __future__ import annotations
 

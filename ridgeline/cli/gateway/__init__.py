@@ -1,1 +1,1 @@
-"""The verbs of the gateway: gateway, keys, teams, usage, router, lint-prompts."""
+"""The verbs of the gateway: gateway, its keys, teams, usage and routes; lint-prompts."""

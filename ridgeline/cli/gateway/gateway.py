@@ -8,7 +8,8 @@ import socket
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from ridgeline.cli.parsing import Verbs, add_verb, path_argument
+from ridgeline.cli.gateway import keys, routes, teams, usage
+from ridgeline.cli.parsing import VerbGroup, Verbs, add_verb, path_argument
 from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.options import OptionError, add_flags, given_flags, json_schema
 from ridgeline.telemetry import logs
@@ -20,17 +21,17 @@ Stand between applications and many models: keys, limits, budgets, retries, fall
 token and cent, caches, redaction, and routing to the cheapest model that will do. Clients speak the APIs of
 OpenAI or Anthropic; upstreams are ridgeline, vLLM, SGLang, llama-server, hosted providers.
 Without --config it fronts the server on this machine, for everybody on this machine. With it, keys are
-needed: `ridgeline keys create --name me`. Flags override the file's [gateway] section. Ctrl-C or SIGTERM
-lets running answers finish, then stops."""
+needed: `ridgeline gateway keys create --name me`. Flags override the file's [gateway] section.
+Ctrl-C or SIGTERM lets running answers finish, then stops."""
 
 EXAMPLES = """\
   ridgeline serve & ridgeline gateway
   ridgeline gateway --upstream http://127.0.0.1:9000 --port 9080 --admin-port 9081 --state-dir second
   ridgeline gateway --print-example > gateway.toml && ridgeline gateway --config gateway.toml
-  KEY=$(ridgeline keys create --name app --rpm 600 --daily-usd 5)
+  KEY=$(ridgeline gateway keys create --name app --rpm 600 --daily-usd 5)
   curl 127.0.0.1:8080/v1/chat/completions -H "authorization: Bearer $KEY" \\
        -H "content-type: application/json" -d @request.json
-  ridgeline usage --by key,model
+  ridgeline gateway usage --by key,model
 """
 
 EXAMPLE_FILE = """\
@@ -77,6 +78,9 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--check", action="store_true", help="read and check the configuration, and stop")
     add_flags(parser, "gateway", GatewayConfig, title="gateway")
     parser.set_defaults(run=run)
+    group = VerbGroup(parser)
+    for verb in (keys, teams, usage, routes):
+        verb.add_parser(group)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`ridgeline keys`: makes, shows, changes, rotates and revokes the keys of a gateway, over its admin API."""
+"""`ridgeline gateway keys`: make, show, change, rotate and revoke a gateway's keys over its admin API."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ last day. The gateway keeps a digest of it: the key itself is shown once, when i
 Every change is in force on every worker within a second, and in the audit log."""
 
 EXAMPLES = """\
-  KEY=$(ridgeline keys create --name app --team search --model 'gpt-*' --rpm 100 --daily-usd 5 --expires 30d)
-  ridgeline keys list
-  ridgeline keys update app --rpm 200 --daily-usd none
-  ridgeline keys rotate app --grace 1d
-  ridgeline keys revoke app
+  KEY=$(ridgeline gateway keys create --name app --team search --rpm 100 --daily-usd 5 --expires 30d)
+  ridgeline gateway keys list
+  ridgeline gateway keys update app --rpm 200 --daily-usd none
+  ridgeline gateway keys rotate app --grace 1d
+  ridgeline gateway keys revoke app
 """
 
 CREATE = """\
@@ -33,10 +33,10 @@ Make a key. It is printed to stdout, once and alone, so that a script can take i
 stderr. What is not given is not limited."""
 
 CREATE_EXAMPLES = """\
-  ridgeline keys create --name laptop
-  ridgeline keys create --name app --team search --model 'gpt-*' --model small --endpoint chat \\
+  ridgeline gateway keys create --name laptop
+  ridgeline gateway keys create --name app --team search --model 'gpt-*' --model small --endpoint chat \\
       --rpm 100 --tpm 20000 --concurrent 8 --daily-usd 5 --monthly-usd 100 --expires 30d
-  ridgeline keys create --name ci --expires 2027-01-31 --cache exact --priority 2 --json
+  ridgeline gateway keys create --name ci --expires 2027-01-31 --cache exact --priority 2 --json
 """
 
 UPDATE = """\
@@ -44,8 +44,8 @@ Change what a key may do while it is in use; what is not given stays. `none` tak
 guard or the last day away; --model '*' and --endpoint any allow all again."""
 
 UPDATE_EXAMPLES = """\
-  ridgeline keys update app --rpm 200 --daily-usd none
-  ridgeline keys update app --model 'gpt-*' --expires none
+  ridgeline gateway keys update app --rpm 200 --daily-usd none
+  ridgeline gateway keys update app --model 'gpt-*' --expires none
 """
 
 ROTATE = """\
@@ -56,7 +56,7 @@ REVOKE = """\
 End a key for good, on every worker within a second; requests that wait for their turn are refused too.
 Requests under way finish. With --end-requests they end within a second, streams with an error event, and
 running batches are cancelled; a key that is revoked already takes it too. The key stays listed with
---revoked, for reports; `keys delete` forgets it."""
+--revoked, for reports; `gateway keys delete` forgets it."""
 
 AUDIT = "Who did what to keys, teams and the gateway, when, from where; the newest last."
 
@@ -79,20 +79,20 @@ def add_parser(verbs: Verbs) -> None:
     update.set_defaults(run=run_update)
 
     lister = add_verb(
-        actions, "list", "all keys", "The keys of a gateway.", "  ridgeline keys list --team search"
+        actions, "list", "all keys", "The keys of a gateway.", "  ridgeline gateway keys list --team search"
     )
     lister.add_argument("--team", metavar="TEAM", help="of one team: its name or id")
     lister.add_argument("--revoked", action="store_true", help="revoked ones too")
     lister.set_defaults(run=run_list)
 
     show = add_verb(
-        actions, "show", "all of one key", "All that is known of a key.", "  ridgeline keys show app"
+        actions, "show", "all of one key", "All that is known of a key.", "  ridgeline gateway keys show app"
     )
     _add_key(show)
     show.set_defaults(run=run_show)
 
     rotate = add_verb(
-        actions, "rotate", "a new secret for a key", ROTATE, "  ridgeline keys rotate app --grace 1d"
+        actions, "rotate", "a new secret for a key", ROTATE, "  ridgeline gateway keys rotate app --grace 1d"
     )
     _add_key(rotate)
     rotate.add_argument(
@@ -100,7 +100,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     rotate.set_defaults(run=run_rotate)
 
-    revoke = add_verb(actions, "revoke", "end a key", REVOKE, "  ridgeline keys revoke app")
+    revoke = add_verb(actions, "revoke", "end a key", REVOKE, "  ridgeline gateway keys revoke app")
     _add_key(revoke)
     revoke.add_argument(
         "--end-requests", action="store_true", help="end its running requests and batches too"
@@ -108,12 +108,16 @@ def add_parser(verbs: Verbs) -> None:
     revoke.set_defaults(run=run_revoke)
 
     delete = add_verb(
-        actions, "delete", "forget a revoked key", "Forget a revoked key.", "  ridgeline keys delete key_…"
+        actions,
+        "delete",
+        "forget a revoked key",
+        "Forget a revoked key.",
+        "  ridgeline gateway keys delete key_…",
     )
     _add_key(delete)
     delete.set_defaults(run=run_delete)
 
-    audit = add_verb(actions, "audit", "who did what", AUDIT, "  ridgeline keys audit --since 1d")
+    audit = add_verb(actions, "audit", "who did what", AUDIT, "  ridgeline gateway keys audit --since 1d")
     audit.add_argument("--since", metavar="TIME", help="as 2h, 7d, or a time such as 2027-01-31T12:00:00Z")
     audit.add_argument("--limit", metavar="N", type=int, default=100, help="how many (default: 100)")
     audit.set_defaults(run=run_audit)
@@ -132,7 +136,9 @@ def run_update(args: argparse.Namespace) -> int:
     client = AdminClient.of(args)
     fields = _fields(client, args)
     if not fields:
-        raise RemoteError("nothing to change: give at least one flag (see `ridgeline keys update --help`)")
+        raise RemoteError(
+            "nothing to change: give at least one flag (see `ridgeline gateway keys update --help`)"
+        )
     return _print_key(client, client.send("PATCH", _path(client, args.key), fields), args)
 
 
@@ -220,7 +226,7 @@ def team_id(client: AdminClient, name: str) -> str:
         return name
     found = client.get("/admin/teams", name=name)["data"]
     if not found:
-        raise RemoteError(f"there is no team {name!r}: `ridgeline teams list` shows them")
+        raise RemoteError(f"there is no team {name!r}: `ridgeline gateway teams list` shows them")
     return str(found[0]["id"])
 
 
@@ -301,13 +307,15 @@ def _path(client: AdminClient, key: str, *, with_revoked: bool = False) -> str:
     if key.startswith("key_"):
         return f"/admin/keys/{segment(key)}"
     if key.startswith("rl-"):
-        raise RemoteError("that is a key's secret: name the key by its id or name (`ridgeline keys list`)")
+        raise RemoteError(
+            "that is a key's secret: name the key by its id or name (`ridgeline gateway keys list`)"
+        )
     found = list(client.every("/admin/keys", name=key, revoked="true" if with_revoked else None))
     if len(found) > 1:
         ids = ", ".join(one["id"] for one in found[:5])
         raise RemoteError(f"{len(found)} keys have the name {key!r}: use an id ({ids})")
     if not found:
-        raise RemoteError(f"there is no key {key!r}: `ridgeline keys list` shows them")
+        raise RemoteError(f"there is no key {key!r}: `ridgeline gateway keys list` shows them")
     return f"/admin/keys/{found[0]['id']}"
 
 

@@ -1,4 +1,4 @@
-"""`ridgeline teams`: makes, shows and changes the teams of a gateway, over its admin API."""
+"""`ridgeline gateway teams`: makes, shows and changes the teams of a gateway, over its admin API."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Teams of a gateway: keys of one team share its limits and its budget beside thei
 the files, batches and responses they stored. The weight is a team's share of an upstream that is busy."""
 
 EXAMPLES = """\
-  ridgeline teams create search --monthly-usd 500 --weight 2
-  ridgeline keys create --name app --team search
-  ridgeline teams list
-  ridgeline teams update search --monthly-usd 800
-  ridgeline teams delete search
+  ridgeline gateway teams create search --monthly-usd 500 --weight 2
+  ridgeline gateway keys create --name app --team search
+  ridgeline gateway teams list
+  ridgeline gateway teams update search --monthly-usd 800
+  ridgeline gateway teams delete search
 """
 
 
@@ -35,7 +35,7 @@ def add_parser(verbs: Verbs) -> None:
         "create",
         "make a team",
         "Make a team. What is not given is not limited.",
-        "  ridgeline teams create search --tpm 200000 --monthly-usd 500",
+        "  ridgeline gateway teams create search --tpm 200000 --monthly-usd 500",
     )
     create.add_argument("name", metavar="NAME", help="its name, which no other team has")
     _add_settings(create)
@@ -46,7 +46,7 @@ def add_parser(verbs: Verbs) -> None:
         "update",
         "change a team",
         "Change a team while its keys are in use; what is not given stays, `none` takes a limit away.",
-        "  ridgeline teams update search --rpm 1000 --monthly-usd none",
+        "  ridgeline gateway teams update search --rpm 1000 --monthly-usd none",
     )
     _add_team(update)
     update.add_argument("--name", metavar="TEXT", default=argparse.SUPPRESS, help="a new name")
@@ -54,12 +54,12 @@ def add_parser(verbs: Verbs) -> None:
     update.set_defaults(run=run_update)
 
     lister = add_verb(
-        actions, "list", "all teams", "The teams of a gateway.", "  ridgeline teams list --json"
+        actions, "list", "all teams", "The teams of a gateway.", "  ridgeline gateway teams list --json"
     )
     lister.set_defaults(run=run_list)
 
     show = add_verb(
-        actions, "show", "one team", "All that is known of a team.", "  ridgeline teams show search"
+        actions, "show", "one team", "All that is known of a team.", "  ridgeline gateway teams show search"
     )
     _add_team(show)
     show.set_defaults(run=run_show)
@@ -68,8 +68,8 @@ def add_parser(verbs: Verbs) -> None:
         actions,
         "delete",
         "forget a team without keys",
-        "Forget a team; its keys must have been revoked, or moved with `ridgeline keys update --team`.",
-        "  ridgeline teams delete search",
+        "Forget a team. Revoke its keys first, or move them with `ridgeline gateway keys update --team`.",
+        "  ridgeline gateway teams delete search",
     )
     _add_team(delete)
     delete.set_defaults(run=run_delete)
@@ -85,7 +85,9 @@ def run_create(args: argparse.Namespace) -> int:
 def run_update(args: argparse.Namespace) -> int:
     fields = _fields(args)
     if not fields:
-        raise RemoteError("nothing to change: give at least one flag (see `ridgeline teams update --help`)")
+        raise RemoteError(
+            "nothing to change: give at least one flag (see `ridgeline gateway teams update --help`)"
+        )
     client = AdminClient.of(args)
     return _print_team(client.send("PATCH", _path(client, args.team), fields), args)
 

@@ -1,4 +1,4 @@
-"""`ridgeline usage`: what requests through the gateway used and cost, by key, team, model, day.
+"""`ridgeline gateway usage`: what requests through the gateway used and cost, by key, team, model, day.
 
 Reads the gateway's store, or asks a running gateway's admin API; sums are the store's own.
 """
@@ -25,10 +25,10 @@ the store itself (SQLite in the state directory, or --store), or asks the admin 
 has the names of keys and teams beside their ids; CSV and JSON have the ids, which never change."""
 
 EXAMPLES = """\
-  ridgeline usage
-  ridgeline usage --by team,model --since 30d
-  ridgeline usage --by day --key app --since 2026-11-01 --until 2026-11-30 --csv > november.csv
-  ridgeline usage --store postgresql://ridgeline@db/ridgeline --json
+  ridgeline gateway usage
+  ridgeline gateway usage --by team,model --since 30d
+  ridgeline gateway usage --by day --key app --since 2026-11-01 --until 2026-11-30 --csv > november.csv
+  ridgeline gateway usage --store postgresql://ridgeline@db/ridgeline --json
 """
 
 FILTERS = ("key", "team", "model", "upstream")

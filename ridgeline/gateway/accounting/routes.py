@@ -54,7 +54,7 @@ def usage_routes(reader: LedgerReader) -> Sequence[BaseRoute]:
 
 
 def report_of(by: tuple[str, ...], lines: list[UsageLine], waiting: int) -> dict[str, Any]:
-    """As JSON has it, here and in `ridgeline usage --json`."""
+    """As JSON has it, here and in `ridgeline gateway usage --json`."""
     return {
         "object": "usage",
         "by": by,

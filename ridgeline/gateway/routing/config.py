@@ -18,7 +18,7 @@ class RouteConfig:
         None, "model when nothing decides, or no vector is to be had; default: the strongest"
     )
     artefact: Path | None = option(
-        None, "file that `ridgeline router fit` wrote; none: rules and default alone"
+        None, "file that `ridgeline gateway routes fit` wrote; none: rules and default alone"
     )
     threshold: float | None = option(
         None, "gain in quality that a dearer model must promise, instead of the artefact's"

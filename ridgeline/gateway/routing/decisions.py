@@ -1,7 +1,7 @@
 """What a route decided, from the ledger: by what, for which model, and what a shadow would have saved.
 
-For `ridgeline router decisions`. Reads rows and nothing else; what the other model would have cost is an
-estimate, by that model's own rows.
+For `ridgeline gateway routes decisions`. Reads rows and nothing else; what the other model would have cost
+is an estimate, by that model's own rows.
 """
 
 from __future__ import annotations

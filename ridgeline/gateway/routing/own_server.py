@@ -1,6 +1,6 @@
 """An embedding server for one command: `ridgeline serve MODEL` as a process of its own, on a free port.
 
-For `ridgeline router` where no URL is given. It is reached over HTTP alone and ends with the command.
+For `ridgeline gateway routes` where no URL is given. It is reached over HTTP alone and ends with the command.
 """
 
 from __future__ import annotations

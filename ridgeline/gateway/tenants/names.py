@@ -1,7 +1,7 @@
 """What keys and teams are called, for reports that people read: ledger rows hold ids alone.
 
-`ridgeline usage` asks this of a store it opens itself. Nothing is written, migrated or digested here; a store
-without keys, or without the tables, knows no names.
+`ridgeline gateway usage` asks this of a store it opens itself. Nothing is written, migrated or digested here;
+a store without keys, or without the tables, knows no names.
 """
 
 from __future__ import annotations

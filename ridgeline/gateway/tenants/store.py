@@ -121,7 +121,7 @@ def _settle_secret(own: str | None) -> Work[str]:
         secret = yield from _kept("server_secret", new_server_secret())
     else:
         secret = own
-    check = hmac.new(secret.encode(), b"ridgeline keys", hashlib.sha256).hexdigest()
+    check = hmac.new(secret.encode(), b"ridgeline gateway keys", hashlib.sha256).hexdigest()
     if (yield from _kept("server_secret_check", check)) != check:
         raise StoreError(
             "the secret that keys are digested with is not the one this store's keys were made with: "

@@ -1,4 +1,4 @@
-"""Real vectors: the server that `ridgeline router` starts for itself, asked in both ways."""
+"""Real vectors: the server that `ridgeline gateway routes` starts for itself, asked in both ways."""
 
 from __future__ import annotations
 

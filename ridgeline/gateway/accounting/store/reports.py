@@ -1,6 +1,6 @@
 """Reports: what was used and what it cost, summed by the store itself. Never loads rows to add them up.
 
-Read by the admin API, by `ridgeline usage`, and by limits that rebuild a budget. Blocking.
+Read by the admin API, by `ridgeline gateway usage`, and by limits that rebuild a budget. Blocking.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Artefact: what `ridgeline router fit` leaves behind for a route. One file: arrays and a JSON header.
+"""Artefact: what `ridgeline gateway routes fit` leaves behind for a route: arrays and a JSON header.
 
 Read once at the gateway's start and checked whole: a file that was cut, changed, or made for other models or
 another embedding model is refused with what to do. Holds vectors and outcomes, no text.
@@ -160,9 +160,11 @@ def load(path: Path) -> Artefact:
             own = WORD_ARRAYS if WORD_ARRAYS[0] in file else ()
             arrays = {name: file[name] for name in (*ARRAYS, *own)}
     except FileNotFoundError:
-        raise OptionError(f"{path}: there is no such artefact; `ridgeline router fit` makes one") from None
+        raise OptionError(
+            f"{path}: there is no such artefact; `ridgeline gateway routes fit` makes one"
+        ) from None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise OptionError(f"{path}: not an artefact of `ridgeline router fit`: {error}") from None
+        raise OptionError(f"{path}: not an artefact of `ridgeline gateway routes fit`: {error}") from None
     if not isinstance(header, dict) or header.get("version") != VERSION:
         raise OptionError(f"{path}: an artefact of another version; fit again with this one")
     if header.get("digest") != _digest(arrays):

@@ -1,6 +1,7 @@
 """Logistic regression, in numpy: the chance that a model's answer is right, from vector and features.
 
-Fitted by `ridgeline router fit`; at run time it is one small product. One column of weights per model.
+Fitted by `ridgeline gateway routes fit`; at run time it is one small product.
+One column of weights per model.
 """
 
 from __future__ import annotations

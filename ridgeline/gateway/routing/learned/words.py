@@ -1,7 +1,7 @@
 """WordVectors: a text's vector as the mean of its words', each embedded once, when a route was fitted.
 
 A decision then asks nobody and takes a millisecond, where an embedding model takes several for a few dozen
-tokens of a text; and it reads all of the text. Made by `ridgeline router fit`, kept in the artefact.
+tokens of a text; and it reads all of the text. Made by `ridgeline gateway routes fit`, kept in the artefact.
 """
 
 from __future__ import annotations

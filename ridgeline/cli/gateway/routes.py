@@ -1,4 +1,4 @@
-"""`ridgeline router`: fit a route's artefact on examples, and show what routing saves on held-back ones."""
+"""`ridgeline gateway routes`: fit a route's artefact on examples; show what routing saves on others."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ the artefact that a [[routes]] table of gateway.toml names; `evaluate` shows wha
 held back from it, beside random choice, kNN and the oracle."""
 
 EXAMPLES = """\
-  ridgeline router evaluate examples.csv --models small,large
-  ridgeline router fit examples.csv --models small,large --quality 95 --out route.npz
+  ridgeline gateway routes evaluate examples.csv --models small,large
+  ridgeline gateway routes fit examples.csv --models small,large --quality 95 --out route.npz
 """
 
 FORMAT = """\
@@ -49,8 +49,8 @@ write all of it to one file.
 {FORMAT}"""
 
 FIT_EXAMPLES = """\
-  ridgeline router fit examples.csv --models small,large --out route.npz
-  ridgeline router fit a.jsonl b.jsonl --models mixtral,gpt-4 --names small,large --quality 90 \\
+  ridgeline gateway routes fit examples.csv --models small,large --out route.npz
+  ridgeline gateway routes fit a.jsonl b.jsonl --models mixtral,gpt-4 --names small,large --quality 90 \\
       --price mixtral=0.6/0.6 --price gpt-4=10/30 --out route.npz
 """
 
@@ -60,9 +60,9 @@ Fit on a part of the examples and judge on the rest: what is saved at a quality,
 {FORMAT}"""
 
 EVALUATE_EXAMPLES = """\
-  ridgeline router evaluate examples.csv --models small,large
-  ridgeline router evaluate *.csv --models small,large --split groups --out router-results
-  ridgeline router evaluate new.csv --artifact route.npz
+  ridgeline gateway routes evaluate examples.csv --models small,large
+  ridgeline gateway routes evaluate *.csv --models small,large --split groups --out router-results
+  ridgeline gateway routes evaluate new.csv --artifact route.npz
 """
 
 DECISIONS = """\
@@ -70,13 +70,15 @@ What a route of the gateway decided, from its ledger: by what, for which model, 
 shadow route how often it agreed with the default and what it would have saved, by the models' own rows."""
 
 DECISIONS_EXAMPLES = """\
-  ridgeline router decisions auto
-  ridgeline router decisions auto --days 7 --store postgresql://ridgeline@db/ridgeline
+  ridgeline gateway routes decisions auto
+  ridgeline gateway routes decisions auto --days 7 --store postgresql://ridgeline@db/ridgeline
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "router", "fit and evaluate the model router", DESCRIPTION, EXAMPLES)
+    parser = add_verb(
+        verbs, "routes", "learn which requests a cheap model answers well enough", DESCRIPTION, EXAMPLES
+    )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     fitter = add_verb(actions, "fit", "write a route's artefact", FIT, FIT_EXAMPLES)
@@ -112,7 +114,7 @@ def add_parser(verbs: Verbs) -> None:
         "--artifact",
         type=path_argument,
         metavar="FILE",
-        help="score this file of `router fit` on all the examples; nothing is fitted",
+        help="score this file of `gateway routes fit` on all the examples; nothing is fitted",
     )
     judge.add_argument("--out", type=path_argument, metavar="DIR", help="write JSON, CSV and a page there")
     judge.set_defaults(run=run_evaluate)
