@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.limits.counts import Counts
 from ridgeline.gateway.limits.limiter import Reservation, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
 
@@ -185,7 +186,7 @@ class HandoverLimiter:
     def _adopt(
         self,
         theirs: dict[str, Reservation],
-        counts: OrderedDict[tuple[str, str], Any],
+        counts: OrderedDict[tuple[str, str], Counts],
         reservations: dict[str, Reservation],
     ) -> None:
         self.has_adopted = True

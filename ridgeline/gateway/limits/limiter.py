@@ -11,7 +11,7 @@ from __future__ import annotations
 import calendar
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import Literal, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
@@ -107,7 +107,6 @@ class Reservation:
         "admitted",
         "at_ms",
         "cost_pusd",
-        "holds",
         "id",
         "is_background",
         "known",
@@ -133,7 +132,6 @@ class Reservation:
         self.settled = False
         self.admitted: Reservation | None = None  # that this one replaces
         self.standings: Sequence[Standing] = ()
-        self.holds: Sequence[Any] = ()  # the limiter's own
 
     def counts(self, subject: Subject) -> bool:
         """Whether the subject has counted this request already, when it was admitted, or never counts it."""

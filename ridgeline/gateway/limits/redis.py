@@ -8,16 +8,14 @@ Redis has lost or never heard of is taken from the ledger.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ridgeline.gateway.limits import scripts
 from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.leases import Leases
 from ridgeline.gateway.limits.limiter import (
     DAY_MS,
     Refusal,
@@ -34,24 +32,13 @@ from ridgeline.gateway.limits.limiter import (
     refuse,
     unknown,
 )
-from ridgeline.gateway.limits.resp import (
-    RedisClient,
-    RedisError,
-    RedisUnavailable,
-    Reply,
-    bulk,
-    resolve,
-)
+from ridgeline.gateway.limits.redis_link import ONE, ZERO, RedisLink
+from ridgeline.gateway.limits.resp import RedisError, RedisUnavailable, Reply, bulk, resolve
 from ridgeline.gateway.limits.seeds import Seeds
-from ridgeline.gateway.limits.wire import Script, Settlement, Wire
-
-logger = logging.getLogger(__name__)
+from ridgeline.gateway.limits.settlements import Settlements
 
 UNITS: tuple[Unit, ...] = ("requests", "tokens", "concurrent", "daily", "monthly")
-MAX_UNSETTLED = 20_000
-SETTLE_FOR_S = 120.0  # less than Redis remembers that a reservation was settled
-MAX_KNOWN = 10_000  # subjects whose wire form, and whose full windows, are remembered
-RENEWED_AT_ONCE = 500
+MAX_FULL = 10_000  # subjects whose full windows are remembered
 
 
 class RedisLimiter:
@@ -65,49 +52,38 @@ class RedisLimiter:
         clock: Callable[[], float] = time.monotonic,
         redis_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._config = config
-        self._clock, self._redis_ms = clock, redis_ms
-        self._scripts = {name: Script(text) for name, text in _SCRIPTS.items()}
-        self._client = RedisClient(
-            config,
-            greeting=[script.load for script in self._scripts.values()],
-            on_ready=self._redis_is_back,
-        )
-        self._timeout_s = config.timeout_ms / 1000
-        self._name, self._ids = uuid.uuid4().hex[:12], itertools.count()
-        self._lease = bulk(int(config.lease_s * 1000))
-        self._reconcile = bulk(int(config.reconcile_s * 1000))
-        self._wires: dict[tuple[str, str], Wire] = {}
-        self._full: dict[tuple[str, str], tuple[int, float, Standing]] = {}
-        self._live: dict[str, Reservation] = {}  # hold a lease
-        self._unsettled: dict[str, Settlement] = {}
+        self._clock = clock
+        self._link = RedisLink(config, self._redis_is_back, redis_ms)
+        self._settlements, self._leases = Settlements(self._link), Leases(self._link)
         self._seeds = Seeds(spent, self._send_seed)
+        self._timeout_s, self._lease_s = config.timeout_ms / 1000, config.lease_s
+        self._reconcile = bulk(int(config.reconcile_s * 1000))
+        self._name, self._ids = uuid.uuid4().hex[:12], itertools.count()
+        self._full: dict[tuple[str, str], tuple[int, float, Standing]] = {}
         self._renewing: asyncio.Task[None] | None = None
-        self.settlements_dropped = 0
-        self._complained_at = -10.0
 
     @property
     def available(self) -> bool:
-        return self._client.available
+        return self._link.client.available
 
     @property
     def degraded(self) -> bool:
-        return not self._client.available
+        return not self._link.client.available
 
     async def start(self) -> None:
-        await self._client.start()
+        await self._link.client.start()
         self._renewing = asyncio.ensure_future(self._renew())
 
     async def close(self) -> None:
         """Gives what is settled a last chance to be sent."""
         until = time.monotonic() + self._timeout_s
-        while self._unsettled and self._client.available and time.monotonic() < until:
+        while self._settlements.waiting and self._link.client.available and time.monotonic() < until:
             await asyncio.sleep(0.005)
         tasks = [task for task in (self._renewing, *self._seeds.running) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.close()
+        await self._link.client.close()
 
     async def admit(
         self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
@@ -155,7 +131,7 @@ class RedisLimiter:
                 answer = await self._hold(reservation, subjects, cost_pusd)
         except (RedisError, RedisUnavailable) as error:
             if isinstance(error, RedisError):
-                self._complain("limits are not known", error)
+                self._link.complain("limits are not known", error)
             raise unknown("the limits of this key") from None
         if answer[0] == 2:
             raise unknown("what this key has spent")
@@ -170,7 +146,6 @@ class RedisLimiter:
         for subject in taken if self._full else ():
             if not reservation.counts(subject):
                 self._refuse_if_full(subject, sent_at, *least)
-        reservation.holds = [self._wire(subject) for subject in taken]
         try:
             answer = await self._answer(reservation, least)
             if answer[0] == 2:
@@ -191,12 +166,11 @@ class RedisLimiter:
         reservation.settled = True
         if not reservation.subjects:
             return
-        self._live.pop(reservation.id, None)
+        self._leases.drop(reservation)
         more_tokens = tokens - reservation.tokens
         if reservation.is_background:
             more_tokens = max(more_tokens, 0)  # as a rule, the minute they were taken from is over
-            reservation.holds = [self._wire(subject) for subject in reservation.subjects]
-        self._send(Settlement(reservation, more_tokens, cost_pusd, time.monotonic()))
+        self._settlements.add(reservation, more_tokens, cost_pusd)
 
     # ---- asking, and reading the answer ----
 
@@ -213,24 +187,24 @@ class RedisLimiter:
             if not future.cancelled() and future.exception() is None:  # the answer came in the same moment
                 self._take_back(reservation, future.result())
             raise
-        self._load_scripts()
+        self._link.load_scripts()
         return await self._ask(reservation, least)
 
     def _ask(self, reservation: Reservation, least: tuple[int, int]) -> asyncio.Future[list[int]]:
-        wires: Sequence[Wire] = reservation.holds
+        wires = self._link.wires(reservation)
         parts = [
-            self._scripts["reserve"].head(len(wires), 9 + 6 * len(wires)),
+            self._link.head("reserve", len(wires), 9 + 6 * len(wires)),
             *[wire.key for wire in wires],
             bulk(reservation.id),
-            self._now(),
+            self._link.now(),
             bulk(reservation.tokens),
             bulk(reservation.cost_pusd),
-            self._lease,
+            self._link.lease,
             bulk(least[0]),
             bulk(least[1]),
-            _ONE if reservation.is_background else _ZERO,
+            ONE if reservation.is_background else ZERO,
             *[wire.limits for wire in wires],
-            *[_ZERO if reservation.counts(subject) else _ONE for subject in reservation.subjects],
+            *[ZERO if reservation.counts(subject) else ONE for subject in reservation.subjects],
             self._reconcile,
         ]
         future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -244,25 +218,23 @@ class RedisLimiter:
                 self._abandon(reservation)
             resolve(future, reply)
 
-        self._client.submit(b"".join(parts), answered)
+        self._link.submit(parts, answered)
         return future
 
     async def _hold(self, reservation: Reservation, subjects: Sequence[Subject], cost_pusd: int) -> list[int]:
-        wires = [self._wire(subject) for subject in subjects]
-        command = b"".join(
-            (
-                self._scripts["hold"].head(1 + len(wires), 4 + 5 * len(wires)),
-                self._mark(reservation),
-                *[wire.key for wire in wires],
-                bulk(reservation.id),
-                self._now(),
-                bulk(cost_pusd),
-                self._lease,
-                *[wire.limits for wire in wires],
-            )
+        link, wires = self._link, [self._link.wire(subject) for subject in subjects]
+        command = (
+            link.head("hold", 1 + len(wires), 4 + 5 * len(wires)),
+            link.settled_key(reservation),
+            *[wire.key for wire in wires],
+            bulk(reservation.id),
+            link.now(),
+            bulk(cost_pusd),
+            link.lease,
+            *[wire.limits for wire in wires],
         )
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._client.submit(command, partial(resolve, future))
+        link.submit(command, partial(resolve, future))
         reply = await future
         assert isinstance(reply, bytes)
         return [int(number) for number in reply.split()]
@@ -295,8 +267,8 @@ class RedisLimiter:
         ]
         if answer[0] == 0:
             reservation.standings = standings
-            if any(wire.leased for wire in reservation.holds) and not reservation.is_background:
-                self._live[reservation.id] = reservation
+            if not reservation.is_background:
+                self._leases.add(reservation)
             for index in numbers:
                 self._seeds.begin(taken[index - 1], now_ms)
             return
@@ -313,7 +285,7 @@ class RedisLimiter:
         """Requests are never given back: until the first leaves the window there is no need to ask again."""
         if any(refusal.unit != "requests" for refusal in refusals):
             return
-        if len(self._full) >= MAX_KNOWN:
+        if len(self._full) >= MAX_FULL:
             self._full.clear()
         for subject, _, retry_ms in refusals:
             limit = subject.limits.requests_per_minute or 0
@@ -332,144 +304,38 @@ class RedisLimiter:
 
     def _without_redis(self, reservation: Reservation, when_unknown: str, error: Exception) -> Reservation:
         if isinstance(error, RedisError):
-            self._complain("limits are not known", error)
+            self._link.complain("limits are not known", error)
         if when_unknown != "open":
             raise unknown("the limits of this key") from None
         background = reservation.is_background
         id = reservation.id if background else f"{self._name}{next(self._ids):x}"
         free = Reservation(id, reservation.subjects, 0, 0, 0, background)
-        free.known, free.holds = False, reservation.holds
+        free.known = False
         if not background:
-            self._live[free.id] = free
+            self._leases.add(free)
         return free
 
-    def _complain(self, what: str, error: RedisError) -> None:
-        """At most one line in ten seconds: a Redis that is full refuses every request."""
-        if "READONLY" in str(error) or "MASTERDOWN" in str(error):
-            self._client.reconnect("it is a replica, or has lost its primary")
-        elif str(error).startswith("NOSCRIPT"):
-            with contextlib.suppress(RedisUnavailable):
-                self._load_scripts()
-        if time.monotonic() >= self._complained_at + 10:
-            self._complained_at = time.monotonic()
-            logger.warning("%s: Redis says %s", what, error)
-
-    def _load_scripts(self) -> None:
-        for script in self._scripts.values():
-            self._client.submit(script.load, lambda reply: None)
-
-    def _wire(self, subject: Subject) -> Wire:
-        name = (subject.kind, subject.id)
-        wire = self._wires.get(name)
-        if wire is None or wire.of != subject.limits:
-            if len(self._wires) >= MAX_KNOWN:
-                self._wires.clear()
-            wire = self._wires[name] = Wire(self._config.prefix, subject)
-        return wire
-
-    def _now(self) -> bytes:
-        return _ZERO if self._redis_ms is None else bulk(self._redis_ms())
-
-    # ---- settling ----
-
-    def _send(self, settlement: Settlement, ago_ms: int = 0) -> None:
-        id = settlement.reservation.id
-        if len(self._unsettled) >= MAX_UNSETTLED:
-            self._unsettled.pop(next(iter(self._unsettled)))
-            self.settlements_dropped += 1
-        self._unsettled[id] = settlement
-
-        def answered(reply: Reply) -> None:
-            # Without an answer it stays and is sent again: the script does it once.
-            if isinstance(reply, RedisError):
-                self._complain("what a request used is not booked yet", reply)
-            elif not isinstance(reply, RedisUnavailable):
-                self._unsettled.pop(id, None)
-
-        with contextlib.suppress(RedisUnavailable):  # sent when Redis is back
-            self._client.submit(self._settle_command(settlement, ago_ms), answered)
-
-    def _settle_command(self, settlement: Settlement, ago_ms: int) -> bytes:
-        reservation, more_tokens, cost_pusd, _ = settlement
-        wires: Sequence[Wire] = reservation.holds
-        return b"".join(
-            (
-                self._scripts["settle"].head(1 + len(wires), 7 + len(wires)),
-                self._mark(reservation),
-                *[wire.key for wire in wires],
-                bulk(reservation.id),
-                self._now(),
-                bulk(reservation.at_ms),
-                bulk(reservation.arrived_ms),
-                bulk(more_tokens),
-                bulk(cost_pusd),
-                bulk(ago_ms),
-                *[wire.has_background if reservation.is_background else wire.has for wire in wires],
-            )
-        )
-
-    def _mark(self, reservation: Reservation) -> bytes:
-        return bulk(f"{self._config.prefix}:settled:{reservation.id}")
+    # ---- beside the requests ----
 
     def _abandon(self, reservation: Reservation) -> None:
         """It is not known whether it was taken; if it was, it is given back when Redis is there again."""
-        self._live.pop(reservation.id, None)
-        self._send(Settlement(reservation, 0, 0, time.monotonic()))
-
-    def _redis_is_back(self) -> None:
-        self._send_unsettled()
-        self._send_renewals()
-
-    def _send_unsettled(self) -> None:
-        now = time.monotonic()
-        waiting, self._unsettled = self._unsettled, {}
-        for settlement in waiting.values():
-            ago_s = now - settlement.ended
-            if ago_s <= SETTLE_FOR_S:
-                self._send(settlement, int(ago_s * 1000))
-            else:
-                self.settlements_dropped += 1  # its lease has ended; its cost is in the ledger
-
-    # ---- leases ----
+        self._leases.drop(reservation)
+        self._settlements.add(reservation, 0, 0)
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._config.lease_s / 3)
+            await asyncio.sleep(self._lease_s / 3)
             self._redis_is_back()  # also what Redis has refused to settle
 
-    def _send_renewals(self) -> None:
-        """What is under way goes on counting; after a restart of Redis it counts again."""
-        leases = [
-            (wire.key, bulk(id)) for id, held in self._live.items() for wire in held.holds if wire.leased
-        ]
-        for start in range(0, len(leases), RENEWED_AT_ONCE):
-            some = leases[start : start + RENEWED_AT_ONCE]
-            keys, ids = [key for key, _ in some], [id for _, id in some]
-            head = self._scripts["renew"].head(len(some), 2 + len(some))
-            try:
-                self._client.submit(b"".join((head, *keys, self._now(), self._lease, *ids)), self._renewed)
-            except RedisUnavailable:
-                return
-
-    def _renewed(self, reply: Reply) -> None:
-        if isinstance(reply, RedisError):
-            self._complain("requests under way are not counted", reply)
+    def _redis_is_back(self) -> None:
+        self._settlements.send_again()
+        self._leases.renew()
 
     def _send_seed(
         self, subject: Subject, periods: Sequence[bytes], answered: Callable[[Reply], None]
     ) -> None:
-        head = self._scripts["seed"].head(1, 5)
-        self._client.submit(b"".join((head, self._wire(subject).key, self._now(), *periods)), answered)
-
-
-_ZERO, _ONE = bulk(0), bulk(1)  # as a time, 0 is Redis' own clock
-_SCRIPTS = {
-    "reserve": scripts.RESERVE,
-    "hold": scripts.HOLD,
-    "settle": scripts.SETTLE,
-    "renew": scripts.RENEW,
-    "seed": scripts.SEED,
-}
+        link = self._link
+        link.submit((link.head("seed", 1, 5), link.wire(subject).key, link.now(), *periods), answered)
 
 
 def _retry_ms(unit: Unit, retry_ms: int, now_ms: int) -> int:

@@ -1,11 +1,10 @@
-"""Subjects, scripts and settlements as RedisLimiter writes them: what is the same each time is made once."""
+"""Subjects and scripts as they are written to Redis: what is the same each time is made once."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
 
-from ridgeline.gateway.limits.limiter import PICODOLLARS, Reservation, Subject
+from ridgeline.gateway.limits.limiter import PICODOLLARS, Subject
 from ridgeline.gateway.limits.resp import bulk, encode
 
 
@@ -42,15 +41,6 @@ class Wire:
         tokens = "t" * (limits.tokens_per_minute is not None)
         self.has = bulk(tokens + "l" * self.leased + "m" * budget or "-")
         self.has_background = bulk(tokens + "hm" * budget or "-")
-
-
-class Settlement(NamedTuple):
-    """What became of a reservation."""
-
-    reservation: Reservation
-    more_tokens: int
-    cost_pusd: int
-    ended: float  # monotonic
 
 
 def _picodollars(usd: float | None) -> int | None:

@@ -45,4 +45,4 @@ async def call(settings: RedisConfig, *parts: str) -> Any:
 
 async def settled(made: RedisLimiter) -> None:
     """Everything that was sent has been answered: answers come in order."""
-    await made._client.call("PING")
+    await made._link.client.call("PING")

@@ -163,7 +163,7 @@ def test_a_full_window_is_not_asked_about_again_until_there_is_room_or_another_l
             await made.reserve((subject,), 0, 0)
             with pytest.raises(Limited) as first:
                 await made.reserve((subject,), 0, 0)
-            await made._client.call("DEL", f"{shared.prefix}:key:k")
+            await made._link.client.call("DEL", f"{shared.prefix}:key:k")
             now[0] += 20
             with pytest.raises(Limited) as again:
                 await made.reserve((subject,), 0, 0)
@@ -214,7 +214,7 @@ def test_a_request_cancelled_in_the_moment_of_its_answer_leaves_no_place_taken(
     async def scenario() -> None:
         subject = Subject("key", "k", Limits(concurrent=1))
         async with limiter(config(redis_url)) as made:
-            submit = made._client.submit
+            submit = made._link.client.submit
 
             def cancelling(command: bytes, done: Done) -> None:
                 def answered(reply: Any) -> None:
@@ -224,7 +224,7 @@ def test_a_request_cancelled_in_the_moment_of_its_answer_leaves_no_place_taken(
                 submit(command, answered)
 
             with monkeypatch.context() as patched:
-                patched.setattr(made._client, "submit", cancelling)
+                patched.setattr(made._link.client, "submit", cancelling)
                 task = asyncio.ensure_future(made.reserve((subject,), 0, 0))
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -233,7 +233,7 @@ def test_a_request_cancelled_in_the_moment_of_its_answer_leaves_no_place_taken(
 
             admitted = await made.admit((subject,))
             with monkeypatch.context() as patched:
-                patched.setattr(made._client, "submit", cancelling)
+                patched.setattr(made._link.client, "submit", cancelling)
                 task = asyncio.ensure_future(made.reserve((subject,), 0, 0, admitted=admitted))
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -308,9 +308,9 @@ def test_scripts_that_redis_was_told_to_forget_are_loaded_again(redis_url: str) 
         subject = Subject("key", "k", Limits(concurrent=1))
         async with limiter(config(redis_url, lease_s=0.3)) as made:
             for _ in range(2):
-                await made._client.call("SCRIPT", "FLUSH")
+                await made._link.client.call("SCRIPT", "FLUSH")
                 reservation = await made.reserve((subject,), 0, 0)
-                await made._client.call("SCRIPT", "FLUSH")
+                await made._link.client.call("SCRIPT", "FLUSH")
                 made.settle(reservation, 0, 0)  # refused, and sent again with the next renewal
                 await asyncio.sleep(0.25)
 

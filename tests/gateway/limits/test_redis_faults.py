@@ -120,7 +120,7 @@ def test_what_a_hanging_redis_took_after_all_is_given_back(redis: OwnRedis) -> N
                     await made.reserve((places,), 0, 0)
             redis.resume()  # it runs what was written to it meanwhile
             await until(lambda: made.available)
-            await until(lambda: not made._unsettled)
+            await until(lambda: not made._settlements.waiting)
             await made.reserve((places,), 0, 0)
             await made.reserve((places,), 0, 0)
 
@@ -136,7 +136,7 @@ def test_what_ended_while_redis_was_away_is_settled_when_it_is_back(redis: OwnRe
             await until(lambda: not made.available)
             made.settle(reservation, 900, PICODOLLARS * 7 // 10)
             redis.resume()
-            await until(lambda: made.available and not made._unsettled)
+            await until(lambda: made.available and not made._settlements.waiting)
             with pytest.raises(Limited) as refused:
                 await made.reserve((subject,), 0, PICODOLLARS // 2)
             assert refused.value.code == "budget_exceeded"
@@ -162,7 +162,7 @@ def test_a_redis_that_comes_back_empty_is_told_what_is_under_way_and_what_was_sp
             made.settle(ended, 0, PICODOLLARS // 2)
             ledger[0] = PICODOLLARS // 2  # the same request's row: it must not count twice
             redis.start()
-            await until(lambda: made.available and not made._unsettled)
+            await until(lambda: made.available and not made._settlements.waiting)
             await made.reserve((subject,), 0, PICODOLLARS * 4 // 10)
             with pytest.raises(Limited) as refused:
                 await made.reserve((subject,), 0, 0)
@@ -204,8 +204,8 @@ def test_a_request_admitted_before_redis_was_lost_gives_its_place_back(
             assert not served.known
             made.settle(served, 5, 0)
             redis.resume()
-            await until(lambda: made.available and not made._unsettled)
-            made._send_renewals()
+            await until(lambda: made.available and not made._settlements.waiting)
+            made._leases.renew()
             assert (await made.reserve((place,), 0, 0)).known
 
     run(scenario())
@@ -225,8 +225,8 @@ def test_a_request_cancelled_while_redis_hangs_renews_no_lease(redis: OwnRedis) 
             made.settle(admitted, 0, 0)
             await until(lambda: not made.available)
             redis.resume()
-            await until(lambda: made.available and not made._unsettled)
-            made._send_renewals()
+            await until(lambda: made.available and not made._settlements.waiting)
+            made._leases.renew()
             assert (await made.reserve((place,), 0, 0)).known
 
     run(scenario())
@@ -248,34 +248,33 @@ def test_a_gateway_may_start_before_its_redis(redis: OwnRedis) -> None:
 def test_a_full_redis_is_no_redis(redis: OwnRedis) -> None:
     async def scenario() -> None:
         async with limiter(redis) as made:
-            await made._client.call("CONFIG", "SET", "maxmemory", "1")
+            await made._link.client.call("CONFIG", "SET", "maxmemory", "1")
             with pytest.raises(Unavailable):
                 await made.reserve((KEY,), 0, 0)
             assert not (await made.reserve((KEY,), 0, 0, "open")).known
-            await made._client.call("CONFIG", "SET", "maxmemory", "0")
+            await made._link.client.call("CONFIG", "SET", "maxmemory", "0")
             assert (await made.reserve((KEY,), 0, 0)).known
 
     run(scenario())
 
 
 def test_what_waits_for_redis_is_bounded(redis: OwnRedis, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ridgeline.gateway.limits import redis as module
-    from ridgeline.gateway.limits import resp
+    from ridgeline.gateway.limits import resp, settlements
 
     monkeypatch.setattr(resp, "MAX_PENDING", 8)
-    monkeypatch.setattr(module, "MAX_UNSETTLED", 8)
+    monkeypatch.setattr(settlements, "MAX_UNSETTLED", 8)
 
     async def scenario() -> None:
         async with limiter(redis, timeout_ms=5000) as made:
-            asked = [made._client.call("PING") for _ in range(8)]
+            asked = [made._link.client.call("PING") for _ in range(8)]
             with pytest.raises(RedisUnavailable):
-                made._client.call("PING")
+                made._link.client.call("PING")
             await asyncio.gather(*asked)
             redis.stop()
             await until(lambda: not made.available)
             for _ in range(20):
                 made.settle(await made.reserve((KEY,), 0, 0, "open"), 1, 1)
-            assert len(made._unsettled) == 8
-            assert made.settlements_dropped == 12
+            assert len(made._settlements.waiting) == 8
+            assert made._settlements.dropped == 12
 
     run(scenario())

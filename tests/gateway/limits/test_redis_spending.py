@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ridgeline.gateway.errors import Limited, Unavailable
-from ridgeline.gateway.limits import redis as redis_limiter
-from ridgeline.gateway.limits import scripts
+from ridgeline.gateway.limits import scripts, settlements
 from ridgeline.gateway.limits.limiter import (
     DAY_MS,
     PICODOLLARS,
@@ -19,7 +18,7 @@ from ridgeline.gateway.limits.limiter import (
     Subject,
     month_of,
 )
-from ridgeline.gateway.limits.wire import Settlement
+from ridgeline.gateway.limits.settlements import Settlement
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.limits.shared_redis import MIDNIGHT_MS, call, config, limiter, run, settled
 
@@ -113,11 +112,11 @@ def test_what_had_ended_before_the_ledger_was_asked_is_not_added_to_what_it_said
         subject = Subject("key", "k", Limits(daily_usd=1.0))
         async with limiter(shared, spent) as cut_off, limiter(shared, spent) as other:
             ended = await cut_off.reserve((subject,), 0, 1)
-            await other._client.call("DEL", f"{shared.prefix}:key:k:m")  # Redis has lost what was spent
+            await other._link.client.call("DEL", f"{shared.prefix}:key:k:m")  # Redis has lost what was spent
             other.settle(await other.reserve((subject,), 0, 1), 0, 0)
             long_ago = time.monotonic() - 10
-            cut_off._unsettled[ended.id] = Settlement(ended, 0, PICODOLLARS // 2, long_ago)
-            cut_off._send_unsettled()  # its row is in the ledger
+            cut_off._settlements.waiting[ended.id] = Settlement(ended, 0, PICODOLLARS // 2, long_ago)
+            cut_off._settlements.send_again()  # its row is in the ledger
             await settled(cut_off)
             await other.reserve((subject,), 0, PICODOLLARS * 4 // 10)
 
@@ -167,7 +166,7 @@ def test_what_a_request_cost_counts_however_slow_the_machine_is(
 ) -> None:
     """It ended when it was settled, not as long before as sending that took."""
     steps = itertools.count()
-    monkeypatch.setattr(redis_limiter, "time", SimpleNamespace(monotonic=lambda: next(steps) * 0.01))
+    monkeypatch.setattr(settlements, "time", SimpleNamespace(monotonic=lambda: next(steps) * 0.01))
 
     async def scenario() -> None:
         subject = Subject("key", "k", Limits(daily_usd=1.0))
