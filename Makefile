@@ -83,14 +83,14 @@ test-gpu: $(VENV)/.dev native ## the tests that need a CUDA device, and the kern
 	$(BIN)/python -m pytest -rs -m gpu $(ARGS)
 
 lint: $(VENV)/.dev          ## formatting, lint, layers, types
-	$(BIN)/ruff format --check ridgeline tests benchmarks examples docs
-	$(BIN)/ruff check ridgeline tests benchmarks examples docs
+	$(BIN)/ruff format --check ridgeline tests benchmarks examples docs/site
+	$(BIN)/ruff check ridgeline tests benchmarks examples docs/site
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: $(VENV)/.dev        ## rewrite the code in the project's format
-	$(BIN)/ruff format ridgeline tests benchmarks examples docs
-	$(BIN)/ruff check --fix ridgeline tests benchmarks examples docs
+	$(BIN)/ruff format ridgeline tests benchmarks examples docs/site
+	$(BIN)/ruff check --fix ridgeline tests benchmarks examples docs/site
 
 bench: $(VENV)/.dev native  ## the CPU engine benchmark: a table and JSON
 	$(BIN)/python benchmarks/engine_cpu.py $(ARGS)
