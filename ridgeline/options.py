@@ -1,4 +1,4 @@
-"""Flags, configuration file, JSON schema and documentation tables, all made from one frozen dataclass.
+"""Flags, variables, configuration file, JSON schema and documentation tables, made from one frozen dataclass.
 
 A config declares each field once, with a default and a `doc` in its metadata; the command line and the docs
 call the functions here. Stands outside the layers: knows dataclasses, but none of ours.
@@ -7,13 +7,14 @@ call the functions here. Stands outside the layers: knows dataclasses, but none 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
 import math
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -84,6 +85,56 @@ def given_flags(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): tuple(v) if isinstance(v, list) else v for key, v in given.items()}
 
 
+# ---- environment ----
+
+# Variables of ours that are no settings of a server or gateway.
+NOT_SETTINGS = (
+    *("RIDGELINE_CACHE", "RIDGELINE_API_KEY", "RIDGELINE_ADMIN_URL", "RIDGELINE_ADMIN_KEY_FILE"),
+    *("RIDGELINE_DEBUG", "RIDGELINE_ISA", "RIDGELINE_PDL", "RIDGELINE_ASSUME_CAPABILITY"),
+)
+_TRUTHS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def given_variables(config: type, environ: Mapping[str, str], prefix: str = "RIDGELINE_") -> dict[str, Any]:
+    """The options that environment variables set: --kv-tokens is RIDGELINE_KV_TOKENS. Lists have commas."""
+    given = {}
+    for option in options_of(config):
+        variable = prefix + option.name.upper()
+        if variable in environ:
+            given[option.name] = _from_text(option, environ[variable], variable)
+    return given
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """For a server that another command starts with settings of its own choice."""
+    return {k: v for k, v in environ.items() if not k.startswith("RIDGELINE_") or k in NOT_SETTINGS}
+
+
+def _from_text(option: Option, text: str, variable: str) -> Any:
+    if not text.strip():
+        # An unset variable in a script must not pass for a value: of api_keys, it would open the server.
+        raise OptionError(f"{variable} is empty: give it a value, or unset it")
+    if option.repeated:
+        return tuple(_from_text(replace(option, repeated=False), part, variable) for part in text.split(","))
+    text = text.strip()
+    value: Any = text
+    if option.base is bool:
+        value = _TRUTHS.get(text.lower(), text)
+    elif option.base in (int, float):
+        with contextlib.suppress(ValueError):
+            value = option.base(text)
+    return _checked_one(replace(option, name=variable), value, "")
+
+
 # ---- file ----
 
 
@@ -136,7 +187,7 @@ def check_values(config: type, values: Mapping[str, Any], where: str = "") -> di
 
 
 def build(config: type[Config], *layers: Mapping[str, Any]) -> Config:
-    """The config with its defaults, overlaid by each layer in turn: file first, then flags."""
+    """The config with its defaults, overlaid by each layer in turn: file, environment, flags."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)

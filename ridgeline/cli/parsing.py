@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ridgeline.cli.flags.aliases import print_notes
+from ridgeline.cli.flags.environment import from_environment
 from ridgeline.engine.config import EngineConfig
 from ridgeline.options import build, given_flags, options_of
 
@@ -143,9 +145,11 @@ def add_subverb(
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Flags, then the MODEL argument if it was given."""
+    """The environment, then flags, then the MODEL argument if it was given."""
     named = {"model": args.model} if args.model else {}
-    return build(EngineConfig, given_flags(args, "engine"), named)
+    variables = from_environment(args, engine=EngineConfig)["engine"]
+    print_notes(args)
+    return build(EngineConfig, variables, given_flags(args, "engine"), named)
 
 
 def path_argument(text: str) -> Path:

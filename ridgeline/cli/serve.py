@@ -1,14 +1,16 @@
-"""`ridgeline serve`: settings from file and flags, the models fetched if need be, then the server."""
+"""`ridgeline serve`: read the settings, fetch missing models, start the server."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.cli.flags.aliases import add_aliases, print_notes
+from ridgeline.cli.flags.environment import from_environment
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb, path_argument
 from ridgeline.cli.progress import fetch
 from ridgeline.engine.config import EngineConfig
@@ -42,13 +44,15 @@ Serve models over HTTP with the APIs of OpenAI and Anthropic: /v1/chat/completio
 engine process of its own; a request that names none means the first.
 Models are fetched on first use. Ctrl-C or SIGTERM lets running answers finish, then stops.
 Settings come from --config (TOML with [server], [engine] and a [[models]] table for each model, whose keys
-are those of [engine], and names); flags override it."""
+are those of [engine], and names). Environment variables override the file, and flags override both:
+--kv-tokens is kv_tokens in the file and RIDGELINE_KV_TOKENS in the environment."""
 
 EXAMPLES = """\
   ridgeline serve
   ridgeline serve smollm2-135m --port 9000 --kv-tokens 32768
   ridgeline serve smollm2-135m all-minilm-l6-v2 --alias gpt-4o=smollm2-135m
   ridgeline serve ./my-model --host 0.0.0.0 --api-key-file keys.txt
+  RIDGELINE_PORT=9000 RIDGELINE_API_KEYS=secret ridgeline serve
   ridgeline serve --print-config > ridgeline.toml && ridgeline serve --config ridgeline.toml
   curl 127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
        -d '{"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hello!"}]}'
@@ -76,8 +80,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(json_schema(SECTIONS, lists={"models": ModelTable}), indent=2))
         return 0
     file_values, tables = read_models_file(args.config) if args.config else ({}, [])
-    server = build(ServerConfig, file_values.get("server", {}), given_flags(args, "server"))
-    setups = model_setups(args, file_values.get("engine", {}), tables, server)
+    variables = from_environment(args, server=ServerConfig, engine=EngineConfig)
+    server = build(
+        ServerConfig, file_values.get("server", {}), variables["server"], given_flags(args, "server")
+    )
+    setups = model_setups(args, file_values.get("engine", {}), tables, server, variables["engine"])
     if args.print_config:
         print_notes(args)
         engine = replace(setups[0].engine, model=DEFAULT_MODEL) if len(setups) > 1 else setups[0].engine
@@ -107,15 +114,17 @@ def model_setups(
     engine_values: dict[str, Any],
     tables: list[dict[str, Any]],
     server: ServerConfig,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[ModelSetup]:
-    """[engine], then the model's own table, then flags. MODEL arguments replace the file's tables."""
-    flags = given_flags(args, "engine")
-    if args.models:
-        tables = [{"model": model} for model in args.models]
+    """[engine], the model's own table, variables, flags. MODEL and RIDGELINE_MODEL replace the tables."""
+    over = {**(variables or {}), **given_flags(args, "engine")}
+    model = over.pop("model", None)
+    if args.models or model:
+        tables = [{"model": name} for name in args.models or [model]]
     elif not tables:
         tables = [{}]
     configs = [
-        build(EngineConfig, engine_values, {k: v for k, v in table.items() if k != "names"}, flags)
+        build(EngineConfig, engine_values, {k: v for k, v in table.items() if k != "names"}, over)
         for table in tables
     ]
     names = [tuple(table.get("names", ())) for table in tables]

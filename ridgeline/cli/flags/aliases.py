@@ -32,6 +32,7 @@ def print_notes(args: argparse.Namespace) -> None:
     """What parsing and reading settings had to say: one line each on stderr, or one log event each."""
     for note in getattr(args, "notes", ()):
         print(f"note: {note}", file=logs.for_people())
+    args.notes = []
 
 
 def add_note(args: argparse.Namespace, note: str) -> None:

@@ -8,6 +8,8 @@ import socket
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+from ridgeline.cli.flags.aliases import print_notes
+from ridgeline.cli.flags.environment import from_environment
 from ridgeline.cli.gateway import keys, routes, teams, usage
 from ridgeline.cli.parsing import VerbGroup, Verbs, add_verb, path_argument
 from ridgeline.gateway.gateway_config import GatewayConfig
@@ -21,7 +23,8 @@ Stand between applications and many models: keys, limits, budgets, retries, fall
 token and cent, caches, redaction, and routing to the cheapest model that will do. Clients speak the APIs of
 OpenAI or Anthropic; upstreams are ridgeline, vLLM, SGLang, llama-server, hosted providers.
 Without --config it fronts the server on this machine, for everybody on this machine. With it, keys are
-needed: `ridgeline gateway keys create --name me`. Flags override the file's [gateway] section.
+needed: `ridgeline gateway keys create --name me`. The file's [gateway] section is overridden by
+environment variables (--port is RIDGELINE_GATEWAY_PORT), and these by flags.
 Ctrl-C or SIGTERM lets running answers finish, then stops."""
 
 EXAMPLES = """\
@@ -77,7 +80,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--print-schema", action="store_true", help="print the file's JSON schema and stop")
     parser.add_argument("--check", action="store_true", help="read and check the configuration, and stop")
     add_flags(parser, "gateway", GatewayConfig, title="gateway")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, logs_notes=True)
     group = VerbGroup(parser)
     for verb in (keys, teams, usage, routes):
         verb.add_parser(group)
@@ -95,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.config is not None and args.upstream is not None:
         raise OptionError("--upstream is for a gateway without --config; name it in [[upstreams]]")
-    flags = given_flags(args, "gateway")
+    flags = from_environment(args, gateway=GatewayConfig)["gateway"] | given_flags(args, "gateway")
 
     def read() -> GatewaySettings:
         if args.config is not None:
@@ -117,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.config or 'the embedded default'}: {shown}, all fits")
         return 0
     logs.setup(settings.gateway.log_level, settings.gateway.log_format)
+    print_notes(args)
     if args.config is None and not _listens(settings.upstreams[0].url):
         print(
             f"nothing listens at {settings.upstreams[0].url} yet: start a server there, for example with "

@@ -6,6 +6,7 @@ For `ridgeline gateway routes` where no URL is given. It is reached over HTTP al
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 from ridgeline.gateway.routing.embedder import EmbeddingFailed
+from ridgeline.options import without_settings
 
 READY_S = 300.0  # a model that is not here yet is fetched first
 STOP_S = 10.0
@@ -55,6 +57,7 @@ class OwnServer:
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
+                env=without_settings(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

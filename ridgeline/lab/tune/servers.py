@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 from ridgeline.lab.tune.climb import NotMeasured
 from ridgeline.lab.tune.ledger import Settings
+from ridgeline.options import without_settings
 
 POLL_S = 0.1
 STOP_S = 20.0  # then it is killed
@@ -47,6 +49,7 @@ class TunedServer:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,
+                env=without_settings(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
