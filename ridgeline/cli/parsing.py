@@ -12,7 +12,9 @@ from ridgeline.cli.flags.environment import from_environment
 from ridgeline.engine.config import EngineConfig
 from ridgeline.options import build, given_flags, options_of
 
-MODEL_HELP = "short name (see `ridgeline models list`), directory, .gguf file or hf:org/name[@revision]"
+MODEL_HELP = (
+    "short name (see `ridgeline models list`), directory, .gguf file or org/name[@revision] of the hub"
+)
 DEFAULT_MODEL: str = next(option.default for option in options_of(EngineConfig) if option.name == "model")
 
 

@@ -28,7 +28,7 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    model: str = option("smollm2-135m", "short name, directory, .gguf file or hf:org/name")
+    model: str = option("smollm2-135m", "short name, directory, .gguf file or org/name of the hub")
     backend: Literal["auto", "native", "torch", "cuda"] = option(
         "auto",
         "what computes the model; auto is cuda where a GPU can be used, else native wherever it serves "

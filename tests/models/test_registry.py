@@ -66,8 +66,19 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_ones() -> None:
 
 
 def test_a_name_like_no_other_is_answered_with_the_whole_list() -> None:
-    with pytest.raises(ModelNotFound, match="known names: smollm2-135m, gemma3-270m"):
+    with pytest.raises(ModelNotFound, match="Short names: smollm2-135m, gemma3-270m"):
         resolve("xyzzy")
+
+
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [("llama3", "meta-llama/Llama-3"), ("qwen3:8b", "(Qwen/Qwen3-8B)"), ("mistral", "mistralai/Mistral-7B")],
+)
+def test_a_name_of_another_tool_is_answered_with_a_path_a_file_and_a_hub_id(name: str, example: str) -> None:
+    with pytest.raises(ModelNotFound) as refused:
+        resolve(name)
+    for part in (f"no model is called '{name}'", f"(./{name})", f"(./{name}.gguf)", example):
+        assert part in str(refused.value)
 
 
 def test_a_truncated_file_is_refused_by_name_with_the_command_that_repairs_it(tiny_file: Path) -> None:
@@ -167,7 +178,7 @@ def test_an_unreachable_hub_says_what_to_do_instead(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "ModelNotFound: hf:org/name: could not be fetched" in done.stderr.replace(
+    assert "ModelNotFound: hf:org/name: it could not be fetched" in done.stderr.replace(
         "ridgeline.models.errors.", ""
     )
     assert "place config.json" in done.stderr

@@ -159,7 +159,7 @@ def test_every_name_that_models_list_has_for_a_model_is_accepted(capsys: pytest.
 
 
 def test_a_name_that_was_chosen_is_not_shared_and_chosen_names_alone_are_accepted() -> None:
-    first, second = setups(["smollm2-135m", "dir/smollm2"])
+    first, second = setups(["smollm2-135m", "./dir/smollm2"])
     assert (first.other_names, second.other_names) == (("smollm2-135m-instruct",), ())
     (renamed,) = setups(["smollm2-135m", "--served-model-name", "gpt-4o"])
     assert (renamed.names, renamed.other_names) == (("gpt-4o",), ())

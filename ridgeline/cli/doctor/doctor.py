@@ -263,7 +263,7 @@ def check_hub(url: str = HUB_URL) -> Finding:
         return Finding("ok", "hub", f"{url} answers ({error.code})")
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        advice = "hf:org/name cannot be fetched; short names, directories and .gguf files work"
+        advice = "org/name cannot be fetched from the hub; short names, directories and .gguf files work"
         return Finding("missing", "hub", f"{url}: {reason}", advice)
     return Finding("ok", "hub", f"{url} answers")
 

@@ -23,6 +23,7 @@ from ridgeline.lab.plan.settings import EngineSettings, model_setting
 from ridgeline.lab.plan.sharing import Sharing
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
+from ridgeline.models.files.hub import hub_id
 from ridgeline.models.shapes import ModelShape
 
 
@@ -48,8 +49,8 @@ class Question:
     @property
     def name(self) -> str:
         """What a server calls the model; predictions, residuals and fitted step times are kept by it."""
-        if self.model.startswith("hf:"):
-            return self.model.removeprefix("hf:").partition("@")[0]
+        if (on_hub := hub_id(self.model)) is not None:
+            return on_hub.partition("@")[0]
         path = Path(model_setting(self.model))
         if path.suffix == ".json":
             return self.shape.name

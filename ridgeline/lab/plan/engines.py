@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ridgeline.lab.hardware import Chip
 from ridgeline.models.errors import ModelError
-from ridgeline.models.files.registry import fetch_config, find_known, resolve
+from ridgeline.models.files.hub import fetch_config, hub_id
+from ridgeline.models.files.registry import find_known, resolve
 from ridgeline.models.shapes import Precision
 from ridgeline.models.shapes.read import published_for, spec_of
 from ridgeline.models.spec.families import check_servable
@@ -77,4 +78,4 @@ def _spec(model: str) -> ModelSpec:
         return spec_of(known)
     if find_known(model) is not None:
         return read_spec(resolve(model).path)
-    return read_spec(fetch_config(model) if model.startswith("hf:") else Path(model).expanduser())
+    return read_spec(fetch_config(model) if hub_id(model) is not None else Path(model).expanduser())

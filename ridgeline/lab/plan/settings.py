@@ -18,6 +18,7 @@ from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.search import Way
+from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import find_known
 from ridgeline.options import build, options_of, read_file
 
@@ -109,8 +110,10 @@ def read_config(path: Path) -> EngineConfig:
 def model_setting(model: str) -> str:
     """A short name in full, a path as one that can be found from anywhere."""
     known = find_known(model)
-    if known is not None or model.startswith("hf:"):
-        return known.name if known else model
+    if known is not None:
+        return known.name
+    if (on_hub := hub_id(model)) is not None:
+        return f"hf:{on_hub}"
     path = Path(model).expanduser().resolve()
     return str(path.parent if path.name == "config.json" else path)
 

@@ -1,4 +1,4 @@
-"""Which files a MODEL argument means: a short name, a directory, a .gguf file or hf:org/name.
+"""Which files a MODEL argument means: a short name, a directory, a .gguf file or a hub id.
 
 `resolve` is called by the engine, the command line and the tests. It checks that the files are there and
 unaltered; it never fetches a short name (that is `pull`'s work) and never reads weights beyond hashing them.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import hashlib
 import json
 import os
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,13 +19,11 @@ from ridgeline.machine import cache_dir
 from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, ModelNotFound, UnsupportedModel
 from ridgeline.models.files.conversion import adapter_refusal, is_adapter, pickle_refusal
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults
+from ridgeline.models.files.hub import HUB_FILES, fetch_files, hub_id
+from ridgeline.models.spec.published import nearest_published
 
 Source = Literal["registry", "directory", "gguf", "hub"]
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
-# The same weights once more, in layouts of other programs.
-HUB_DUPLICATES = ("consolidated*", "original/*", "onnx/*")
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _HASH_CHUNK_BYTES = 1 << 20
 
 
@@ -203,7 +199,7 @@ def resolve(name: str) -> ResolvedModel:
     known = find_known(name)
     if known is not None:
         return _resolve_known(known)
-    if name.startswith("hf:"):
+    if hub_id(name) is not None:
         return _resolve_hub(name)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -285,47 +281,9 @@ def _resolve_known(known: KnownModel) -> ResolvedModel:
     return ResolvedModel(known.name, model_path(known), "registry")
 
 
-def fetch_config(name: str) -> Path:
-    """The config.json of hf:org/name and nothing else of it: for planning, without the weights."""
-    return _from_hub(name, ["config.json", "hf_quant_config.json"])[1]
-
-
 def _resolve_hub(name: str) -> ResolvedModel:
-    repo, path = _from_hub(name, list(HUB_FILES))
+    repo, path = fetch_files(name, list(HUB_FILES))
     return ResolvedModel(repo, _checked_directory(path), "hub")
-
-
-def _from_hub(name: str, patterns: list[str]) -> tuple[str, Path]:
-    """(org/name, the directory that now holds the files of these patterns)."""
-    match = _HUB_ID.fullmatch(name.removeprefix("hf:"))
-    if match is None:
-        raise ModelNotFound(f"{name!r} is not of the form hf:org/name or hf:org/name@revision")
-    repo, revision = match["repo"], match["revision"]
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ModelNotFound(
-            f"{name}: huggingface_hub is not installed: pip install huggingface_hub"
-        ) from error
-    try:
-        path = snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=patterns,
-            ignore_patterns=list(HUB_DUPLICATES),
-        )
-    except Exception as error:  # the hub's clients raise a dozen kinds, some not even OSErrors
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS):
-            raise ModelNotFound(
-                f"{name}: cannot be kept in the hub's cache ({reason}); set HF_HOME to a writable directory"
-            ) from error
-        raise ModelNotFound(
-            f"{name}: could not be fetched from the Hugging Face hub ({type(error).__name__}: {reason}). "
-            "Check the name and the network (HF_ENDPOINT, HF_TOKEN, proxies), or place config.json, the "
-            "tokenizer and the .safetensors files in a directory and give its path instead"
-        ) from error
-    return repo, Path(path)
 
 
 def refuse_pickles_alone(directory: Path) -> None:
@@ -363,14 +321,14 @@ def _not_found(name: str) -> ModelNotFound:
     if os.sep in name or name.startswith((".", "~")) or Path(name).suffix in {".gguf", *PICKLE_SUFFIXES}:
         return ModelNotFound(f"{name}: no such file or directory")
     names = [alias for known in KNOWN_MODELS for alias in (known.name, *known.aliases)]
-    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    hint = (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else f"known names: {', '.join(k.name for k in KNOWN_MODELS)}."
-    )
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.6)
+    nearest = f" Did you mean {' or '.join(close)}?" if close else ""
+    short = ", ".join(known.name for known in KNOWN_MODELS)
+    example = " or ".join(nearest_published(name)) or "Qwen/Qwen3-8B"
     return ModelNotFound(
-        f"no model is called {name!r}; {hint} MODEL may also be a directory, a .gguf file or hf:org/name"
+        f"no model is called {name!r}.{nearest} Short names: {short} (`ridgeline models list`). "
+        f"MODEL may also be a directory (./{name}), a file (./{name}.gguf) or an id on the Hugging Face hub "
+        f"({example})"
     )
 
 

@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from ridgeline.models.errors import ModelNotFound, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, read_json_object
-from ridgeline.models.files.registry import fetch_config, find_known, resolve
+from ridgeline.models.files.hub import fetch_config, hub_id
+from ridgeline.models.files.registry import find_known, resolve
 from ridgeline.models.shapes.compressed import read_deepseek_v4
 from ridgeline.models.shapes.config import ShapeConfig
 from ridgeline.models.shapes.from_spec import shape_of
@@ -70,9 +71,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 
 
 def read_shape(model: str | Path) -> ModelShape:
-    """The shape of a config.json, a directory with one, a GGUF file, a well-known model or hf:org/name.
+    """The shape of a config.json, a directory with one, a GGUF file, a well-known model or org/name.
 
-    Of hf: names that are not well known the config alone is fetched, not the weights.
+    Of models on the hub that are not well known the config alone is fetched, not the weights.
     """
     known = published_for(model)
     if known is not None:
@@ -121,13 +122,13 @@ def _path_of(model: str | Path) -> Path:
         return model
     if find_known(model) is not None:
         return resolve(model).path
-    if model.startswith("hf:"):
+    if hub_id(model) is not None:
         return fetch_config(model)
     path = Path(model).expanduser()
     if not path.exists():
         raise ModelNotFound(
             f"{model}: no such file or model{_near(model)}; give a config.json, the directory that holds it, "
-            "a .gguf file, a name of `ridgeline models list`, a well-known one like Qwen3-8B, or hf:org/name"
+            "a .gguf file, a name of `ridgeline models list`, a well-known one like Qwen3-8B, or org/name"
         )
     return path
 

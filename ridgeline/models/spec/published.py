@@ -35,6 +35,18 @@ def find_published(model: str) -> PublishedModel | None:
     return next((known for known in _all() if wanted in _names(known)), None)
 
 
+def nearest_published(name: str, most: int = 2) -> list[str]:
+    """Hub ids of models whose names begin like this one, such as llama3 or qwen3:8b; the closest first."""
+    wanted = _letters(name)
+    found = [known for known in _all() if _letters(known.name).startswith(wanted)]
+    ranked = sorted(found, key=lambda known: (len(known.name), known.name))
+    return [known.hub_ids[0] for known in ranked[:most]]
+
+
+def _letters(name: str) -> str:
+    return "".join(mark for mark in name.lower() if mark.isalnum())
+
+
 def _names(known: PublishedModel) -> set[str]:
     ids = {hub_id.lower() for hub_id in known.hub_ids}
     return {known.name.lower(), *ids, *(hub_id.partition("/")[2] for hub_id in ids)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.engine.config import EngineConfig
+from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import find_known
 from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
@@ -77,6 +78,6 @@ def sharing_memory(models: Sequence[ModelSetup], paths: Sequence[Path]) -> list[
 def public_name(model: str) -> str:
     """What clients call the model: its short name or hub id, or the name of its file or directory."""
     path = Path(model)
-    if model.startswith("hf:"):
-        return model.removeprefix("hf:")
+    if (on_hub := hub_id(model)) is not None:
+        return on_hub
     return path.stem if path.suffix == ".gguf" else path.name or model
