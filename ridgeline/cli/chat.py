@@ -40,6 +40,7 @@ Ctrl-C          stop the answer"""
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "chat", "talk to a model in the terminal", DESCRIPTION, EXAMPLES)
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})")
+    parser.add_argument("-m", "--model", dest="named", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("-s", "--system", metavar="TEXT", default="", help="system message")
     add_flags(parser, "sampling", Sampling, title="sampling")
     add_source_flags(parser)
@@ -49,6 +50,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     sampling = build(Sampling, given_flags(args, "sampling"))
     sampling.check()
+    args.model = args.model or args.named
     answers = open_answers(args)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # arrow keys and line history in input()

@@ -12,15 +12,18 @@ from ridgeline.cli.answers import Answers, AnswerStats, Message, Piece
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.sampling import Sampling
 from ridgeline.cli.source import add_source_flags, open_answers
-from ridgeline.models.errors import TemplateError
+from ridgeline.models.errors import ModelNotFound, TemplateError
+from ridgeline.models.files.registry import names_model
 from ridgeline.options import OptionError, add_flags, build, given_flags
 
 DESCRIPTION = """\
 Answer one prompt. The answer goes to stdout as it is generated, everything else to stderr.
-'-' stands for what comes in through a pipe; without any PROMPT, the pipe is the prompt."""
+MODEL may come first; with --model, every argument is the prompt. '-' stands for what comes in through a pipe;
+without any PROMPT, the pipe is the prompt."""
 
 EXAMPLES = """\
   ridgeline run "Name three rivers"
+  ridgeline run gemma3-270m --raw "Three rivers are"
   ridgeline run "Summarize this text:" - < article.txt
   git log --oneline | ridgeline run --temperature 0 "Describe these changes:" -
   ridgeline run --raw --max-tokens 20 "Once upon a time"
@@ -30,7 +33,13 @@ EXAMPLES = """\
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "run", "answer one prompt; pipes well", DESCRIPTION, EXAMPLES)
-    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="the prompt's parts; '-' is stdin")
+    parser.usage = "ridgeline run [flags] [MODEL] [PROMPT ...]"
+    parser.add_argument(
+        "prompt",
+        nargs="*",
+        metavar="[MODEL] PROMPT",
+        help="the prompt's parts; '-' is stdin. A first part written like a model's name is the model",
+    )
     parser.add_argument("-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})")
     parser.add_argument("-s", "--system", metavar="TEXT", help="system message before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the text; no chat template")
@@ -50,8 +59,14 @@ def run(args: argparse.Namespace) -> int:
     sampling.check()
     if args.raw and args.system:
         raise OptionError("--system needs the chat template, which --raw leaves out")
-    prompt = read_prompt(args.prompt, sys.stdin)
-    answers = open_answers(args)
+    named = "" if args.model else take_model(args.prompt)
+    args.model = args.model or named or None
+    prompt = read_prompt(args.prompt, sys.stdin, named)
+    try:
+        answers = open_answers(args)
+    except ModelNotFound as error:
+        hint = f". If {named!r} belongs to the prompt, name the model with --model" if named else ""
+        raise ModelNotFound(f"{error}{hint}") from error
     try:
         pieces = ask(answers, prompt, args, sampling)
     except TemplateError as error:
@@ -74,9 +89,19 @@ def ask(answers: Answers, prompt: str, args: argparse.Namespace, sampling: Sampl
     return answers.chat(conversation(prompt, args.system), sampling)
 
 
-def read_prompt(parts: list[str], stdin: TextIO) -> str:
+def take_model(parts: list[str]) -> str:
+    """Remove the first part and return it if it names a model; else an empty text."""
+    return parts.pop(0) if parts and names_model(parts[0]) else ""
+
+
+def read_prompt(parts: list[str], stdin: TextIO, model: str = "") -> str:
     """The parts joined by line ends, '-' replaced by stdin."""
     if not parts:
+        if stdin.isatty() and model:
+            raise OptionError(
+                f'no prompt for the model {model}: ridgeline run {model} "Name a river", or pipe one in; '
+                f"`ridgeline chat {model}` begins a conversation"
+            )
         if stdin.isatty():
             raise OptionError('no prompt: ridgeline run "Name three rivers", or pipe one in')
         parts = ["-"]

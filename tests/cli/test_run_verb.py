@@ -14,7 +14,7 @@ import pytest
 from ridgeline.cli import run as run_module
 from ridgeline.cli.answers import AnswerStats, Message, Piece
 from ridgeline.cli.main import main
-from ridgeline.cli.run import read_prompt
+from ridgeline.cli.run import read_prompt, take_model
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.models.errors import TemplateError
@@ -130,6 +130,59 @@ def test_a_prompt_that_is_not_there_is_said_and_not_waited_for() -> None:
         read_prompt(["-"], io.StringIO("\n"))
     with pytest.raises(OptionError, match="only once"):
         read_prompt(["-", "-"], io.StringIO("x"))
+
+
+def test_a_model_before_the_prompt_is_the_model(
+    answers: FixedAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(run_module, "open_answers", lambda args: asked.append(args.model) or answers)
+    main(["run", "smollm2", "Name two rivers"])
+    main(["run", "Name two rivers"])
+    main(["run", "Translate:", "text"])
+    main(["run", "-m", "gemma3", "smollm2", "is what?"])
+    assert asked == ["smollm2", None, None, "gemma3"]
+    assert [messages[0]["content"] for messages in answers.asked] == [  # type: ignore[index]
+        *("Name two rivers", "Name two rivers", "Translate:\ntext", "smollm2\nis what?")
+    ]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("smollm2-135m", "SmolLM2", "smolm2", "llama3", "qwen3:8b", "gpt-oss-20b", "mistral", "org/name"),
+        *("hf:org/name", "model.gguf", "./folder", "Llama-3.1-8B"),
+    ],
+)
+def test_a_word_written_like_a_model_is_a_model(word: str) -> None:
+    parts = [word, "hello"]
+    assert (take_model(parts), parts) == (word, ["hello"])
+
+
+@pytest.mark.parametrize(
+    "word", ["Summarize:", "hello", "Name three rivers", "-", "42", "What is 2+2?", "a/b/c", ""]
+)
+def test_a_word_of_a_prompt_is_none(word: str) -> None:
+    parts = [word, "hello"]
+    assert (take_model(parts), parts) == ("", [word, "hello"])
+
+
+def test_a_model_without_a_prompt_is_not_the_prompt(
+    answers: FixedAnswers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert main(["run", "smollm2"]) == 2
+    assert "no prompt for the model smollm2" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("piped"))
+    assert main(["run", "smollm2"]) == 0
+    assert answers.asked == [[{"role": "user", "content": "piped"}]]
+
+
+def test_an_unknown_model_before_the_prompt_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "llama3", "hello"]) == 1
+    said = capsys.readouterr().err
+    assert "no model is called 'llama3'" in said
+    assert "If 'llama3' belongs to the prompt, name the model with --model" in said
 
 
 def test_sampling_flags_reach_the_engine_and_the_wire_alike() -> None:

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,11 @@ from ridgeline.models.spec.published import nearest_published
 
 Source = Literal["registry", "directory", "gguf", "hub"]
 
+_FAMILIES = (
+    "deepseek falcon gemma glm gpt-oss granite kimi llama llava minimax mistral mixtral olmo phi qwen smollm "
+    "tinyllama vicuna yi"
+)
+FAMILY_WORDS = frozenset(_FAMILIES.split())
 _HASH_CHUNK_BYTES = 1 << 20
 
 
@@ -192,6 +198,21 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
         ),
     ),
 )
+
+
+def names_model(word: str) -> bool:
+    """Whether a word can only be meant as a MODEL: one that exists, or one that is written like one."""
+    if not word or any(mark.isspace() for mark in word):
+        return False
+    names = [alias for known in KNOWN_MODELS for alias in (known.name, *known.aliases)]
+    if difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.75) or hub_id(word) is not None:
+        return True
+    is_path = word.startswith(("./", "../", "~/", "/")) or word.lower().endswith(".gguf")
+    if is_path or (Path(word) / "config.json").is_file():
+        return True
+    # llama3, qwen3:8b, gpt-oss-20b; of plain words, only the names of families.
+    is_numbered = re.fullmatch(r"[A-Za-z][A-Za-z_-]*\d[\w.:-]*", word) is not None
+    return is_numbered or word.lower() in FAMILY_WORDS
 
 
 def resolve(name: str) -> ResolvedModel:
