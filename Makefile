@@ -58,6 +58,8 @@ ISA_TESTS ?= tests/ops/test_cpu_library.py tests/quality tests/models/test_packe
   tests/gateway/routing/test_evaluation.py tests/gateway/routing/test_prediction.py tests/engine/test_cuda_runner.py \
   tests/engine/test_determinism.py tests/engine/test_native_runner.py tests/engine/test_families.py
 test-isa: $(VENV)/.dev native  ## the tests that depend on the instruction set, on AVX2 alone
+	@if grep -q '^flags' /proc/cpuinfo 2>/dev/null && ! grep -qw avx512f /proc/cpuinfo; then \
+	  echo "make: this CPU has no AVX-512: make test has run on AVX2 already"; exit 0; fi; \
 	RIDGELINE_ISA=avx2 OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 	  OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not gpu' $(ISA_TESTS) $(ARGS)
 

@@ -14,7 +14,7 @@ BACKENDS = {
     "native": {"backend": "native", "weights": "float32", "kv_dtype": "float32"},
     "torch": {"backend": "torch", "dtype": "float32", "threads": 1},
 }
-OUTPUT_TOKENS = 64
+OUTPUT_TOKENS = 32
 TOGETHER = 16  # sequences in a forward pass of transformers
 TIE = 1e-3  # transformers' own two best logits closer than this: either choice is right
 TOLERANCE = 1e-3  # of a log-probability
