@@ -1,1 +1,1 @@
-"""Answers that need not be computed again: exact, and by meaning; and how shareable prompts are."""
+"""Caches of answers, exact and semantic; and a linter that measures how much prompts share."""

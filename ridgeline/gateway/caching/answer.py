@@ -1,4 +1,4 @@
-"""StoredAnswer: what a client was sent, byte for byte, and what it had used; and how a hit is shown."""
+"""StoredAnswer: the bytes sent to a client and their usage. Hit: a stored answer and its response headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.gateway.accounting.usage import Usage
 
 Headers = list[tuple[bytes, bytes]]
 
-_OVERHEAD = 512  # bytes of objects around an answer in memory, roughly
+_OVERHEAD = 512  # overhead in bytes of the objects around an answer, roughly
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -19,11 +19,11 @@ class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
     status: int
     content_type: str
     body: bytes
-    model: str  # as the row has them
+    model: str  # as in the ledger row
     upstream: str
     upstream_model: str
     stored_at: float  # unix seconds
-    usage: Usage = msgspec.field(default_factory=Usage)  # of the first time; a hit itself uses nothing
+    usage: Usage = msgspec.field(default_factory=Usage)  # of the first request; a hit itself has no usage
 
     @property
     def size(self) -> int:
@@ -47,7 +47,7 @@ class Hit:
 
 
 class Recorder:
-    """Collects a stream's bytes as they pass, and forgets them when they become too many."""
+    """Collects a stream's bytes as they pass; drops them once they exceed the size limit."""
 
     __slots__ = ("_limit", "_parts", "_size")
 
@@ -65,5 +65,5 @@ class Recorder:
 
     @property
     def body(self) -> bytes | None:
-        """None: it was too long to be kept."""
+        """None: the stream was too long to store."""
         return b"".join(self._parts) if self._size <= self._limit else None

@@ -1,7 +1,7 @@
-"""CacheUse: one request's dealings with the caches: what it may use, what it found, what it leaves behind.
+"""CacheUse: one request's lookups and writes in the caches.
 
-Made by the pipeline once model and guard are known. The fields are those after the guard and the answer kept
-is the one before its restoring: no personal data that a guard took out lies in a cache or is embedded.
+Made by the pipeline once model and guard are known. It takes the fields after the guard, and stores the
+answer before the guard restores it: data that a guard redacted is neither cached nor embedded.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ridgeline.gateway.offload.offload import is_large
 
 if TYPE_CHECKING:
     from ridgeline.gateway.caching.exact import ExactCache
-    from ridgeline.gateway.caching.semantic import Question, SemanticCache
+    from ridgeline.gateway.caching.semantic import SemanticCache, SemanticQuery
     from ridgeline.gateway.catalog import PublicModel
     from ridgeline.gateway.pipeline.exchange import Exchange
     from ridgeline.gateway.pipeline.parts import Parts
 
-# A client's headers that change what an upstream answers.
+# Client headers that change an upstream's answer.
 _TELLING = (b"anthropic-beta", b"anthropic-version", b"openai-beta")
 
 
 class StreamKeeper:
-    """A stage of a streamed answer that changes nothing and remembers what passed."""
+    """A stage of a streamed answer that records the bytes and passes them on unchanged."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -46,19 +46,19 @@ class CacheUse:
         exact: ExactCache,
         place: bytes,
         semantic: SemanticCache | None,
-        question: Question | None,
+        query: SemanticQuery | None,
         threshold: float | None,
     ) -> None:
         self._exchange = exchange
         self._exact = exact
         self._place = place
         self._semantic = semantic
-        self._question = question
+        self._query = query
         self._threshold = threshold
 
     @classmethod
     def of(cls, parts: Parts, exchange: Exchange, model: PublicModel) -> CacheUse | None:
-        """None: nothing is looked up or kept for this request."""
+        """None: this request does not use the caches."""
         key, kind, fields = exchange.key, exchange.place.endpoint.kind, exchange.fields
         given = exchange.headers
         if key is None or parts.exact is None or not fields:
@@ -73,20 +73,20 @@ class CacheUse:
         variants += [given.get(name, b"").decode("latin-1") for name in _TELLING]
         variants.append(exchange.query.decode("latin-1"))
         place = partition(exchange.tenant, model.name, kind, fields, variants)
-        question, semantic = None, None
+        query, semantic = None, None
         if mode == "semantic" and parts.semantic is not None and not is_large(fields):
             semantic = parts.semantic
-            question = semantic.question(exchange.tenant, model.name, kind, fields, variants)
-        return cls(exchange, parts.exact, place, semantic, question, model.config.semantic_threshold)
+            query = semantic.query(exchange.tenant, model.name, kind, fields, variants)
+        return cls(exchange, parts.exact, place, semantic, query, model.config.semantic_threshold)
 
     async def find(self) -> Hit | None:
         hit = await self._exact.get(self._place)
-        if hit is None and self._semantic is not None and self._question is not None:
-            hit = await self._semantic.get(self._question, self._threshold)
+        if hit is None and self._semantic is not None and self._query is not None:
+            hit = await self._semantic.get(self._query, self._threshold)
         return hit
 
     async def keep(self, status: int, headers: Headers, body: bytes, usage: Usage | None) -> None:
-        """A whole answer, as it came before a guard restores it."""
+        """Store a whole answer, before a guard restores it."""
         row = self._exchange.row
         content_type = next(
             (value for name, value in headers if name == b"content-type"), b"application/json"
@@ -102,8 +102,8 @@ class CacheUse:
             usage or Usage(),
         )
         self._exact.put(self._place, answer, row.outcome)
-        if self._semantic is not None and self._question is not None:
-            self._semantic.put(self._question, answer, row.outcome)
+        if self._semantic is not None and self._query is not None:
+            self._semantic.put(self._query, answer, row.outcome)
 
     def stream_keeper(self) -> StreamKeeper:
         return StreamKeeper(self._exact.recorder())
@@ -111,7 +111,7 @@ class CacheUse:
     async def keep_stream(
         self, keeper: StreamKeeper, status: int, headers: Headers, usage: Usage | None
     ) -> None:
-        """A stream that came to its end."""
+        """Store a stream that ended normally."""
         body = keeper.recorder.body
         if body is not None:
             await self.keep(status, headers, body, usage)

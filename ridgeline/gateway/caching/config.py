@@ -11,28 +11,30 @@ from ridgeline.options import check_range, option
 @dataclass(frozen=True)
 class CacheConfig:
     header: Literal["off", "exact", "semantic"] = option(
-        "exact", "The most a request may ask for by x-ridgeline-cache whose key allows less"
+        "exact", "The most a request may enable with x-ridgeline-cache if its key allows less"
     )
     sampled: bool = option(
-        False, "Keep answers drawn at random too (temperature not 0) without being asked by the header"
+        False, "Store sampled answers (temperature not 0) even without the header x-ridgeline-cache"
     )
     place: Literal["memory", "redis"] = option(
-        "memory", "Where exact answers are kept: in each worker, or also in [redis], shared by all"
+        "memory", "Where exact answers are stored: in each worker's memory, or also in [redis], shared by all"
     )
-    ttl_s: float = option(3600.0, "How long an answer may be used")
-    max_bytes: int = option(128 << 20, "Bytes of exact answers in one worker's memory; the oldest used goes")
-    max_answer_bytes: int = option(1 << 20, "A larger answer is not kept")
+    ttl_s: float = option(3600.0, "Lifetime of a stored answer in seconds")
+    max_bytes: int = option(
+        128 << 20, "Bytes of exact answers in one worker's memory; the least recently used is evicted"
+    )
+    max_answer_bytes: int = option(1 << 20, "Largest answer in bytes that is stored")
     semantic_threshold: float = option(
-        0.97, "Cosine similarity from which a question counts as asked before; a model's own goes first"
+        0.97, "Least cosine similarity of a semantic hit; a model's own threshold takes precedence"
     )
     semantic_strict: bool = option(
         True,
-        "Numbers, negations, names and other telling words must be the same too, however similar the rest",
+        "Require equal numbers, negations, names and other decisive words for a semantic hit",
     )
     semantic_text_bytes: int = option(
-        512, "Longer questions are not looked up by meaning: an embedding model reads only a text's beginning"
+        512, "Longest question in bytes for semantic lookup: an embedding model reads only a text's beginning"
     )
-    semantic_entries: int = option(1000, "Questions kept under one set of parameters; the oldest goes")
+    semantic_entries: int = option(1000, "Questions stored per set of parameters; the oldest is evicted")
     semantic_max_bytes: int = option(64 << 20, "Bytes of vectors and answers in one worker's memory")
 
     def __post_init__(self) -> None:

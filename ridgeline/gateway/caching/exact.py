@@ -1,7 +1,8 @@
-"""ExactCache: the answer to the very same request of the same tenant, from memory or from Redis.
+"""ExactCache: the answer to an identical request of the same tenant, from memory or from Redis.
 
-Asked by the pipeline before an upstream is, told afterwards what the client was sent. Redis is an extra: a
-Redis that is slow or gone costs hits, never a request; it is left alone for a moment after each failure.
+The pipeline reads it before it calls an upstream, and afterwards stores the answer sent to the client. Redis
+is optional: a slow or unreachable Redis costs hits, never a request; it is not called for PAUSE_S seconds
+after a failure.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.caching.memory import AnswerMemory
 from ridgeline.gateway.observe.metrics import CacheReading
 
-FORM = b":cache:1:"  # in the names of keys; the number changes with the stored form
-PAUSE_S = 1.0  # Redis is not asked for so long after it failed
-MAX_WRITING = 256  # answers on their way to Redis; more are kept in memory alone
+FORM = b":cache:1:"  # in key names; the number changes with the stored format
+PAUSE_S = 1.0  # after a failure, before Redis is called again
+MAX_WRITING = 256  # writes to Redis in flight; further answers are stored in memory only
 
 _decode = msgspec.msgpack.Decoder(StoredAnswer).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Redis(Protocol):
-    """One command, with a deadline of its own; raises whatever it likes when there is no answer.
+    """Runs one command with its own deadline; raises any exception if there is no answer.
 
-    A connection of the cache's own: a limit must not wait behind somebody's long answer.
+    The cache has its own connection: a limit must not wait behind another request's long answer.
     """
 
     def call(self, *parts: bytes) -> Awaitable[Any]: ...
@@ -65,7 +66,7 @@ class ExactCache:
         return Hit(answer, now - answer.stored_at)
 
     def put(self, partition: bytes, answer: StoredAnswer, outcome: Outcome) -> None:
-        """Keeps whole, good answers alone; whatever else it is given it forgets."""
+        """Store a complete, successful answer; ignore others."""
         if not keepable(answer, outcome, self._config):
             return
         self._memory.put(partition, answer)
@@ -84,11 +85,11 @@ class ExactCache:
 
     @property
     def paused(self) -> bool:
-        """Redis has just failed and is left alone."""
+        """Whether Redis failed in the last PAUSE_S seconds."""
         return time.monotonic() < self._paused_until
 
     async def drain(self) -> None:
-        """Until Redis has what was put."""
+        """Wait until Redis has stored the answers that were put."""
         while self._writing:
             await asyncio.wait(self._writing)
 
@@ -121,5 +122,5 @@ class ExactCache:
 
 
 def keepable(answer: StoredAnswer, outcome: Outcome, config: CacheConfig) -> bool:
-    """Never an error, never what was broken off or blocked, nothing larger than allowed."""
+    """Whether to store it: no errors, no interrupted or blocked answers, none over the size limit."""
     return outcome == "ok" and answer.status == 200 and len(answer.body) <= config.max_answer_bytes

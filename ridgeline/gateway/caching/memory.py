@@ -1,6 +1,6 @@
-"""AnswerMemory: answers by partition, the least recently used given up first, bounded by bytes and age.
+"""AnswerMemory: an LRU cache of answers by partition, bounded by bytes and age.
 
-Pure logic with a given clock; held by ExactCache.
+Pure logic with an injected clock; held by ExactCache.
 """
 
 from __future__ import annotations

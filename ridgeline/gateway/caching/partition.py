@@ -1,4 +1,4 @@
-"""Where an answer belongs: whose it is and everything that was asked, in one hash that is never cut short.
+"""The cache key of an answer: one untruncated hash of the tenant and of the whole request.
 
 `partition` and `wanted` are called once per request. Two requests share an answer only if their tenant,
 model, endpoint and every top-level field are the same; the order of the fields alone does not matter.
@@ -21,7 +21,7 @@ HEADER = b"x-ridgeline-cache"
 
 _LEVELS: dict[str, int] = {"off": 0, "exact": 1, "semantic": 2}
 _MODES: tuple[Mode, ...] = ("off", "exact", "semantic")
-# Nothing is drawn at random for these.
+# These are never sampled.
 _COMPUTED = frozenset({"embeddings", "rerank", "score", "count_tokens"})
 _DRAWN = frozenset({"chat", "completions", "messages", "responses"})
 _ZEROS = frozenset({b"0", b"0.0", b"0.00", b"0e0"})
@@ -31,7 +31,7 @@ _FALSE = msgspec.Raw(b"false")
 def wanted(config: CacheConfig, key_cache: str, header: bytes, kind: str, fields: Fields) -> Mode:
     """Which cache this request may use. `header`: the client's x-ridgeline-cache, empty without one.
 
-    A header may ask for less than the key has, or for as much as [cache] header allows everybody.
+    A header may ask for less than the key allows, or for as much as [cache] header allows every key.
     """
     if header:
         asked = _LEVELS.get(header.decode("latin-1").strip().lower())
@@ -50,9 +50,9 @@ def wanted(config: CacheConfig, key_cache: str, header: bytes, kind: str, fields
 
 
 def partition(tenant: str, model: str, kind: str, fields: Fields, variants: Sequence[str] = ()) -> bytes:
-    """model: the public name. variants: whatever else changes the answer: the guard's policy, beta headers.
+    """model: the public name. variants: other inputs of the answer: the guard's policy, beta headers.
 
-    `fields` are the client's own, before any guard: two texts that are redacted alike are not alike.
+    `fields` are the client's own, before any guard: two texts may be redacted to the same text.
     """
     parts = [tenant.encode(), model.encode(), kind.encode(), b"%d" % len(variants)]
     parts += [variant.encode() for variant in variants]
@@ -63,16 +63,16 @@ def partition(tenant: str, model: str, kind: str, fields: Fields, variants: Sequ
 
 
 def digest(parts: Sequence[bytes]) -> bytes:
-    """Of a list, not of its concatenation: every part's length stands before it."""
+    """Hash of a list, not of its concatenation: the length of every part precedes it."""
     return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).digest()
 
 
 def _repeatable(kind: str, fields: Fields) -> bool:
-    """Whether asking again changes nothing but the answer."""
+    """Whether repeating the request has no effect except another answer."""
     if kind in _COMPUTED:
         return True
     if kind not in _DRAWN:
         return False
-    if kind == "responses":  # a stored response is an object of its own, and so is one in the background
+    if kind == "responses":  # a stored or background response creates an object
         return fields.get("store") == _FALSE and fields.get("background", _FALSE) == _FALSE
     return fields.get("store", _FALSE) == _FALSE

@@ -1,7 +1,7 @@
-"""Prompts as files hold them: JSONL of requests, or text templates with places for variables.
+"""Reads prompts from files: JSONL of requests, or text templates with variables.
 
-Read for `ridgeline lint-prompts`. A request becomes the pieces a model reads, in the order in which chat
-templates put them: tools, system, messages.
+Used by `ridgeline lint-prompts`. A request becomes the pieces that a model reads, in the order of chat
+templates: tools, system, messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLACE = re.compile(
 class Piece:
     where: str  # tools, system, messages[1] user, prompt
     text: str
-    canonical: str  # the same in an order that does not depend on who wrote it
+    canonical: str  # the same in a canonical order
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Prompt:
         return "".join(next(tools) if piece.where == "tools" else piece.canonical for piece in self.pieces)
 
     def with_system_first(self) -> Prompt:
-        """As templates have it that put the system prompt before the tools."""
+        """For templates that put the system prompt before the tools."""
         order = sorted(
             self.pieces, key=lambda piece: {"system": 0, "developer": 0, "tools": 1}.get(piece.where, 2)
         )
@@ -68,11 +68,11 @@ class Prompt:
 class Template:
     source: str
     text: str
-    places: tuple[tuple[int, str], ...]  # where variables stand, and what they are called
+    places: tuple[tuple[int, str], ...]  # offsets and names of variables
 
 
 def files_in(paths: Iterable[Path]) -> list[Path]:
-    """The files named, and of folders those that look like prompts. OptionError where there is none."""
+    """The given files, and the prompt files of given folders. OptionError if there are none."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -81,10 +81,12 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
         else:
             found.append(path)
     if not found:
-        raise OptionError(f"no prompts in {', '.join(map(str, paths))}: .jsonl, .txt, .md, .jinja, .prompt")
+        raise OptionError(
+            f"no prompts in {', '.join(map(str, paths))}: give .jsonl, .txt, .md, .jinja or .prompt files"
+        )
     for path in found:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise OptionError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: give a part of it")
+            raise OptionError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; split it")
     return found
 
 
@@ -110,10 +112,10 @@ def read_requests(path: Path) -> Iterator[Prompt]:
         if isinstance(body, dict) and isinstance(body.get("body"), dict):  # a line of a batch file
             body = body["body"]
         if not isinstance(body, dict):
-            raise OptionError(f"{source}: a request is a JSON object")
+            raise OptionError(f"{source}: a request must be a JSON object")
         pieces = tuple(_pieces(body))
         if not any(piece.where != "tools" for piece in pieces):
-            raise OptionError(f"{source}: no messages, prompt or input")
+            raise OptionError(f"{source}: has no messages, prompt or input")
         yield Prompt(source, pieces, body)
 
 

@@ -1,7 +1,7 @@
-"""How much of each prompt an engine's prefix cache could take from an earlier one, what breaks it, and what
-would be shared if variable content came last. Pure functions; `ridgeline lint-prompts` prints their report.
+"""How much of each prompt an engine's prefix cache could reuse, what breaks the prefix, and how much would be
+shared if variable content came last. Pure functions; `ridgeline lint-prompts` prints their report.
 
-A prefix is shared in whole blocks: one changed token at the front makes everything behind it new.
+A prefix is shared in whole blocks: one changed token at the front invalidates everything after it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ridgeline.gateway.caching.prompt_files import Prompt, Template
 
 BLOCK_TOKENS = 16
 CHARS_PER_TOKEN = 4
-ANCHOR = 24  # characters in which two texts must agree to count as together again
-WINDOW = 512  # characters a variable may be long
+ANCHOR = 24  # equal characters after which two texts count as aligned again
+WINDOW = 512  # most characters of a variable
 MAX_GAPS = 64  # variables looked for in one prompt
 EXAMPLE_CHARS = 40
 
@@ -37,7 +37,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("name", r"\b[A-Z][\w'’-]+(?: [A-Z][\w'’-]+)*"),
     )
 )
-# What a template's variable is called, and so what it is.
+# The kind of a template's variable, by its name.
 _CALLED = (
     ("timestamp", ("date", "time", "now", "today", "timestamp")),
     ("uuid", ("uuid", "guid", "session", "request_id", "trace")),
@@ -52,9 +52,9 @@ Encode = Callable[[Prompt], Sequence[int]]
 class Breaker:
     kind: str  # timestamp, uuid, id, e-mail, number, name, tool order, JSON key order, text
     where: str
-    at_token: int  # median place of the break in the prompt
+    at_token: int  # median position of the break in the prompt
     requests: int
-    tokens_lost: int  # that would be shared if this came last
+    tokens_lost: int  # shared if this came last
     example: str
 
 
@@ -99,7 +99,7 @@ class _Break:
 
 
 def lint(prompts: Iterable[Prompt], encode: Encode | None = None) -> Report:
-    """encode: a prompt's token ids; without it, four characters count as a token."""
+    """encode: gives a prompt's token ids; without it, four characters count as one token."""
     block = BLOCK_TOKENS if encode is not None else BLOCK_TOKENS * CHARS_PER_TOKEN
     per_token = 1 if encode is not None else CHARS_PER_TOKEN
     tree = _Tree(block)
@@ -148,7 +148,7 @@ def lint_template(template: Template) -> TemplateReport:
 
 
 class _Tree:
-    """Blocks of all prompts so far, as an engine's prefix cache that forgets nothing would hold them."""
+    """Blocks of all prompts so far, as in a prefix cache without eviction."""
 
     def __init__(self, block: int) -> None:
         self._block = block
@@ -156,7 +156,7 @@ class _Tree:
         self._latest: list[int] = [0]  # by node: the last prompt that passed it
 
     def add(self, units: Sequence[object], number: int) -> tuple[int, int | None]:
-        """How many units stand in whole blocks that were there already, and one prompt that shares them."""
+        """The number of units in whole blocks that are already cached, and one prompt that shares them."""
         node = shared = 0
         partner: int | None = None
         known = True
@@ -186,7 +186,7 @@ def _alike(prompt: Prompt, seen: list[tuple[Prompt, Sequence[object]]]) -> int:
 
 
 def _common(one: str, other: str) -> int:
-    """Characters that both have, in the same order, in runs long enough to be no chance."""
+    """Characters that both share, in the same order, in runs too long for chance."""
     here = there = common = 0
     for _ in range(MAX_GAPS):
         run = _equal(one, other, here, there)
@@ -201,7 +201,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _equal(one: Sequence[object], other: Sequence[object], here: int, there: int) -> int:
-    """How far the two go on alike from there."""
+    """Length of the common run from these offsets."""
     low, high = 0, min(len(one) - here, len(other) - there)
     while low < high:
         middle = (low + high + 1) // 2
@@ -236,7 +236,7 @@ def _break(prompt: Prompt, other: Prompt, at_token: int, lost: int) -> _Break:
 
 
 def _order(prompt: Prompt, other: Prompt, where: str) -> str:
-    """Which order differs, if it is nothing else that does."""
+    """Which order differs, if nothing else does."""
     here = [piece.canonical for piece in prompt.pieces if piece.where == where]
     there = [piece.canonical for piece in other.pieces if piece.where == where]
     if here == there:
@@ -253,7 +253,7 @@ def _covers(pattern: re.Pattern[str], text: str, position: int) -> bool:
 
 
 def _variable(text: str, position: int) -> str:
-    """The words around the place where two texts part."""
+    """The words around the position where two texts diverge."""
     start = max(text.rfind(" ", 0, position), text.rfind("\n", 0, position)) + 1
     shown = text[start : start + EXAMPLE_CHARS].split("\n")[0]
     return shown if len(shown) < EXAMPLE_CHARS else shown[:-1] + "…"

@@ -1,7 +1,7 @@
-"""SemanticCache: the answer to a question that means the same, where everything around it is the same.
+"""SemanticCache: the stored answer to a question with the same meaning in an otherwise equal request.
 
-Tenant, model, system prompt, tools, earlier turns and parameters are a hard partition; only the last user
-message is compared, by the cosine of vectors from our own engine. Off unless a key or an operator wants it.
+Tenant, model, system prompt, tools, earlier turns and parameters must be equal (the partition); only the last
+user message is compared, by the cosine of embeddings from a ridgeline engine. Off by default.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ridgeline.gateway.observe.metrics import CacheReading
 
 Vectors = npt.NDArray[np.float32]
 
-MOST_COMPARED = 16  # similar questions whose words are looked at
-_SHELF_BYTES = 1024  # of objects around a shelf, roughly
-_WORDING_BYTES = 4096  # of a question's words, at most about that
+MOST_COMPARED = 16  # similar questions whose words are compared
+_BUCKET_BYTES = 1024  # overhead of the objects around a bucket, roughly
+_WORDING_BYTES = 4096  # of a question's words: an upper estimate
 _messages = msgspec.json.Decoder(list[msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
 
 class Embedder(Protocol):
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """A row of length 1 for each text. Raises where there is none to be had."""
+        """A row of length 1 for each text. Raises if the embedder fails."""
 
 
 @dataclass(slots=True)
-class Question:
+class SemanticQuery:
     partition: bytes
     text: str
-    vector: Vectors | None = None  # once it was looked up
+    vector: Vectors | None = None  # set by `get`
 
 
 class _Message(msgspec.Struct):
@@ -59,74 +59,74 @@ class SemanticCache:
         self._config = config
         self._embedder = embedder
         self._clock = clock
-        self._shelves: OrderedDict[bytes, _Shelf] = OrderedDict()  # the least recently used first
+        self._buckets: OrderedDict[bytes, _Bucket] = OrderedDict()  # the least recently used first
         self._bytes = 0
 
-    def question(
+    def query(
         self, tenant: str, model: str, kind: str, fields: Fields, variants: Sequence[str] = ()
-    ) -> Question | None:
-        """None: this request's last message is not one that can be compared."""
+    ) -> SemanticQuery | None:
+        """None: the last message of this request cannot be compared."""
         taken = _last_user_text(kind, fields)
         if taken is None:
             return None
         text, rest = taken
         if not text.strip() or len(text.encode("utf-8", "surrogatepass")) > self._config.semantic_text_bytes:
             return None
-        return Question(partition(tenant, model, kind, rest, ("semantic", *variants)), text)
+        return SemanticQuery(partition(tenant, model, kind, rest, ("semantic", *variants)), text)
 
-    async def get(self, question: Question, threshold: float | None = None) -> Hit | None:
-        """The most similar question's answer, if it is similar enough. No vector: no hit."""
+    async def get(self, query: SemanticQuery, threshold: float | None = None) -> Hit | None:
+        """The answer of the most similar question, if it is similar enough. Without a vector: a miss."""
         try:
-            question.vector = (await self._embedder.embed([question.text]))[0]
+            query.vector = (await self._embedder.embed([query.text]))[0]
         except Exception:
             self.failures += 1
             return None
         now = self._clock()
-        shelf = self._shelves.get(question.partition)
-        if shelf is not None:
-            self._shelves.move_to_end(question.partition)
-            self._bytes -= shelf.expire(now - self._config.ttl_s)
+        bucket = self._buckets.get(query.partition)
+        if bucket is not None:
+            self._buckets.move_to_end(query.partition)
+            self._bytes -= bucket.expire(now - self._config.ttl_s)
             least = self._config.semantic_threshold if threshold is None else threshold
-            wording = Wording.of(question.text) if self._config.semantic_strict else None
-            found = shelf.nearest(question.vector, least, wording)
+            wording = Wording.of(query.text) if self._config.semantic_strict else None
+            found = bucket.nearest(query.vector, least, wording)
             if found is not None:
                 self.hits += 1
                 return Hit(found[0], now - found[0].stored_at, found[1])
         self.misses += 1
         return None
 
-    def put(self, question: Question, answer: StoredAnswer, outcome: Outcome) -> None:
-        if question.vector is None or not keepable(answer, outcome, self._config):
+    def put(self, query: SemanticQuery, answer: StoredAnswer, outcome: Outcome) -> None:
+        if query.vector is None or not keepable(answer, outcome, self._config):
             return
-        shelf = self._shelves.get(question.partition)
-        if shelf is not None and shelf.dimensions != len(question.vector):
-            self._bytes -= shelf.bytes  # another embedding model: the old vectors say nothing any more
-            del self._shelves[question.partition]
-            shelf = None
-        if shelf is None:
-            shelf = self._shelves[question.partition] = _Shelf(len(question.vector))
-            self._bytes += shelf.bytes
-        before = shelf.bytes
-        entry = (Wording.of(question.text), answer)
-        self.evictions += shelf.add(question.vector, entry, self._config.semantic_entries)
-        self._bytes += shelf.bytes - before
-        self._shelves.move_to_end(question.partition)
-        while self._bytes > self._config.semantic_max_bytes and self._shelves:
-            _, old = self._shelves.popitem(last=False)
+        bucket = self._buckets.get(query.partition)
+        if bucket is not None and bucket.dimensions != len(query.vector):
+            self._bytes -= bucket.bytes  # another embedding model: the old vectors are useless
+            del self._buckets[query.partition]
+            bucket = None
+        if bucket is None:
+            bucket = self._buckets[query.partition] = _Bucket(len(query.vector))
+            self._bytes += bucket.bytes
+        before = bucket.bytes
+        entry = (Wording.of(query.text), answer)
+        self.evictions += bucket.add(query.vector, entry, self._config.semantic_entries)
+        self._bytes += bucket.bytes - before
+        self._buckets.move_to_end(query.partition)
+        while self._bytes > self._config.semantic_max_bytes and self._buckets:
+            _, old = self._buckets.popitem(last=False)
             self._bytes -= old.bytes
             self.evictions += len(old)
 
     def reading(self) -> CacheReading:
-        entries = sum(map(len, self._shelves.values()))
+        entries = sum(map(len, self._buckets.values()))
         return CacheReading("semantic", self.hits, self.misses, entries, self._bytes, self.evictions)
 
 
-class _Shelf:
-    """The questions of one partition, oldest first: a matrix of vectors and a list beside it."""
+class _Bucket:
+    """The questions of one partition, oldest first: a matrix of vectors and a list of answers."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
-        self.bytes = _SHELF_BYTES
+        self.bytes = _BUCKET_BYTES
         self._vectors: Vectors = np.empty((0, dimensions), np.float32)
         self._answers: list[tuple[Wording, StoredAnswer]] = []
 
@@ -136,7 +136,7 @@ class _Shelf:
     def nearest(
         self, vector: Vectors, least: float, wording: Wording | None
     ) -> tuple[StoredAnswer, float] | None:
-        """The most similar of those that are similar enough and whose words do not speak against it."""
+        """The most similar answer above the threshold whose wording agrees."""
         if len(vector) != self.dimensions or not self._answers:
             return None
         similarities = self._vectors[: len(self._answers)] @ vector
@@ -148,7 +148,7 @@ class _Shelf:
         return None
 
     def add(self, vector: Vectors, entry: tuple[Wording, StoredAnswer], most: int) -> int:
-        """How many old ones went for it."""
+        """Returns how many old answers were evicted."""
         gone = max(len(self._answers) + 1 - most, 0)
         self._drop(gone)
         count = len(self._answers)
@@ -163,7 +163,7 @@ class _Shelf:
         return gone
 
     def expire(self, before: float) -> int:
-        """Bytes that answers stored before then had taken."""
+        """Drop answers stored before this time; returns the bytes that were freed."""
         stale = 0
         while stale < len(self._answers) and self._answers[stale][1].stored_at <= before:
             stale += 1
@@ -181,7 +181,7 @@ class _Shelf:
 
 
 def _last_user_text(kind: str, fields: Fields) -> tuple[str, Fields] | None:
-    """The last user message's text, and the fields with a hole where it was."""
+    """The last user message's text, and the fields without it."""
     name = {"chat": "messages", "messages": "messages", "responses": "input"}.get(kind)
     if name is None or name not in fields:
         return None
@@ -194,11 +194,11 @@ def _last_user_text(kind: str, fields: Fields) -> tuple[str, Fields] | None:
         last = msgspec.json.decode(messages[-1], type=dict[str, msgspec.Raw])
         head = msgspec.json.decode(messages[-1], type=_Message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # whatever it is, the upstream will say so
+        return None  # malformed: the upstream reports it
     text = _plain_text(head.content)
     if head.role != "user" or text is None:
         return None
-    # Other fields of the message (a name, a cache mark) and the shape of its content are parameters too.
+    # Other fields of the message (a name, a cache mark) and the shape of its content belong to the partition.
     rest = {key: value for key, value in sorted(last.items()) if key != "content"}
     shape = type(head.content).__name__ + (str(len(head.content)) if isinstance(head.content, list) else "")
     hole = msgspec.Raw(_encode([*messages[:-1], rest, shape]))
@@ -213,6 +213,6 @@ def _plain_text(content: Any) -> str | None:
     texts = []
     for part in content:
         if not isinstance(part, dict) or set(part) != {"type", "text"} or not isinstance(part["text"], str):
-            return None  # an image, a tool's result, a mark for a provider's cache
+            return None  # an image, a tool result, a cache mark for the provider
         texts.append(part["text"])
     return "\n".join(texts)

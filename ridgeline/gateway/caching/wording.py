@@ -1,9 +1,9 @@
-"""Wording: what two questions must share beside their meaning before one's answer is given to the other.
+"""Wording: the words that two questions must share, beside their meaning, to share an answer.
 
-Vectors hardly see the words that change an answer: "before 1770" and "after 1770", "safe" and "not safe" lie
-closer together than most paraphrases do. So numbers, symbols, negations, names and quoted words must be the
-same; and questions that differ in a single word of weight, or only in its place, are taken for two. It errs
-towards a miss.
+Embeddings hardly see the words that change an answer: "before 1770" and "after 1770", "safe" and "not safe"
+are closer than most paraphrases. So numbers, symbols, negations, names and quoted words must be equal; and
+questions that differ in a single content word, or only in its position, count as different. In doubt it is a
+miss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEGATIONS = """
 not no never none nothing nobody neither nor without cannot except unless hardly isn't aren't wasn't weren't
 don't doesn't didn't won't can't couldn't shouldn't wouldn't haven't hasn't
 """
-# Words by whose choice and order paraphrases differ. Everything else has weight.
+# Function words, in which paraphrases differ. All others are content words.
 _LIGHT = """
 a an the i i'm i've me is are was were be been am do does did can could should would will may might must have
 has had what what's who who's whom whose when where which how please tell give show explain list name describe
@@ -37,8 +37,8 @@ _light = frozenset(_LIGHT.split())
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    fixed: tuple[str, ...]  # what must be the same, sorted
-    words: tuple[str, ...]  # all, in their order
+    fixed: tuple[str, ...]  # words that must be equal, sorted
+    words: tuple[str, ...]  # all words, in order
     weighty: tuple[str, ...]
 
     @classmethod
@@ -50,7 +50,7 @@ class Wording:
         return cls(tuple(sorted(fixed)), words, tuple(word for word in words if word not in _light))
 
     def agrees(self, other: Wording) -> bool:
-        """Whether nothing stands against the two meaning the same."""
+        """Whether the wording allows both to mean the same."""
         if self.words == other.words:
             return True
         if self.fixed != other.fixed or sorted(self.words) == sorted(other.words):
@@ -61,15 +61,15 @@ class Wording:
 
 def _is_fixed(word: str, lower: str) -> bool:
     if word != lower and lower not in _light and lower not in _marked:
-        return True  # a name, or a sentence's first word: which of the two is not known
+        return True  # a name, or the first word of a sentence: unknown which
     if any(letter >= _IDEOGRAPHS for letter in word):
-        return True  # written without spaces: a run of characters is no word, and cannot be weighed
+        return True  # written without spaces: a run of characters is not a word and cannot be compared
     is_symbol = not word[0].isalnum() or (len(word) == 1 and lower not in _light)
     return is_symbol or lower in _marked or any(letter.isdigit() for letter in word)
 
 
 def _unlike(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[int, int]:
-    """How many words of weight each has alone. Forms of one word (store, stored) count as the same."""
+    """How many content words each has alone. Forms of one word (store, stored) count as equal."""
     left, right = Counter(first), Counter(second)
     only_left, only_right = list((left - right).elements()), list((right - left).elements())
     for word in list(only_left):

@@ -1,1 +1,1 @@
-"""What must not leave or enter: personal data and secrets, found, redacted, restored."""
+"""Personal data and secrets in requests and answers: found, redacted, restored."""

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 Span = tuple[int, int]
 
-# Letters of alphabets that set words apart. Those written without spaces are left out: an address that
-# follows on such a text would take the sentence before it along.
+# Letters of scripts that separate words with spaces. Scripts without spaces are left out: an address after
+# such a text would match the sentence before it too.
 _LETTERS = "A-Za-z0-9\u00aa-\u1fff"
-# Rarer characters that RFC 5321 allows (/ = ? ` { | } & ^) more often end an address than belong to it.
+# RFC 5321 also allows / = ? ` { | } & ^, but in texts they more often end an address than belong to it.
 _EMAIL = re.compile(
     rf"[{_LETTERS}_](?:[{_LETTERS}_.+%~!#$*-]|(?<=[{_LETTERS}])'(?=[{_LETTERS}])){{0,63}}(?:@|%40)"
     rf"(?:[{_LETTERS}](?:[{_LETTERS}_-]{{0,61}}[{_LETTERS}])?\.){{1,8}}"
     rf"(?:xn--[a-z0-9-]{{2,59}}|[A-Za-z\u00aa-\u1fff]{{2,24}})(?![{_LETTERS}])"
 )
 
-# Endings of files that are no domains: `icon@2x.png` is a picture.
+# File extensions that are not top-level domains: `icon@2x.png` is a picture.
 _FILES = frozenset((
     "png", "jpg", "jpeg", "gif", "svg", "webp", "js", "css", "html", "json", "yaml", "yml", "xml", "txt",
     "pdf", "csv", "exe", "dll", "whl", "gz", "tgz",
@@ -52,12 +52,12 @@ def _version6(zone: str) -> Iterator[Span]:
     for match in _IPV6.finditer(zone):
         text, start = match.group().rstrip("."), match.start()
         if start and (zone[start - 1].isalnum() or zone[start - 1] == "_") and ":" in text:
-            # Its beginning is the end of a word: `addr:2001:db8::1` and `std::a`.
+            # The match begins with the end of a word: `addr:2001:db8::1` and `std::a`.
             start += text.index(":")
             text = text[text.index(":") :]
         if text.startswith(":") and (not text.startswith("::") or text.startswith(":::")):
             text, start = text[1:], start + 1
-        # A sentence's colon behind an address is not its own.
+        # A colon that ends a sentence does not belong to the address before it.
         for candidate in (text, text[:-1]) if text.endswith(":") and not text.endswith("::") else (text,):
             after = _IPV6_AFTER.match(zone, start + len(candidate))
             if _is_version6(candidate) and (after is not None or candidate != text):

@@ -1,7 +1,7 @@
-"""Restorer: what happens to an answer, whole or streamed, in the client's dialect.
+"""Restorer: redacts an answer, then puts the request's own values back in place of their placeholders.
 
-First what the policy does not want in answers is replaced, then the request's own values are put back where
-their placeholders stand. Made by `guards.py` for one request; the pipeline calls `answer` or `stream`.
+Works on whole and on streamed answers, in the client's dialect. Made by `guards.py` for one request; the
+pipeline calls `answer` or `stream`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Restorer:
     def __init__(self, config: GuardConfig, kind: str, vault: Vault | None, scanner: Scanner | None) -> None:
         self.findings: dict[str, int] = {}
         self.policy = config.name
-        self.pieces: list[bytes] = []  # of the vault, where another process has written them already
+        self.pieces: list[bytes] = []  # of the vault, if another process has already encoded them
         self._kind = kind
         self._vault = vault
         self._scanner = scanner
         self._redact, self._block = frozenset(config.answers_redact), frozenset(config.answers_block)
         self._budget = Budget(config.timeout_ms / 1000)
         self._lets_unreadable = config.unreadable == "pass"
-        # The pieces that make a text up are not to be read beside it.
+        # Skip the deltas of a text: the text itself is checked.
         dropped = frozenset(("logprobs",)) if self._redact or self._block else frozenset()
         self._walk = Walk(
             lambda text, name: _through(self._channel(name), text),
@@ -67,7 +67,9 @@ class Restorer:
         except (msgspec.DecodeError, UnicodeDecodeError):
             if self._scanner is None or self._lets_unreadable:
                 return body
-            raise GuardFailed("the answer cannot be read, so this key's policy holds it back") from None
+            raise GuardFailed(
+                "the answer is not valid JSON; this key's policy withholds answers it cannot check"
+            ) from None
         changed = self._walk.value(value, "")
         return body if changed == value else _encode(changed)
 
@@ -90,7 +92,7 @@ class Restorer:
         return _Chain(self._scanned(name), RestoredText(self._vault) if self._vault else None)
 
     def _thinking(self) -> TextChannel:
-        """Placeholders stay in it: a changed text would not go with its signature when it comes back."""
+        """Keeps its placeholders: a changed text would no longer match its signature in the next request."""
         return _Chain(self._scanned(""), None)
 
     def _arguments(self) -> TextChannel:
@@ -117,7 +119,7 @@ class Restorer:
 
 
 class AnswerStream:
-    """GuardedStream that fails closed: after an error nothing more comes out."""
+    """GuardedStream that fails closed: after an error it returns no more bytes."""
 
     def __init__(self, restorer: Restorer) -> None:
         self._stream: GuardedStream | None = GuardedStream(restorer._texts())
@@ -131,7 +133,7 @@ class AnswerStream:
     def _done(self, data: bytes | None) -> bytes:
         stream, self._stream = self._stream, None
         if stream is None:
-            raise GuardFailed("the answer was held back")
+            raise GuardFailed("the answer was withheld")
         try:
             out = stream.finish() if data is None else stream.feed(data)
         except Exception as error:
@@ -141,12 +143,12 @@ class AnswerStream:
 
 
 def _failure(error: Exception) -> GatewayError:
-    """What the client is told: nothing of an error's own message, which may hold text of the answer."""
+    """The client's error. Leaves out the cause's own message, which may hold text of the answer."""
     if isinstance(error, GatewayError):
         return error
     if isinstance(error, OutOfTime):
-        return GuardFailed("the guard took longer than it may; the answer is held back")
-    return GuardFailed(f"the guard failed ({type(error).__name__}); the answer is held back")
+        return GuardFailed("the guard exceeded its time limit (timeout_ms); the answer is withheld")
+    return GuardFailed(f"the guard failed ({type(error).__name__}); the answer is withheld")
 
 
 class _Chain:

@@ -1,4 +1,4 @@
-"""GuardConfig: one [[guards]] policy of gateway.toml: what is looked for, and what is done then."""
+"""GuardConfig: one [[guards]] policy of gateway.toml: the kinds it detects and what it does with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from ridgeline.options import OptionError, check_range, option
 
-# What the built-in detectors find. Patterns of the config and NER's entities add kinds of their own.
+# Kinds of the built-in detectors. Patterns of the config and NER's entities add more.
 KINDS = ("email", "phone", "card", "iban", "ip", "ssn", "secret")
 DEFAULT_REGIONS = (
     "US", "CA", "GB", "IE", "DE", "AT", "CH", "FR", "BE", "NL", "ES", "PT", "IT", "PL", "CZ", "SE", "FI",
@@ -17,44 +17,50 @@ DEFAULT_REGIONS = (
 
 @dataclass(frozen=True)
 class GuardConfig:
-    name: str = option(
-        "default", "the policy's name; a key with no guard of its own has the one named default"
-    )
+    name: str = option("default", "the policy's name; keys without a guard use the policy named default")
     redact: tuple[str, ...] = option(KINDS, "kinds replaced by placeholders before a request leaves")
     block: tuple[str, ...] = option(
-        (), "kinds that refuse a request (400 content_blocked); goes before redact"
+        (), "kinds for which a request is refused (400 content_blocked); takes precedence over redact"
     )
-    log: tuple[str, ...] = option((), "kinds that are only counted in the ledger row; goes behind the others")
+    log: tuple[str, ...] = option(
+        (), "kinds only counted in the ledger row; redact and block take precedence"
+    )
     restore: bool = option(True, "put the values back where an answer holds their placeholders")
     answers_redact: tuple[str, ...] = option(
-        (), "kinds replaced in answers, for good; the request's own excepted"
+        (), "kinds replaced in answers and not restored; values of the request itself are kept"
     )
     answers_block: tuple[str, ...] = option((), "kinds that end an answer with an error")
     answers_log: tuple[str, ...] = option((), "kinds that are counted in answers")
-    allow: tuple[str, ...] = option((), "values that are never touched: whole, or *@example.com; case aside")
-    patterns: tuple[str, ...] = option((), "kinds of your own, each name=regex; matched within a line")
-    phone_regions: tuple[str, ...] = option(
-        DEFAULT_REGIONS, "countries whose national phone numbers are known"
+    allow: tuple[str, ...] = option(
+        (), "values that are never touched: whole values, or *@example.com; case is ignored"
     )
-    phone_bare: bool = option(False, "also digits without +, separators or a word like phone before them")
+    patterns: tuple[str, ...] = option((), "custom kinds, each name=regex; matched within a line")
+    phone_regions: tuple[str, ...] = option(
+        DEFAULT_REGIONS, "countries whose national phone numbers are detected"
+    )
+    phone_bare: bool = option(
+        False, "also detect digits without +, separators or a word like phone before them"
+    )
     unreadable: Literal["refuse", "pass"] = option(
-        "refuse", "bodies that are not JSON text: uploads, token ids"
+        "refuse", "what to do with bodies that are not JSON text: uploads, token ids"
     )
     timeout_ms: int = option(
-        2000, "what a request's or an answer's check may take; longer fails it, with 500"
+        2000, "time limit for the check of a request or an answer; a longer check fails it with 500"
     )
     ner: bool = option(
-        False, "also look for names and places, by Presidio in processes of their own (extra guard)"
+        False, "also detect names and places, with Presidio in separate processes (extra guard)"
     )
     ner_model: str = option("en_core_web_sm", "the spaCy model, by name or path; must be installed")
     ner_language: str = option("en", "the language of the spaCy model")
     ner_kinds: tuple[str, ...] = option(
-        ("person", "location"), "Presidio's entities that count, in lower case"
+        ("person", "location"), "Presidio's entities to detect, in lower case"
     )
     ner_processes: int = option(1, "processes for NER, each with the model in memory")
-    ner_timeout_ms: int = option(1000, "what NER may take for a request, waiting included; longer fails it")
+    ner_timeout_ms: int = option(
+        1000, "time limit for NER of a request, waiting included; a longer one fails it"
+    )
     ner_max_chars: int = option(
-        100_000, "most characters of text in a request that NER looks at; more are refused with 400"
+        100_000, "most characters of text in a request with NER; longer requests are refused with 400"
     )
 
     def __post_init__(self) -> None:

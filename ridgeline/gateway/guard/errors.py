@@ -1,4 +1,4 @@
-"""What a guard answers instead of forwarding. Messages name kinds and counts, never the text."""
+"""Errors of a guard, sent in place of an answer. Messages name kinds and counts, never the text."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from ridgeline.gateway.errors import INVALID, GatewayError
 
 
 class Blocked(GatewayError):
-    """The policy refuses what was found."""
+    """The policy blocks a kind that was found."""
 
     status, type, code = 400, INVALID, "content_blocked"
 
     def __init__(self, what: str, found: Mapping[str, int], param: str | None = None) -> None:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(found.items()))
-        super().__init__(f"{what} holds what this key's policy does not let through: {kinds}", param=param)
+        super().__init__(f"{what} contains kinds that this key's policy blocks: {kinds}", param=param)
         self.found = dict(found)
 
 
 class Unreadable(GatewayError):
-    """A guard is on and the body is nothing it can read: uploads, token ids."""
+    """The key has a guard, and the guard cannot read the body: uploads, token ids."""
 
     status, type, code = 400, INVALID, "content_unreadable"
 
 
 class GuardFailed(GatewayError):
-    """The guard could not do its work, so nothing was let through."""
+    """The guard's check failed, so nothing was forwarded."""
 
     status, type, code = 500, "server_error", "guard_failed"

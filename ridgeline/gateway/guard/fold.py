@@ -1,6 +1,6 @@
-"""Text as the detectors read it: digits, spaces, dashes and quotes of other scripts as their ASCII twins.
+"""Folds text for the detectors: digits, spaces, dashes and quotes of other scripts become ASCII.
 
-One character for one, so that a place in the folded text is the same place in the text itself.
+One character becomes one character, so an offset in the folded text is the same offset in the original.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Guards: the policies of gateway.toml. The one place every request and every answer goes through.
+"""Guards: the policies of gateway.toml. Every guarded request and answer passes through here.
 
-The pipeline asks `guards.policy(key.guard)` and awaits `guard.request(kind, fields)` before anything is
-forwarded; what comes back knows what to do with the answer. Whatever goes wrong here fails the request with
-500 guard_failed: nothing unchecked is let through, and no text of it appears in an error or a log.
+The pipeline calls `guards.policy(key.guard)` and awaits `guard.request(kind, fields)` before it forwards
+anything; the result holds the restorer for the answer. Any failure here fails the request with 500
+guard_failed: nothing unchecked is forwarded, and no text of it appears in an error or a log.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ridgeline.options import OptionError
 
 Action = Literal["pass", "redacted", "blocked"]
 
-# A body that is checked right away: at most this many bytes and this many characters that detectors look at
-# closely. Detectors take up to 50 µs for a character of the worst text; all else goes to another process.
+# A body is checked in this process up to this many bytes and this many characters that detectors look at
+# closely. Detectors take up to 50 µs per character of the worst text; larger bodies go to another process.
 _AT_ONCE = 2_048
 _FEW_SIGNS = 64
 _SIGNS = b"0123456789@%:()+"
@@ -52,10 +52,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class GuardedRequest:
-    fields: Fields  # to be forwarded in place of the client's
-    findings: dict[str, int]  # kinds and how often
+    fields: Fields  # forwarded in place of the client's
+    findings: dict[str, int]  # number of findings by kind
     action: Action
-    restorer: Restorer | None  # None: the answer goes through as it is
+    restorer: Restorer | None  # None: the answer is passed on unchanged
 
 
 class Offload(Protocol):
@@ -66,22 +66,22 @@ class Offload(Protocol):
 
 @dataclass(slots=True)
 class Guarded:
-    """A check's result, as it comes from another process."""
+    """A check's result as another process returns it."""
 
-    fields: dict[str, bytes] | None  # None: as they were
+    fields: dict[str, bytes] | None  # None: unchanged
     findings: dict[str, int]
     action: Action
-    vault: list[bytes]  # pieces; empty: nothing was replaced
+    vault: list[bytes]  # in pieces; empty: nothing was replaced
 
 
 class Guards:
-    """All policies by name. `close` ends the processes of NER."""
+    """All policies by name. `close` stops the NER processes."""
 
     def __init__(self, configs: Iterable[GuardConfig], offload: Offload | None = None) -> None:
         self._guards: dict[str, Guard] = {}
         for config in configs:
             if config.name in self._guards:
-                raise OptionError(f"[[guards]] there are two named {config.name!r}")
+                raise OptionError(f"[[guards]] two policies are named {config.name!r}; rename one")
             self._guards[config.name] = Guard(config, offload)
 
     @property
@@ -89,15 +89,15 @@ class Guards:
         return tuple(self._guards)
 
     def policy(self, name: str) -> Guard | None:
-        """The named one; for an empty name the one named default, if there is one."""
+        """The policy of this name; for an empty name the one named default, if it exists."""
         guard = self._guards.get(name or "default")
         if guard is None and name:
-            # A key that names a policy nobody wrote must not go unguarded.
+            # A key whose policy is missing from the config must not go unguarded.
             raise GuardFailed("the key's guard policy is not configured")
         return guard
 
     async def start(self) -> None:
-        """Start the processes of NER, where a policy asks for them, and wait until they can answer."""
+        """Start the NER processes of policies that need them, and wait until they can answer."""
 
         async def start(guard: Guard) -> None:
             try:
@@ -109,7 +109,7 @@ class Guards:
 
     @property
     def are_ready(self) -> bool:
-        """Every policy can be applied now: of its NER processes one runs."""
+        """Whether every policy can be applied now: at least one of its NER processes runs."""
         return all(guard.is_ready for guard in self._guards.values())
 
     async def close(self) -> None:
@@ -140,7 +140,7 @@ class Guard:
         self._names = NameFinder(config) if config.ner else None
 
     async def request(self, kind: str, fields: Fields, tenant: str = "") -> GuardedRequest:
-        """What is to be forwarded in place of these fields. Raises Blocked, Unreadable or GuardFailed."""
+        """The fields to forward in place of these. Raises Blocked, Unreadable or GuardFailed."""
         with _failing_closed():
             if self._offload is not None and not _is_light(fields):
                 return await self._request_elsewhere(self._offload, kind, fields, tenant)
@@ -149,7 +149,7 @@ class Guard:
             return self._guarded(kind, changed, check.found, check.vault)
 
     def check(self, kind: str, fields: Fields, names: dict[str, list[Finding]]) -> Guarded:
-        """The same without NER, for another process to call."""
+        """The same without NER; called in another process."""
         with _failing_closed():
             changed, check = self._checked(kind, fields, names)
             plain = None if changed is fields else {name: bytes(value) for name, value in changed.items()}
@@ -157,12 +157,12 @@ class Guard:
             return Guarded(plain, check.found, "redacted" if check.vault else "pass", vault)
 
     def refuse_unreadable(self, kind: str) -> None:
-        """For bodies that are not JSON: raises where the policy does not let them through."""
+        """For bodies that are not JSON: raises if the policy refuses them."""
         if self.config.unreadable == "refuse":
-            raise Unreadable(f"{kind}: this key's policy lets through only what can be read as JSON text")
+            raise Unreadable(f"{kind}: this key's policy allows only bodies that are JSON text")
 
     async def start(self) -> None:
-        """Start NER. GuardFailed: its model cannot be read."""
+        """Start NER. Raises GuardFailed if its model cannot be loaded."""
         if self._names is not None:
             await self._names.start()
 
@@ -191,7 +191,7 @@ class Guard:
         return request
 
     def restored(self, kind: str, body: bytes, pieces: list[bytes]) -> tuple[bytes, dict[str, int]]:
-        """A large answer, and what was found in it; for another process to call."""
+        """A large answer, and the findings in it; called in another process."""
         vault = Vault.whole(pieces) if pieces else None
         restorer = Restorer(self.config, kind, vault, self._answer_scanner)
         return restorer.answer(kind, body), restorer.findings
@@ -215,8 +215,8 @@ class Guard:
             changed[check.walk.name(name)] = check.walk.value(value, name)
         if check.blocked:
             raise Blocked("the request", check.blocked, param=check.blocked_param)
-        # Written anew although nothing may have changed: a name that stands twice in an object is then read
-        # by the upstream as it was read here.
+        # Encode again even if nothing changed: the upstream then reads a duplicate field name as it was
+        # read here.
         if self.config.redact or self.config.block:
             fields = {
                 name: fields[name]
@@ -227,7 +227,7 @@ class Guard:
         return fields, check
 
     def texts(self, fields: Fields) -> list[str]:
-        """Every text that is looked at, for NER."""
+        """Every text that is checked, for NER."""
         texts: dict[str, None] = {}
 
         def note(text: str, name: str = "") -> str:
@@ -250,7 +250,7 @@ class Guard:
 
 
 class _Check:
-    """One request's check: what is done with each text, and what was found so far."""
+    """The check of one request: replaces findings in each text and counts them."""
 
     def __init__(self, guard: Guard, budget: Budget, names: dict[str, list[Finding]]) -> None:
         config = guard.config
@@ -267,7 +267,7 @@ class _Check:
         self.walk = Walk(self._text, self._json_text, self._text, self._tokens)
 
     def avoid(self, values: dict[str, Any]) -> None:
-        """Placeholders that the client wrote itself are given to no value; those in thinking are ours."""
+        """Reserve placeholders that the client wrote itself; those in thinking are the gateway's."""
 
         def look(text: str, name: str = "") -> str:
             self.vault.avoid(text)
@@ -318,7 +318,7 @@ class _Check:
 
 
 class _Noted:
-    """A channel that gives a whole text to a function."""
+    """A channel that passes a whole text to a function."""
 
     holds = False
 
@@ -342,18 +342,18 @@ def _failing_closed() -> Iterator[None]:
         raise
     except OutOfTime:
         message = (
-            "the guard could not check this much text in the time it has (timeout_ms); nothing was forwarded"
+            "the guard could not check this text within its time limit (timeout_ms); nothing was forwarded"
         )
         raise BadRequest(message, code="guard_text_too_long") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
     except Exception as error:
-        # Its message may hold text of the request: the name of its class must do.
+        # The message may hold text of the request: give only the name of the class.
         raise GuardFailed(f"the guard failed ({type(error).__name__}); nothing was forwarded") from None
 
 
 def _is_light(fields: Fields) -> bool:
-    """Whether a check takes a moment only, whatever the text is."""
+    """Whether the check is short for any text of this size."""
     if sum(memoryview(value).nbytes for value in fields.values()) > _AT_ONCE:
         return False
     text = b"".join(map(bytes, fields.values()))
@@ -361,7 +361,7 @@ def _is_light(fields: Fields) -> bool:
 
 
 def _quoted(replace: Callable[[str, str], str]) -> Callable[[str, str], str]:
-    """For values that stand bare in JSON: a placeholder must be a string there."""
+    """For unquoted JSON values: a placeholder must be a string there."""
 
     def quoted(kind: str, value: str) -> str:
         replaced = replace(kind, value)
@@ -371,7 +371,7 @@ def _quoted(replace: Callable[[str, str], str]) -> Callable[[str, str], str]:
 
 
 def _earlier(values: dict[str, Any]) -> str:
-    """The id of what an upstream remembers for this request, with placeholders that are not known here."""
+    """The id of the conversation that the upstream stores, whose placeholders are not known here."""
     earlier = values.get("previous_response_id") or values.get("conversation") or ""
     return earlier if isinstance(earlier, str) else _encode(earlier).decode()
 

@@ -1,8 +1,8 @@
-"""JSON that stands in a text, as the arguments of a tool call do: strings are read unescaped and written back
+"""JSON inside a text, such as the arguments of a tool call: strings are read unescaped and written back
 escaped, in pieces of any size.
 
-`inside` makes the channel for a string's text, given the name of its field; `outside` that for what stands
-between strings (numbers), or None where that is of no interest. Text that is no JSON goes through as well.
+`inside` makes the channel for a string's text, given the name of its field; `outside` makes the channel for
+the text between strings (numbers), or None to pass it on unread. Text that is not JSON passes as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class TextChannel(Protocol):
-    """A text in pieces, changed on its way."""
+    """Changes a text that arrives in pieces."""
 
     @property
     def holds(self) -> bool: ...
@@ -43,10 +43,10 @@ class JsonText:
     ) -> None:
         self._inside = inside
         self._outside = outside
-        self._channel = outside("") if outside is not None else None  # of the string, or of what lies between
+        self._channel = outside("") if outside is not None else None  # of the string, or between strings
         self._in_string = False
-        self._pending = ""  # an escape that is not whole yet
-        self._last = ""  # the last string, as far as the name of a field goes
+        self._pending = ""  # an incomplete escape
+        self._last = ""  # the last string, up to the length of a field name
         self._key = ""
 
     @property

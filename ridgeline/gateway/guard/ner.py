@@ -1,9 +1,9 @@
-"""NameFinder: names and places by Presidio's NER, in processes of their own (`ner_worker.py`).
+"""NameFinder: names and places by Presidio's NER, in separate processes (`ner_worker.py`).
 
-Importing Presidio takes seconds and its model hundreds of megabytes: neither belongs into a worker of the
-gateway. The processes start with the worker and are started again when they die. Texts are asked about in
-pieces, and requests take turns piece by piece: a long text takes no other request's time, and a request that
-is out of time fails alone while the process finishes its piece.
+Importing Presidio takes seconds and its model hundreds of megabytes: too much for a worker of the gateway.
+The processes start with the worker and are restarted when they die. Texts are sent in pieces, and requests
+take turns piece by piece: a long text does not delay other requests, and a request that times out fails
+alone while the process finishes its piece.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ridgeline.gateway.guard.errors import GuardFailed
 from ridgeline.gateway.guard.scanner import Finding
 
 MOST_WAITING = 64
-PIECE_CHARS = 5000  # a tenth of a second or less with spaCy's small models
-OVERLAP_CHARS = 200  # of two pieces of one text: a name across the cut is whole in one of them
+PIECE_CHARS = 5000  # 0.1 s or less with spaCy's small models
+OVERLAP_CHARS = 200  # of neighbouring pieces: a name across the boundary is whole in one of them
 START_S = 90.0
-HANG_S = 30.0  # for one piece; a process that takes longer is ended
+HANG_S = 30.0  # for one piece; a process that takes longer is killed
 RESTART_S = 1.0
 _MOST_ANSWER_BYTES = 8 * 2**20
 
@@ -44,7 +44,7 @@ class NameFinder:
         ]  # fmt: skip
         self._config = config
         self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
-        self._running: set[asyncio.subprocess.Process] = set()  # their models are read
+        self._running: set[asyncio.subprocess.Process] = set()  # their models are loaded
         self._keepers: list[asyncio.Task[None]] = []
         self._asking: set[asyncio.Task[list[Spans] | None]] = set()
         self._waiting = 0
@@ -54,7 +54,7 @@ class NameFinder:
         return bool(self._running)
 
     async def start(self) -> None:
-        """Start the processes and wait until one has read its model. GuardFailed: it cannot."""
+        """Start the processes and wait until one has loaded its model; GuardFailed if it cannot."""
         begun: list[asyncio.Future[None]] = []
         for _ in range(self._config.ner_processes):
             begun.append(asyncio.get_running_loop().create_future())
@@ -63,17 +63,17 @@ class NameFinder:
         next(one for one in begun if one.done()).result()
 
     async def find(self, texts: list[str]) -> dict[str, list[Finding]]:
-        """Findings by text, in order and without overlaps; texts with none are left out."""
+        """Findings by text, in order and without overlaps; texts without findings are left out."""
         config = self._config
         size = sum(map(len, texts))
         if size > config.ner_max_chars:
             raise BadRequest(
-                f"the request has {size} characters of text, and this key's policy looks for names in at "
+                f"the request has {size} characters of text; this key's policy checks names in at "
                 f"most {config.ner_max_chars}; send less text in one request",
                 code="guard_text_too_long",
             )
         if self._waiting >= MOST_WAITING:
-            raise GuardFailed("names cannot be looked for now: too much at once")
+            raise GuardFailed("the check for names is overloaded; try again later")
         found: dict[str, Spans] = {}
         self._waiting += 1
         try:
@@ -81,26 +81,28 @@ class NameFinder:
                 for question in _questions(texts):
                     answer = await self._ask([piece for _, _, piece in question])
                     if answer is None or len(answer) != len(question):
-                        raise GuardFailed("names could not be looked for; nothing was forwarded")
+                        raise GuardFailed("the check for names failed; nothing was forwarded")
                     for (text, offset, _), spans in zip(question, answer, strict=True):
                         found.setdefault(text, []).extend((a + offset, b + offset, c) for a, b, c in spans)
         except TimeoutError:
-            raise GuardFailed("names could not be looked for in time; nothing was forwarded") from None
+            raise GuardFailed(
+                "the check for names exceeded its time limit (ner_timeout_ms); nothing was forwarded"
+            ) from None
         except (OSError, EOFError, ValueError, msgspec.MsgspecError):  # the process died
-            raise GuardFailed("names could not be looked for; nothing was forwarded") from None
+            raise GuardFailed("the check for names failed; nothing was forwarded") from None
         finally:
             self._waiting -= 1
         return {text: _apart(spans) for text, spans in found.items() if spans}
 
     async def close(self) -> None:
-        """End the processes. It may be started again."""
+        """Stop the processes. `start` may be called again."""
         for task in self._keepers:
             task.cancel()
         await asyncio.gather(*self._keepers, *self._asking, return_exceptions=True)
         self._keepers.clear()
 
     async def _ask(self, texts: list[str]) -> list[Spans] | None:
-        """One question to the next process. A caller that leaves does not take the process with it."""
+        """Ask the next free process. A cancelled caller does not stop the process."""
         process = await self._idle.get()
         while process.returncode is not None:
             process = await self._idle.get()
@@ -122,10 +124,10 @@ class NameFinder:
     def _done(self, task: asyncio.Task[list[Spans] | None]) -> None:
         self._asking.discard(task)
         if not task.cancelled():
-            task.exception()  # read also where the caller has left, so that asyncio logs none
+            task.exception()  # retrieved even if the caller was cancelled, or asyncio logs the exception
 
     async def _keep(self, begun: asyncio.Future[None]) -> None:
-        """One process, started again whenever it ends."""
+        """One process, restarted whenever it ends."""
         pipe = asyncio.subprocess.PIPE
         while True:
             process = await asyncio.create_subprocess_exec(
@@ -133,13 +135,13 @@ class NameFinder:
             )
             try:
                 async with asyncio.timeout(START_S):
-                    await _exchange(process, _encode([]))  # answered when the model is read
+                    await _exchange(process, _encode([]))  # set when the model is loaded
                 self._running.add(process)
                 self._idle.put_nowait(process)
                 if not begun.done():
                     begun.set_result(None)
                 await process.wait()
-                log.warning("an NER process ended and is started again")
+                log.warning("an NER process ended; restarting it")
             except (OSError, EOFError, TimeoutError, msgspec.MsgspecError):
                 message = f"NER did not start: is the spaCy model {self._config.ner_model} installed?"
                 if not begun.done():
@@ -170,7 +172,7 @@ def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _questions(texts: list[str]) -> Iterator[list[tuple[str, int, str]]]:
-    """Texts in questions of about PIECE_CHARS: each part is (text, where the piece begins, the piece)."""
+    """Texts in batches of about PIECE_CHARS: each part is (text, offset of the piece, the piece)."""
     question: list[tuple[str, int, str]] = []
     size = 0
     for text in texts:
@@ -185,7 +187,7 @@ def _questions(texts: list[str]) -> Iterator[list[tuple[str, int, str]]]:
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Where to cut: behind a line, a sentence or a word, with an overlap."""
+    """Where to split: after a line, a sentence or a word, with an overlap."""
     start = 0
     while len(text) - start > PIECE_CHARS:
         latest = start + PIECE_CHARS
@@ -200,7 +202,7 @@ def pieces(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _apart(spans: Spans) -> list[Finding]:
-    """In order; of two that overlap, the one that begins first, and of these the longer."""
+    """In order; of two overlapping findings, keep the one that begins first, then the longer one."""
     kept: list[Finding] = []
     for start, end, kind in sorted(spans, key=lambda span: (span[0], -span[1])):
         if not kept or start >= kept[-1][1]:

@@ -1,9 +1,10 @@
-"""The process behind NameFinder: texts in on stdin, what Presidio finds out on stdout, msgpack with lengths.
+"""The process behind NameFinder: reads texts from stdin, writes Presidio's findings to stdout, both as
+length-prefixed msgpack.
 
     python -m ridgeline.gateway.guard.ner_worker MODEL LANGUAGE KIND,KIND
 
-Imports Presidio and spaCy; nothing of the gateway does. A question that fails is answered with nil, and the
-next one is read. It ends when its stdin does.
+Imports Presidio and spaCy; the gateway's own processes do not. A request that fails is answered with nil,
+and the next one is read. The process exits at the end of stdin.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 def main() -> None:
     model, language, kinds = sys.argv[1:4]
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever a library prints must not come between the answers
+    sys.stdout = sys.stderr  # output of a library must not come between the answers
     engine = _engine(model, language)
     entities = [kind.upper() for kind in kinds.split(",")]
     decoder = msgspec.msgpack.Decoder(list[str])
@@ -27,7 +28,7 @@ def main() -> None:
         texts = decoder.decode(_read(questions, *struct.unpack("<I", head)))
         try:
             found = [_spans(engine.analyze(text, language=language, entities=entities)) for text in texts]
-        except Exception:  # spaCy refuses some texts, for example one that is too long for it
+        except Exception:  # spaCy refuses some texts, for example those over its length limit
             found = None
         answer = msgspec.msgpack.encode(found)
         answers.write(struct.pack("<I", len(answer)) + answer)
@@ -36,7 +37,7 @@ def main() -> None:
 
 def _engine(model: str, language: str) -> Any:
     if not model.endswith("_trf"):
-        # Both import these where they are installed, for seconds and hundreds of megabytes.
+        # Presidio and spaCy import these if they are installed: seconds and hundreds of megabytes.
         sys.modules["torch"] = sys.modules["transformers"] = None  # type: ignore[assignment]
     import spacy
 

@@ -1,6 +1,6 @@
-"""Detectors of numbers that carry their own proof: payment cards (Luhn), IBANs (mod 97), US social security.
+"""Detectors of numbers with a checksum: payment cards (Luhn), IBANs (mod 97); and of US social security.
 
-Each takes one zone of folded text and gives the spans it found.
+Each takes one zone of folded text and returns the spans it found.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SSN = re.compile(
 
 
 def cards(zone: str) -> Iterator[Span]:
-    """13 to 19 digits, in groups or not, that begin like a card's and pass Luhn's check."""
+    """13 to 19 digits, in groups or not, that begin like a card number and pass the Luhn check."""
     for run in _RUN.finditer(zone):
         groups = [group.span() for group in _GROUP.finditer(zone, run.start(), run.end())]
         if len(groups) > 19 and groups[-1][1] - groups[0][0] < 3 * len(groups):
@@ -54,7 +54,7 @@ def cards(zone: str) -> Iterator[Span]:
                 and groups[last][1] - start == 13
                 and _PHONE_WORD.search(zone[:start].lower())
             ):
-                last = None  # as many digits as a phone number may have, behind a word that says so
+                last = None  # as many digits as a phone number may have, after a word such as `phone`
             if last is None:
                 first += 1
             else:
@@ -63,7 +63,7 @@ def cards(zone: str) -> Iterator[Span]:
 
 
 def _card_from(zone: str, groups: list[Span], first: int) -> int | None:
-    """The last group of the card that begins with this one: the longest, for what follows may be its end."""
+    """The last group of the card that begins with this group; the longest match wins."""
     digits, found = "", None
     sizes: tuple[int, ...] = ()
     for at in range(first, len(groups)):
@@ -87,7 +87,7 @@ def luhn(digits: str) -> bool:
 
 
 def ibans(zone: str) -> Iterator[Span]:
-    """A country's code, check digits and as many characters as that country's accounts have; mod 97 is 1."""
+    """Country code, check digits and that country's number of characters; mod 97 is 1."""
     for head in _IBAN.finditer(zone):
         length = IBAN_LENGTHS.get(zone[head.start() : head.start() + 2].upper())
         if length is None:

@@ -1,7 +1,7 @@
-"""Kinds of the config: `name=regex`. A pattern that could take long is refused when the gateway starts.
+"""Custom kinds of the config: `name=regex`. A pattern that could be slow is refused when the gateway starts.
 
-Python's `re` cannot be interrupted, so the bound is on the pattern: how many ways it has to fail at one place
-is counted from its syntax tree, and a line is never longer than a zone.
+Python's `re` cannot be interrupted, so the pattern is bounded: its syntax tree gives the number of ways to
+match at one position, and a line is never longer than a zone.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{1,24}")
 
 
 def compiled(patterns: Iterable[str], known: Iterable[str] = ()) -> dict[str, re.Pattern[str]]:
-    """By kind; OptionError that says which pattern is wrong and why."""
+    """Compiled patterns by kind. OptionError names the wrong pattern and the reason."""
     kinds: dict[str, re.Pattern[str]] = {}
     for text in patterns:
         name, sign, regex = text.partition("=")
         name = name.strip()
         where = f"guards: patterns: {name!r}: "
         if not sign or not regex or not _NAME.fullmatch(name):
-            raise OptionError(f"guards: patterns: {text!r}: write name=regex, the name in a-z, 0-9 and _")
+            raise OptionError(f"guards: patterns: {text!r}: write name=regex, with a name of a-z, 0-9 and _")
         if name in kinds or name in known:
-            raise OptionError(where + "there is such a kind already")
+            raise OptionError(where + "a kind of this name exists already")
         try:
             pattern = re.compile(regex)
             ways = _ways(sre_parser.parse(regex))
         except (re.error, RecursionError, OverflowError) as error:
             raise OptionError(where + f"not a regular expression: {error}") from None
         if pattern.fullmatch(""):
-            raise OptionError(where + "matches nothing at all, and so everywhere")
+            raise OptionError(where + "matches the empty text, and so at every position")
         if ways > MOST_WAYS:
             raise OptionError(
-                where + f"may try {min(ways, 10**12):,} ways at one place; the most is {MOST_WAYS:,}: "
+                where + f"may try {min(ways, 10**12):,} ways at one position; the limit is {MOST_WAYS:,}: "
                 "bound its repeats, such as {1,32}, and do not nest them"
             )
         kinds[name] = pattern
@@ -47,7 +47,7 @@ def compiled(patterns: Iterable[str], known: Iterable[str] = ()) -> dict[str, re
 
 
 def _ways(tree: Any) -> int:
-    """How many ways the pattern can go before it gives up at one place, at most."""
+    """The most ways that the pattern can try before it fails at one position."""
     total = 1
     for operator, argument in tree:
         total = min(total * _ways_of(operator, argument), 10**15)

@@ -1,7 +1,7 @@
-"""Detector of phone numbers in one zone of folded text: candidates by shape, judged by `phonenumbers`.
+"""Detector of phone numbers in one zone of folded text: candidates by shape, validated by `phonenumbers`.
 
-With + or 00 a number must be possible, without it valid in one of the regions and written as it is dialled
-there. Behind a word like `phone` almost any number counts: the word says what it is.
+With + or 00 a number must be possible; without, it must be valid in one of the regions and written as it is
+dialled there. After a word like `phone` almost any number counts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CANDIDATE = re.compile(
 )
 _WORD_BEFORE = re.compile(PHONE_WORDS)
 _WORD_REACH = 64
-_SECOND = re.compile(r"(?:[0-9][^0-9]{0,3}){6}[0-9]( / )")  # behind a whole number, a second one follows
-# Numbers in a row, as in a table, or more single digits than a number has: none of them is looked at.
+_SECOND = re.compile(r"(?:[0-9][^0-9]{0,3}){6}[0-9]( / )")  # a second number follows a complete one
+# Numbers in a row, as in a table, or more single digits than a phone number has: all are skipped.
 _TABLE = re.compile(r"[0-9]+(?: {1,2}[0-9]+){16,}|[0-9](?:[ ()./-]{1,3}[0-9](?![0-9])){17,}")
 _DIGITS = re.compile(r"[0-9]+")
 _DATE = re.compile(
@@ -36,7 +36,7 @@ _MONTH = re.compile(r"(?:19|20)[0-9]{2}[-/](?:0[1-9]|1[0-2])")
 _DECIMAL = re.compile(
     r"(?:0|[1-9][0-9]{0,3})\.[0-9]+(?![.0-9]|[-/ ][0-9]{2})|(?:0|[1-9][0-9]{0,3})\.[0-9]{5,}"
 )
-_REFERENCE = re.compile(r"[1-9][0-9]{2}-(?:[0-9]{7}|[0-9]{2}-[0-9]{4})")  # no country writes its numbers so
+_REFERENCE = re.compile(r"[1-9][0-9]{2}-(?:[0-9]{7}|[0-9]{2}-[0-9]{4})")  # no country writes it like this
 _DOTTED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2,4}")
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3})+|[1-9][0-9]?(?: [0-9]{3})+")
 # Countries where the trunk prefix that `phonenumbers` writes is usually left out.
@@ -54,12 +54,12 @@ class PhoneDetector:
         for region in regions:
             if region not in phonenumbers.SUPPORTED_REGIONS:
                 raise OptionError(
-                    f"guards: phone_regions: unknown region {region!r}: two letters, such as GB"
+                    f"guards: phone_regions: unknown region {region!r}; give two letters, such as GB"
                 )
         self._library: Any = phonenumbers
         self._bare = bare
-        # Most regions are ruled out by their lengths, and then by one match of their general shape, at a
-        # hundredth of a parse's cost.
+        # The length rules most regions out, then one match of the general shape does, at a hundredth of
+        # the cost of a parse.
         self._shapes: dict[int, list[tuple[str, re.Pattern[str]]]] = {}
         for region in regions:
             self._learn(region)
@@ -81,7 +81,7 @@ class PhoneDetector:
                 continue
             span = self._within(zone, match)
             if span is None:
-                # The number may begin at a later group: behind a date, a count or a year.
+                # The number may begin at a later group: after a date, a count or a year.
                 later = _DIGITS.match(zone, match.start()) or _DIGITS.search(zone, match.start())
                 at = later.end() if later is not None else match.end()
             else:
@@ -89,7 +89,7 @@ class PhoneDetector:
                 at = span[1]
 
     def _within(self, zone: str, match: re.Match[str]) -> Span | None:
-        """The candidate, or the longest part of it from its beginning that is a phone number."""
+        """The candidate, or its longest prefix that is a phone number."""
         start = match.start()
         if zone[start] == "(" and ")" not in match.group():
             start += 1
@@ -101,7 +101,7 @@ class PhoneDetector:
         for end in reversed(ends):
             text = zone[start:end]
             if zone[end : end + 1] in ("-", ".") and end < stop:
-                continue  # half of something else
+                continue  # part of another number
             if text.count("(") == text.count(")") and self._is_number(text, named):
                 return start, end
         return None

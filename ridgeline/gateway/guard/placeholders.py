@@ -1,7 +1,7 @@
 """Placeholders for values, and the way back: Vault gives <EMAIL_1> for an address, RestoredText the address
-for <EMAIL_1>, also in a text that comes in pieces.
+for <EMAIL_1>, also in a text that arrives in pieces.
 
-A vault lives as long as its request, in memory alone; nothing of it is ever written.
+A vault lives in memory for the length of its request; it is never written to disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 
 _PIECE = 500  # values
 _BODY = r"[A-Za-z0-9_ \\-]"
-# Models write placeholders anew: in lower case, with spaces, with Markdown's or HTML's escapes.
+# Models rewrite placeholders: in lower case, with spaces, with Markdown's or HTML's escapes.
 _TAG = re.compile(rf"\\?(?:<|&lt;)({_BODY}{{3,48}})(?:>|&gt;)")
 _BEGUN = re.compile(
     rf"\\?(?:<{_BODY}{{0,48}}(?:&(?:gt?)?)?|&(?:l(?:t(?:;{_BODY}{{0,48}}(?:&(?:gt?)?)?)?)?)?|(?<=\\))\Z"
@@ -36,19 +36,19 @@ class Vault:
         return bool(self._values)
 
     def start_behind(self, earlier: str) -> None:
-        """Numbers begin elsewhere for each conversation that an upstream goes on with: its old placeholders
-        stand for values that are forgotten here, and must not be taken for new ones."""
+        """Start the numbers elsewhere for each conversation that an upstream continues: its old placeholders
+        stand for values that are no longer known here, and must not be taken for new ones."""
         self._first = 1000 + zlib.crc32(earlier.encode()) % 900_000 if earlier else 1
 
     def pieces(self) -> list[bytes]:
-        """All values, as another process sends them: each piece is read in less than a millisecond."""
+        """All values, encoded for another process: each piece decodes in less than 1 ms."""
         values = list(self._values.items())
         starts = range(0, len(values), _PIECE)
         return [pickle.dumps(self._counts), *(pickle.dumps(values[at : at + _PIECE]) for at in starts)]
 
     @classmethod
     async def of_pieces(cls, pieces: list[bytes]) -> Vault:
-        """A vault that puts values back and gives no new placeholders. The loop runs between two pieces."""
+        """A vault that only restores values. Yields to the event loop between two pieces."""
         vault = cls.whole(pieces[:1])
         for piece in pieces[1:]:
             vault._values.update(pickle.loads(piece))
@@ -64,7 +64,7 @@ class Vault:
         return vault
 
     def avoid(self, text: str) -> None:
-        """Placeholders that the text holds of its own are given to no value."""
+        """Reserve the placeholders that the text already holds: no value gets them."""
         if "<" in text or "&lt;" in text:
             self._taken.update(name for tag in _TAG.finditer(text) if (name := _name(tag[1])) is not None)
 
@@ -87,7 +87,7 @@ class Vault:
         return _TAG.sub(self._value, text)
 
     def may_become(self, begun: str) -> bool:
-        """Whether a tag that begins like this could be one of ours."""
+        """Whether a tag with this beginning could be a placeholder of this vault."""
         head = begun.lstrip("\\").removeprefix("<").removeprefix("&lt;").lstrip(" ")
         name = _PLAIN.sub("_", head.partition("&")[0]).upper()
         return any(label.startswith(name) or name.startswith(label) for label in self._counts)
@@ -104,7 +104,7 @@ def _name(body: str) -> tuple[str, int] | None:
 
 
 class RestoredText:
-    """One text in pieces: `feed` gives what is decided, `finish` the rest."""
+    """One text in pieces: `feed` returns the text that is final, `finish` the rest."""
 
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
@@ -121,7 +121,7 @@ class RestoredText:
         return self._vault.restored(text[:at])
 
     def _begun(self, text: str) -> int:
-        """Where a placeholder begins that is not whole yet."""
+        """Where an incomplete placeholder begins."""
         begun = _BEGUN.search(text)
         while begun is not None and not self._vault.may_become(begun[0]):
             begun = _BEGUN.search(text, begun.start() + 1)

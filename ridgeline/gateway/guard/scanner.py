@@ -1,8 +1,8 @@
-"""Scanner: all findings of a text, whole or in pieces; where there are none it costs next to nothing.
+"""Scanner: all findings in a text, whole or in pieces; a text without findings costs almost nothing.
 
-A cheap look for what every detector needs (digits in a row, an @, a long word, a word like `password`) says
-where to look; there the zone around the place is given to the detectors. `ScannedText` is the same for a text
-that comes in pieces: it holds back only the zone that may still grow.
+A cheap search for what the detectors need (digits in a row, an @, a long word, a word like `password`) finds
+candidates; the detectors then read the zone around each one. `ScannedText` does the same for a text that
+arrives in pieces: it holds back only the zone that may still grow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ridgeline.gateway.guard.zones import (
 Detector = Callable[[str], Iterable[tuple[int, int]]]
 
 
-Replace = Callable[[str, str], str]  # kind and value → what is to stand there
+Replace = Callable[[str, str], str]  # kind and value → the replacement
 
 
 class Finding(NamedTuple):
@@ -39,13 +39,13 @@ class Finding(NamedTuple):
     kind: str
 
 
-# A finding that lies within another's is dropped; where two overlap, the kind named first here is kept and
-# covers both.
+# A finding inside another one is dropped; of two that overlap, the kind named first here is kept and covers
+# both.
 _RANK = {kind: rank for rank, kind in enumerate(("secret", "iban", "card", "email", "ip", "ssn", "phone"))}
 
 _DIGITS_NEEDED = {"card": 13, "iban": 2, "ssn": 9, "phone": 6}
 
-# Every byte by what it can be part of: digits, letters and _ -, and the rest as it is.
+# The class of every byte: a digit, a letter or _ -, or the byte itself.
 _DIGITS = bytes(0x30 if chr(code) in string.digits else code for code in range(256))
 _WORDLIKE = bytes(
     0x61 if chr(code) in string.ascii_letters + string.digits + "_-" else 0x20 for code in range(256)
@@ -55,7 +55,7 @@ _LONG_WORD = re.compile(rb"(?<!a)a{16}")
 _NUMBER = re.compile(rb"(?<!0)0(?=(?:[ .,/():_-]{0,3}0){3})")
 _ACCOUNT = re.compile(
     rb"00(?<=[A-Za-z][A-Za-z]00)(?=[ .-]{0,2}[A-Za-z0])"
-)  # begins with what is searched fast
+)  # begins with a literal, which is found fast
 _RARE = re.compile(rb"Q~|-----BEGIN")
 _AT = re.compile(rb"@|%40")
 _COLONS = re.compile(r":[0-9a-f]{0,4}:")
@@ -69,11 +69,11 @@ _WORD_STEMS = (
 
 
 class OutOfTime(Exception):
-    """The check took longer than it may."""
+    """The check exceeded its time limit."""
 
 
 class Budget:
-    """The time one check may take. Looked at between zones: each of them is bounded."""
+    """The time limit of one check. Tested between zones: the work for a zone is bounded."""
 
     def __init__(self, seconds: float = float("inf"), clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -108,7 +108,7 @@ class Scanner:
         return self.within(fold(text), 0, len(text), budget)
 
     def within(self, text: str, start: int, stop: int, budget: Budget = UNBOUNDED) -> list[Finding]:
-        """Those of `text[start:stop]`, folded; start and stop are cuts or the text's ends."""
+        """Findings in `text[start:stop]`, folded; start and stop are cuts or the text's ends."""
         found: list[Finding] = []
         at = start
         for hint in self._hints(text, start, stop):
@@ -126,12 +126,12 @@ class Scanner:
         return found
 
     def forced(self, text: str, begin: int) -> tuple[list[Finding], int]:
-        """Findings at the beginning of a zone that is too long, and where to go on."""
+        """Findings at the beginning of a zone that is too long, and where to continue."""
         part = self.zone(text, begin, begin + LONGEST)
         cut = begin + LONGEST - OVERLAP
         for finding in part:
             if finding.start < cut < finding.end:
-                # Halfway at least, or a text of endless findings would be gone through letter by letter.
+                # At least halfway, or a text full of findings would be scanned letter by letter.
                 cut = finding.start if finding.start - begin > LONGEST // 2 else finding.end
         return [finding for finding in part if finding.end <= cut], cut
 
@@ -183,7 +183,7 @@ class Scanner:
         return newline + 1 if newline >= 0 else None
 
     def _hints(self, text: str, start: int, stop: int) -> Iterable[int]:
-        """Places of which every zone with a finding has at least one, in order."""
+        """Candidate positions in order. Every zone with a finding has at least one."""
         if self._lines:
             return _line_starts(text, start, stop)
         hints: list[int] = []
@@ -210,9 +210,9 @@ class Scanner:
 
 
 class ScannedText:
-    """One text in pieces: `feed` gives what is decided, each finding replaced; `finish` gives the rest.
+    """One text in pieces: `feed` returns the text that is final, findings replaced; `finish` the rest.
 
-    `context` is text that stands before it and is not part of it, such as the name of the field.
+    `context` is text before it that is not part of it, such as the name of the field.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class ScannedText:
         self._budget = budget
         self._raw = context
         self._folded = fold(context)
-        self._done = 0  # everything before is out; what of it is kept is what cuts may look at
+        self._done = 0  # text before this was returned; some of it is kept because cuts look back
         self._tested = 0  # no cut lies between done and here
         self._hidden = len(context)
 
@@ -288,7 +288,7 @@ def _merged(found: list[Finding]) -> list[Finding]:
 
 
 def _masked(zone: str, found: list[Finding], begin: int) -> str:
-    """Without what was found by proof: digits of a card are no phone number."""
+    """Drop findings inside a number with a checksum: digits of a card are not a phone number."""
     for finding in found:
         start, end = finding.start - begin, finding.end - begin
         zone = zone[:start] + "\n" * (end - start) + zone[end:]
@@ -310,12 +310,12 @@ def _line_starts(text: str, start: int, stop: int) -> Iterator[int]:
 
 
 def context_of(name: str) -> str:
-    """A field's name as the text before its value, where the name says what the value is."""
+    """A field's name as context of its value, if the name describes the value."""
     return f"{name} = " if name and _TELLING.search(name.lower()) else ""
 
 
 def built_in(kinds: Iterable[str], phone: Detector | None) -> dict[str, Detector]:
-    """The detectors of these kinds; kinds of patterns and of NER are not among them."""
+    """The detectors of these kinds, without patterns and NER."""
     every: dict[str, Detector] = {
         "secret": secrets, "iban": ibans, "card": cards, "email": emails, "ip": ips, "ssn": social_security,
     }  # fmt: skip

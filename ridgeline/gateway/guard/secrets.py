@@ -1,5 +1,5 @@
 """Detector of secrets in one zone of folded text: formats of providers, credentials in URLs, PEM blocks, and
-what stands behind a word like `password`.
+values after a word like `password`.
 
 A span is the secret alone, not the word before it nor the rest of a connection string.
 """
@@ -19,7 +19,7 @@ _FORMATS = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     + "|".join(
         (
-            r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic, and those who follow them
+            r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic, and providers with the same prefix
             r"(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}(?![A-Za-z0-9])",  # AWS
             r"AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_.-]{20,}|GOCSPX-[A-Za-z0-9_-]{20,}|1//0[A-Za-z0-9_-]{30,}",
             r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|ghs_[A-Za-z0-9_.-]{20,}",
@@ -56,7 +56,7 @@ _PEM = re.compile(
 
 _SAYS = re.compile(r"[0-9:=]")
 _WORD = re.compile(SECRET_WORDS)
-# From the end of the word to its value: the rest of a name, quotes, a few words, and what says `is`.
+# From the end of the word to its value: the rest of a name, quotes, a few words, and an `is` or `=`.
 _VALUE = re.compile(
     r"(?P<name>[a-z0-9_.-]{0,32})[\"'`\])*]{0,3}"
     r"(?P<between>(?:\s+(?!is\b|was\b|ist\b|est\b|es\b|è\b|é\b)[^\s=:\"'`]{1,16}){0,2}?)"
@@ -102,11 +102,11 @@ def secrets(zone: str) -> Iterator[Span]:
 
 
 def _named(zone: str) -> Iterator[Span]:
-    """What a word like `password` or `api_key` gives as its value, if it looks like one."""
+    """The value after a word like `password` or `api_key`, if it looks like a secret."""
     if not _SAYS.search(zone):
-        return  # also what makes the scanner look for the words at all
+        return  # the scanner uses the same condition to search for the words
     lowered = zone.lower()
-    if len(lowered) != len(zone):  # a letter that has no lower case of its own length
+    if len(lowered) != len(zone):  # a letter whose lower case has another length
         lowered = "".join(character.lower()[:1] for character in zone)
     for word in _WORD.finditer(lowered):
         match = _VALUE.match(zone, word.end())
@@ -117,7 +117,7 @@ def _named(zone: str) -> Iterator[Span]:
         if scheme is not None:
             start, end = scheme.span(1)
         elif zone[end : end + 1] in ("(", "[") or _FILE.search(match["name"]):
-            continue  # code: what is called or indexed is not the value itself; or where it is kept
+            continue  # code: a call or an index is not the value itself; nor is the place where it is stored
         elif zone[start] in "\"'`":
             start, end = start + 1, end - 1
         value = zone[start:end]
@@ -154,7 +154,7 @@ def _mixed(value: str) -> bool:
 
 
 def _random(value: str) -> bool:
-    """Letters and digits in no order a person would write: long ones of high entropy."""
+    """Whether it looks random: long, with letters and digits of high entropy."""
     if not _LONG.fullmatch(value) or not any(map(str.isdigit, value)) or not any(map(str.isalpha, value)):
         return False
     counts = Counter(value)

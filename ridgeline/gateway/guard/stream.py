@@ -1,8 +1,8 @@
-"""GuardedStream: a streamed answer in the client's dialect, its texts changed on their way.
+"""GuardedStream: changes the texts of a streamed answer in the client's dialect.
 
-Server-sent events are read whole, in whatever pieces they come. Each text that grows by deltas (a choice, a
-block, a tool call's arguments) has its own channel; what a channel holds back comes with the event that ends
-its text, or in one of its own right before it. No event is dropped or changes its place.
+Server-sent events are assembled from pieces of any size. Each text that grows by deltas (a choice, a block,
+a tool call's arguments) has its own channel; the text that a channel holds back comes with the event that
+ends the text, or in an extra event right before it. No event is dropped or moved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Texts:
-    """What a stream does with texts: made once for an answer by `guards.py`."""
+    """How a stream changes texts: made once per answer by `guards.py`."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class Texts:
         self.arguments = arguments
         self.thinking = thinking  # of Anthropic's blocks, which are signed
         self.whole = whole  # every string of a value
-        self.untouched = untouched  # whether bytes of an event hold nothing that any channel would change
-        self.restart = restart  # a new piece: the time it may take begins anew
+        self.untouched = untouched  # whether no channel would change these bytes of an event
+        self.restart = restart  # a new piece: restarts the time limit
 
 
 class GuardedStream:
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
         self._buffer = b""
-        self._searched = 0  # no event ends before
+        self._searched = 0  # no event ends before this offset
         self._channels: dict[Key, TextChannel] = {}
-        self._flush: dict[Key, Callable[[str], Event]] = {}  # of channels that hold: the event for the rest
-        self._shift = 0  # events put in between, where they are numbered
-        self._next = 0  # the number of the next event, where they are
+        self._flush: dict[Key, Callable[[str], Event]] = {}  # by channel: the event for held text
+        self._shift = 0  # inserted events, in dialects that number them
+        self._next = 0  # the number of the next event, in dialects that number them
 
     def feed(self, data: bytes) -> bytes:
         plain = not self._buffer and not self._flush and not self._shift and data.endswith(b"\n\n")
-        if plain and self._texts.untouched(data):  # most pieces of most streams
+        if plain and self._texts.untouched(data):  # the common case
             return data
         self._texts.restart()
         self._buffer += data
@@ -75,11 +75,11 @@ class GuardedStream:
         self._buffer = self._buffer[start:]
         self._searched = max(len(self._buffer) - 3, 0)
         if len(self._buffer) > LONGEST_EVENT:
-            raise GuardFailed("an event of the answer is longer than the guard reads")
+            raise GuardFailed("an event of the answer exceeds the guard's size limit")
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """What is left when the answer has ended."""
+        """The rest, once the answer has ended."""
         self._texts.restart()
         rest, self._buffer = self._buffer, b""
         out = self._event(rest) if rest.strip() else rest
@@ -97,7 +97,7 @@ class GuardedStream:
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise GuardFailed("an event of the answer cannot be read") from None
+            raise GuardFailed("an event of the answer is not valid JSON") from None
         before: list[Event] = []
         changed = self._guarded(event, before)
         number = event.get("sequence_number") if isinstance(event, dict) else None
@@ -113,7 +113,7 @@ class GuardedStream:
         return written + b"\n".join([*others, b"data: " + _encode(changed)]) + b"\n\n"
 
     def _guarded(self, event: Any, before: list[Event]) -> Any:
-        """The event as it is to be, and those to come before it."""
+        """The changed event, and the events to insert before it."""
         if not isinstance(event, dict):
             return self._texts.whole(event)
         if isinstance(event.get("choices"), list):
@@ -233,7 +233,7 @@ class GuardedStream:
         return {**event, "delta": {**delta, name: piece}}
 
     def _begun(self, event: Event, index: int) -> Event:
-        """A block may begin with some of its text."""
+        """A block's start may already hold text."""
         out, block = self._whole(event), event.get("content_block")
         for name in ("text", "thinking"):
             if isinstance(block, dict) and isinstance(block.get(name), str) and block[name]:
@@ -279,7 +279,7 @@ class GuardedStream:
         channel = self._channels.get(key)
         if channel is None:
             if len(self._channels) >= MOST_CHANNELS:
-                raise GuardFailed("the answer has more texts at once than the guard reads")
+                raise GuardFailed("the answer has more parallel texts than the guard allows")
             channel = self._channels[key] = (make or self._texts.text)()
         out = channel.feed(piece)
         if channel.holds:
@@ -289,7 +289,7 @@ class GuardedStream:
         return out
 
     def _flushed(self, wanted: Callable[[Key], bool]) -> list[Event]:
-        """Events with what the wanted channels still held; these channels' texts have ended."""
+        """Events with the text that these channels still hold; their texts have ended."""
         events = []
         for key in [key for key in self._channels if wanted(key)]:
             rest = self._channels.pop(key).finish()

@@ -1,8 +1,8 @@
-"""Walk: every string of a JSON value, wherever it stands, given to one function and put back.
+"""Walk: passes every string of a JSON value, at any depth, through one function.
 
-Left alone are only what the protocol itself needs to be whole: names of models and types, ids that look like
-ids, and base64 of pictures, sound and files, which nobody here can read. In what is free in form (tool
-inputs, metadata, schemas) nothing is left alone, and names of fields and numbers are looked at as well.
+Skips only what the protocol needs unchanged: names of models and types, ids that look like ids, and base64 of
+pictures, sound and files, which the guard cannot read. In free-form values (tool inputs, metadata, schemas)
+nothing is skipped, and field names and numbers are checked as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TEXT_DATA = re.compile(r"data:(?:text/|application/(?:json|xml|x-yaml))", re.I)
 
 
 class Walk:
-    """`text(string, name of its field)` and `json_text(string)` give what a string is to become."""
+    """`text(string, name of its field)` and `json_text(string)` return the replacement of a string."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Walk:
     ) -> None:
         self._text = text
         self._json_text = json_text
-        self._thinking = thinking  # texts that are signed, and go back as they came
+        self._thinking = thinking  # signed texts, returned unchanged
         self._tokens = tokens  # called for a list of token ids in place of a text
         self._dropped = dropped  # fields whose value becomes null
 

@@ -1,21 +1,21 @@
-"""Where a text may be divided so that no finding ever lies across, told by what stands to the left alone.
+"""Where a text may be cut so that no finding crosses the cut, decided by the text to the left alone.
 
-Detectors look at one zone at a time, so a text that comes in pieces has the findings it has as a whole: a cut
-that was seen stays one, whatever follows. Zones end at spaces, and go on where a number, an account or the
-value of a password may: a few words, or a PEM block. Only `scanner.py` asks.
+Detectors read one zone at a time, so a text in pieces has the same findings as the whole text: a cut stays a
+cut, whatever follows. Zones end at spaces, and continue where a number, an account or the value of a
+password may continue: a few words, or a PEM block. Used by `scanner.py` only.
 """
 
 from __future__ import annotations
 
 import re
 
-WINDOW = 96  # how far to the left a cut looks
-LONGEST = 16_384  # a zone is ended by force there, `OVERLAP` before its end
+WINDOW = 96  # characters to the left that decide about a cut
+LONGEST = 16_384  # a longer zone is cut, `OVERLAP` before its end
 OVERLAP = 1_024
 LONGEST_PEM = 12_288
 
-# Words whose value may follow within a few words. Those of two words are known by their last one. Short ones
-# must begin a word: `monkey` is no key.
+# Words whose value may follow within a few words. Terms of two words are known by the last one. Short ones
+# must begin a word: `monkey` is not a key.
 SECRET_WORDS = (
     r"(?:passw\w{0,12}|passphrase|passcode|passkey|pwd|secret|token|apikey|credential|kennwort|contrase[nñ]a"
     r"|has[lł]o|wachtwoord|l[oö]senord|парол\w{0,3}|密码|密碼|口令|パスワード|비밀번호"
@@ -34,20 +34,18 @@ _WORDS_AFTER = 4
 _NUMBER = re.compile(r"(?:[0-9][)\].,/]{0,2}|[0-9][)]? ?[-/.]|[(+]|\(\+?[0-9]{1,4}\))\Z")
 _ACCOUNT = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[0-9]{2}(?:[ .-]{0,2}[A-Za-z0-9]){0,29}\Z")
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY[A-Z ]{0,10}-----[A-Za-z0-9+/=\s:,\\-]*\Z")
-_BEGUN = re.compile(
-    r"[电電手密口パフ전비]\Z|パス(?:ワー?)?\Z|フォ\Z|비밀번?\Z"
-)  # words above that may still be whole
+_BEGUN = re.compile(r"[电電手密口パフ전비]\Z|パス(?:ワー?)?\Z|フォ\Z|비밀번?\Z")  # a word above, begun
 _PEM_HEAD = re.compile(r"-----BEGIN [A-Z0-9 ]{0,44}\Z")
 _PEM_END = re.compile(r"-----END [A-Z0-9 ]{0,30}PRIVATE KEY[A-Z ]{0,10}-----")
 
 
 def separates(character: str) -> bool:
-    """White space, and the scripts that are written without it: none of them is part of a finding's word."""
+    """White space, and characters of scripts without spaces: neither is part of a finding's word."""
     return character.isspace() or "\u3000" <= character <= "\u9fff" or "\uac00" <= character <= "\ud7af"
 
 
 def is_cut(text: str, at: int) -> bool:
-    """Whether nothing that `text[:at]` ends with can be part of a finding with what follows (folded text)."""
+    """Whether no finding can extend from the end of `text[:at]` into the text after it (folded text)."""
     if not separates(text[at - 1]):
         return False
     tail = text[max(at - WINDOW, 0) : at]

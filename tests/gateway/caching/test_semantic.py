@@ -67,15 +67,15 @@ def stored(at: float = 1000.0, size: int = 10) -> StoredAnswer:
 
 
 async def put(cache: SemanticCache, asked: dict[str, Any], answer: StoredAnswer, tenant: str = "t") -> None:
-    question = cache.question(tenant, "small", "chat", read_fields(json.dumps(asked).encode()))
-    assert question is not None
-    await cache.get(question)
-    cache.put(question, answer, "ok")
+    query = cache.query(tenant, "small", "chat", read_fields(json.dumps(asked).encode()))
+    assert query is not None
+    await cache.get(query)
+    cache.put(query, answer, "ok")
 
 
 async def get(cache: SemanticCache, asked: dict[str, Any], tenant: str = "t", kind: str = "chat") -> Any:
-    question = cache.question(tenant, "small", kind, read_fields(json.dumps(asked).encode()))
-    return None if question is None else await cache.get(question)
+    query = cache.query(tenant, "small", kind, read_fields(json.dumps(asked).encode()))
+    return None if query is None else await cache.get(query)
 
 
 def clock_at(now: float) -> Callable[[], float]:
@@ -109,10 +109,10 @@ async def test_a_changed_number_or_a_negation_is_no_hit_however_similar(real: Kn
 async def test_a_models_own_threshold_goes_first(real: Known) -> None:
     cache = SemanticCache(CacheConfig(), real, clock_at(1000.0))
     await put(cache, body(), stored())
-    question = cache.question("t", "small", "chat", read_fields(json.dumps(body(SAME)).encode()))
-    assert question is not None
-    assert await cache.get(question, threshold=0.999) is None
-    assert await cache.get(question, threshold=0.9) is not None
+    query = cache.query("t", "small", "chat", read_fields(json.dumps(body(SAME)).encode()))
+    assert query is not None
+    assert await cache.get(query, threshold=0.999) is None
+    assert await cache.get(query, threshold=0.9) is not None
 
 
 around = st.fixed_dictionaries(
@@ -166,7 +166,7 @@ def test_everything_but_the_last_message_is_a_hard_border(first: Any, second: An
 )
 async def test_what_cannot_be_compared_is_left_alone(kind: str, asked: dict[str, Any]) -> None:
     cache = SemanticCache(CacheConfig(), Alike())
-    assert cache.question("t", "small", kind, read_fields(json.dumps(asked).encode())) is None
+    assert cache.query("t", "small", kind, read_fields(json.dumps(asked).encode())) is None
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_no_body_however_broken_upsets_it(raw: bytes) -> None:
         fields = read_fields(raw)
     except BadRequest:
         return
-    assert cache.question("t", "small", "chat", fields) is None
+    assert cache.query("t", "small", "chat", fields) is None
 
 
 async def test_texts_in_parts_and_plain_input_are_compared_in_their_own_shapes() -> None:
@@ -193,9 +193,9 @@ async def test_texts_in_parts_and_plain_input_are_compared_in_their_own_shapes()
     await put(cache, parts, stored())
     assert await get(cache, body([{"type": "text", "text": "two"}])) is not None
     assert await get(cache, body("two")) is None
-    question = cache.question("t", "small", "responses", read_fields(b'{"input":"hello"}'))
-    assert question is not None
-    assert question.text == "hello"
+    query = cache.query("t", "small", "responses", read_fields(b'{"input":"hello"}'))
+    assert query is not None
+    assert query.text == "hello"
 
 
 async def test_it_holds_at_most_its_entries_and_bytes_and_lets_old_answers_go() -> None:
@@ -209,11 +209,11 @@ async def test_it_holds_at_most_its_entries_and_bytes_and_lets_old_answers_go() 
     for number in range(30):
         await put(cache, body(temperature=number), stored(1009.0, size=2000))
         assert cache.reading().bytes <= 40_000
-    assert await get(cache, body("question 1")) is None  # its whole shelf went first
+    assert await get(cache, body("question 1")) is None  # its whole bucket was evicted first
     now[0] = 1100.0
     assert await get(cache, body(temperature=29)) is None
-    for shelf in cache._shelves.values():
-        shelf.expire(1e9)
+    for bucket in cache._buckets.values():
+        bucket.expire(1e9)
     assert cache.reading().entries == 0
 
 
@@ -227,10 +227,10 @@ async def test_errors_are_not_kept_and_an_embedder_that_fails_is_a_miss() -> Non
     assert cache.reading().entries == 0
     assert cache.failures == 1
     good = SemanticCache(CacheConfig(), Alike(), clock_at(1000.0))
-    question = good.question("t", "small", "chat", read_fields(json.dumps(body()).encode()))
-    assert question is not None
-    await good.get(question)
-    good.put(question, stored(), "client_gone")
+    query = good.query("t", "small", "chat", read_fields(json.dumps(body()).encode()))
+    assert query is not None
+    await good.get(query)
+    good.put(query, stored(), "client_gone")
     assert good.reading().entries == 0
 
 

@@ -114,7 +114,7 @@ async def out_of_time(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     assert guard._names is not None
     with monkeypatch.context() as patch, stopped(guard):
         patch.setattr(guard._names, "_config", replace(guard.config, ner_timeout_ms=50))
-        with pytest.raises(GuardFailed, match="in time"):
+        with pytest.raises(GuardFailed, match="time limit"):
             await guard.request("chat", PROMPT)
 
 

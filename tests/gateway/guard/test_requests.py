@@ -291,7 +291,7 @@ def test_patterns_of_the_config_are_kinds_like_the_others():
         (r"evil=(\w+\s?)*:", "ways"),
         (r"evil=\w+\d+\w+", "ways"),
         ("evil=(a|a)*b", "ways"),
-        ("empty=a*", "everywhere"),
+        ("empty=a*", "every position"),
         ("broken=(", "not a regular expression"),
         ("email=x", "already"),
         ("no regex", "name=regex"),
