@@ -10,7 +10,7 @@ from ridgeline.models.files.generation_config import parse_overrides
 from ridgeline.options import option
 
 KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels
-# Each must be at least this, where it is set at all; a context of two holds one token and its answer.
+# Minimum of each setting; a context of two holds one prompt token and one output token.
 _LEAST = {
     "max_context": 2,
     "block_size": 1,
@@ -31,29 +31,33 @@ class EngineConfig:
     model: str = option("smollm2-135m", "short name, directory, .gguf file or org/name of the hub")
     backend: Literal["auto", "native", "torch", "cuda"] = option(
         "auto",
-        "what computes the model; auto is cuda where a GPU can be used, else native wherever it serves "
-        "the model, else torch",
+        "backend that runs the model; auto: cuda with a usable GPU, else native if it supports the model, "
+        "else torch",
     )
     weights: Literal["auto", "float32", "bfloat16", "int8", "int8-channel", "int4"] = option(
-        "auto", "native: how weights are kept; auto is as the file has them"
+        "auto", "native: format of the weights in memory; auto: as in the file"
     )
     load_format: Literal["auto", "dummy"] = option(
-        "auto", "cuda, torch: dummy is random weights of the configuration's shape, to measure without files"
+        "auto", "cuda, torch: dummy uses random weights of the configured shape, to measure without files"
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = option(
-        "auto", "how keys and values are kept; auto is bfloat16 (native), or as --dtype (torch, cuda)"
+        "auto", "type of the KV cache; auto: bfloat16 (native), or the same as --dtype (torch, cuda)"
     )
     deterministic: bool = option(
-        False, "native, cuda: one arithmetic for all batches: alone = batched = chunked, bit for bit; slower"
+        False, "native, cuda: bit-identical results for any batching and chunking; slower"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "torch, cuda: weights and activations; auto is float32 on a CPU, on a GPU float16 for float16 "
-        "files and bfloat16 for all others",
+        "torch, cuda: type of weights and activations; auto: float32 on a CPU; on a GPU float16 for float16 "
+        "files, else bfloat16",
     )
     overlap: bool = option(True, "cuda: launch a step before the results of the last one are read")
-    cuda_graphs: bool = option(True, "cuda: replay decode steps as graphs, captured as their sizes are met")
-    max_context: int | None = option(None, "longest sequence, prompt and output; default: the model's own")
+    cuda_graphs: bool = option(
+        True, "cuda: replay decode steps as CUDA graphs, captured when a batch size is first used"
+    )
+    max_context: int | None = option(
+        None, "longest sequence in tokens, prompt and output; default: the model's own"
+    )
     block_size: int = option(KERNEL_BLOCK_SIZE, "tokens per KV block")
     kv_tokens: int | None = option(
         None, "KV cache size in tokens; default: planned from free memory, on a GPU all that fits"
@@ -61,35 +65,36 @@ class EngineConfig:
     kv_memory_gib: float | None = option(None, "KV cache size in GiB; default: planned from free memory")
     memory_fraction: float | None = option(
         None,
-        "share of free memory the plan may use; default: 0.6 of the machine's, on a GPU 0.9 of the device's",
+        "fraction of free memory to use; default: 0.6 of the machine's memory, 0.9 of a GPU's",
     )
     memory_share: float = option(
-        1.0, "this engine's part of what the plan may use; default: all, or an even part of several models'"
+        1.0,
+        "this engine's share of that memory; default: all, or an equal share for each of several models",
     )
     step_tokens: int | None = option(
-        None, "most tokens one step computes; default: calibrated for this machine, else 256; cuda: 8192"
+        None, "most tokens computed in one step; default: calibrated for this machine, else 256; cuda: 8192"
     )
     prefill_chunk: int | None = option(
         None, "most prompt tokens of one sequence per step; default: calibrated, else --step-tokens"
     )
     max_running: int | None = option(None, "most sequences computed together; default: 64, on a GPU 256")
-    max_waiting: int = option(512, "most requests queued; one more is answered 429")
+    max_waiting: int = option(512, "most requests in the queue; further ones are rejected with status 429")
     background_tokens: int | None = option(
         None,
-        "most tokens of a step with batch work while there is interactive traffic, half as many beside its "
-        "decodes; default: 8, on a GPU 32",
+        "most tokens of a step with batch work while there is interactive traffic, half of it while "
+        "interactive requests decode; default: 8, on a GPU 32",
     )
     generation_config: str = option(
         "auto",
-        "where defaults for sampling come from: auto is the model's generation_config.json or GGUF metadata, "
-        "none is nothing, else the path of such a file",
+        "source of the sampling defaults; auto: the model's generation_config.json or GGUF metadata; none: "
+        "no defaults; or the path of such a file",
     )
     override_generation_config: str | None = option(
-        None, """JSON object over the defaults for sampling, such as {"temperature": 0.5, "top_k": 20}"""
+        None, """JSON object that overrides sampling defaults, such as {"temperature": 0.5, "top_k": 20}"""
     )
-    prefix_cache: bool = option(True, "reuse the KV of shared prompt beginnings")
-    threads: int | None = option(None, "compute threads; default: the CPUs this process may use")
-    step_ring: int = option(4096, "how many step records are kept for /debug/steps")
+    prefix_cache: bool = option(True, "reuse the KV cache of shared prompt prefixes")
+    threads: int | None = option(None, "compute threads; default: the number of CPUs this process may use")
+    step_ring: int = option(4096, "number of step records kept for /debug/steps")
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -111,7 +116,7 @@ class EngineConfig:
 
     @property
     def backend_settings(self) -> dict[str, tuple[str, ...]]:
-        """The settings made that not every backend knows, each with the backends that do."""
+        """The settings that were changed and that only some backends support, with those backends."""
         block_size = f"--block-size {self.block_size}"
         settings: dict[str, tuple[bool, tuple[str, ...]]] = {
             f"--weights {self.weights}": (self.weights != "auto", ("native",)),
@@ -123,13 +128,13 @@ class EngineConfig:
             "--no-overlap": (not self.overlap, ("cuda",)),
             "--no-cuda-graphs": (not self.cuda_graphs, ("cuda",)),
         }
-        return {flag: knowers for flag, (is_made, knowers) in settings.items() if is_made}
+        return {flag: backends for flag, (is_made, backends) in settings.items() if is_made}
 
     def unknown_to(self, backend: str) -> str | None:
-        """A setting made that this backend does not know, with the ones that do; None if it knows all."""
-        for flag, knowers in self.backend_settings.items():
-            if backend not in knowers:
-                return f"{flag} is for {_named(knowers)}"
+        """A changed setting that this backend does not support, as a message; None if it supports all."""
+        for flag, backends in self.backend_settings.items():
+            if backend not in backends:
+                return f"{flag} is for {_named(backends)}"
         return None
 
     def _check_backend(self) -> None:
@@ -138,12 +143,12 @@ class EngineConfig:
             if unknown is not None:
                 raise InvalidConfig(f"{unknown}; with --backend {self.backend} {_INSTEAD[self.backend]}")
         made = list(self.backend_settings.items())
-        for index, (flag, knowers) in enumerate(made):
-            for other, other_knowers in made[index + 1 :]:
-                if not set(knowers) & set(other_knowers):
+        for index, (flag, backends) in enumerate(made):
+            for other, other_backends in made[index + 1 :]:
+                if not set(backends) & set(other_backends):
                     raise InvalidConfig(
-                        f"{flag} is for {_named(knowers)} and {other} for {_named(other_knowers)}; "
-                        "leave one out"
+                        f"{flag} is for {_named(backends)} and {other} for {_named(other_backends)}; "
+                        "leave one of them out"
                     )
 
 

@@ -1,12 +1,12 @@
 """The errors of the engine layer. The server maps each to an HTTP status in one table."""
 
-GRAMMAR_FAULT = "the grammar "  # how a reason begins that lies in the request's grammar
+GRAMMAR_FAULT = "the grammar "  # prefix of a reason that concerns the request's grammar
 VIOLATION = "the answer does not match its schema"
-EXIT_CANNOT_START = 3  # of an engine process that printed a reason; starting it again would not help
+EXIT_CANNOT_START = 3  # an engine process that printed a reason; a restart would not help
 
 
 class EngineError(Exception):
-    """Base of everything the engine can tell a client."""
+    """Base of all errors that the engine reports to a client."""
 
 
 class InvalidRequest(EngineError):
@@ -19,7 +19,7 @@ class InvalidRequest(EngineError):
 
 
 class QueueFull(EngineError):
-    """The waiting queue is at its bound. The client should come back after `retry_after_s`."""
+    """The waiting queue is full. The client should retry after `retry_after_s`."""
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
         super().__init__(f"the queue is full ({waiting} requests waiting); retry in {retry_after_s:.0f} s")
@@ -28,11 +28,11 @@ class QueueFull(EngineError):
 
 
 class EngineDied(EngineError):
-    """The engine process went away while this request was open; its output so far is incomplete."""
+    """The engine process ended while this request was open; its output so far is incomplete."""
 
 
 class RequestFailed(EngineError):
-    """This request failed inside the engine; no other request was touched."""
+    """This request failed inside the engine; no other request was affected."""
 
 
 class SchemaViolation(RequestFailed):
@@ -40,7 +40,7 @@ class SchemaViolation(RequestFailed):
 
 
 class GrammarTooComplex(RequestFailed):
-    """The grammar could not be followed to the answer's end within the limits on one token's work."""
+    """The grammar could not be matched to the answer's end within the limits on one token's work."""
 
 
 def failure(reason: str | None) -> RequestFailed:
@@ -53,7 +53,7 @@ def failure(reason: str | None) -> RequestFailed:
 
 
 class InvalidConfig(EngineError):
-    """A setting has a value that makes no sense; the message names its flag."""
+    """A setting has an invalid value; the message names its flag."""
 
 
 class BackendUnavailable(EngineError):
@@ -61,11 +61,11 @@ class BackendUnavailable(EngineError):
 
 
 class DeviceOutOfMemory(EngineError):
-    """A step needs more memory than the device has left. The engine does less at a time and goes on."""
+    """A step needs more memory than the device has left. The engine continues with smaller steps."""
 
 
 class DeviceLost(EngineError):
-    """The device answers nothing any more (a fault in a kernel, or in the card): only a new process helps."""
+    """The device no longer responds (a fault in a kernel or in the card): only a new process helps."""
 
 
 class OutOfMemoryPlan(EngineError):

@@ -1,7 +1,7 @@
 """Dataclasses to JSON and back, as strict as a message between processes: a wrong type is an error.
 
-For files that the in-process engine reads, which must do without the message layer's library. Keys that no
-field names are ignored, so that a newer version's file can be read; whatever else is odd is a ValueError.
+For files that the in-process engine reads without the message layer's library. Unknown keys are ignored, so
+that a newer version's file can be read; any other mismatch is a ValueError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any, indent: int | None = None) -> str:
-    """The dataclass as JSON; without `indent`, as compact as can be."""
+    """The dataclass as JSON; compact without `indent`."""
     separators = (",", ":") if indent is None else None
     return json.dumps(
         asdict(value), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False
@@ -22,7 +22,7 @@ def encode(value: Any, indent: int | None = None) -> str:
 
 
 def decode(text: str | bytes, kind: type[T]) -> T:
-    """Raises ValueError that names the field which is missing or of another type."""
+    """Raises ValueError that names the missing or mistyped field."""
     decoded: T = _convert(json.loads(text, parse_constant=_refuse), kind, kind.__name__)
     return decoded
 
@@ -53,8 +53,8 @@ def _object(value: dict[str, Any], kind: Any, where: str) -> Any:
 
 
 def _checked(value: Any, kind: type, where: str) -> Any:
-    if type(value) is not kind:  # not isinstance: True is no number
-        raise ValueError(f"{where} is {value!r:.40}, not of type {kind.__name__}")
+    if type(value) is not kind:  # not isinstance: True is not a number here
+        raise ValueError(f"{where} is {value!r:.40}, but must be a {kind.__name__}")
     return value
 
 

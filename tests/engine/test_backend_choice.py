@@ -141,7 +141,7 @@ def test_what_only_a_gpu_has_is_refused_without_one(spec, settings):
     ("gpu", "complaint"),
     [
         (Gpu("Old", 1 << 30, (7, 5), (13, 0)), "compute capability 7.5, and 8.0 is needed"),
-        (Gpu("New", 1 << 30, (9, 0), (12, 4)), "driver knows CUDA 12.4, and torch was built for 13.0"),
+        (Gpu("New", 1 << 30, (9, 0), (12, 4)), "driver supports CUDA 12.4, but torch was built for 13.0"),
     ],
 )
 def test_a_device_or_driver_too_old_is_named(cuda_torch, gpu, complaint):

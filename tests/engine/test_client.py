@@ -145,7 +145,7 @@ async def test_what_is_no_message_ends_every_stream_with_an_error(engine, tokeni
     await engine.next(Ping)
     engine.socket._connections[number].socket.send(FRAME_HEADER.pack(3) + b"\xc1\xc1\xc1")
     for waiting in (stream, ping):
-        with pytest.raises(EngineDied, match="cannot be read"):
+        with pytest.raises(EngineDied, match="cannot read the engine's message"):
             await asyncio.wait_for(waiting, PATIENCE_S)
     assert client.closed.is_set()
     await engine.next(Closed)

@@ -36,7 +36,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import create_function_from_signature
 from ridgeline.engine.start.compile_ahead import compile_ahead
-from ridgeline.models import cuda_warm
+from ridgeline.engine.run.cuda import warm as cuda_warm
 from ridgeline.models.spec.read_spec import read_spec
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -50,7 +50,7 @@ triton.knobs.compilation.listener = lambda *, cache_hit, **more: found.append(ca
 target = GPUTarget("cuda", 90, 32)
 backend = CUDABackend(target)
 names = set()
-for launch in cuda_warm.other_kernels(cuda_warm.StepRehearsal(**wanted), [1, 4]):
+for launch in cuda_warm.other_kernels(cuda_warm.StepDryRun(**wanted), [1, 4]):
     kernel = launch.kernel
     options = {"debug": False, "instrumentation_mode": "", **launch.options}
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -98,7 +98,7 @@ os._exit(0)
 """
 CHILD = """
 import time
-from ridgeline.engine import compile_ahead
+from ridgeline.engine.start import compile_ahead
 def compile_for_ever(*task):
     print("begun", flush=True)
     time.sleep(600)
@@ -130,7 +130,7 @@ def running(pid: int) -> bool:
     ("program", "told"),
     [
         (("/no/such/python",), "FileNotFoundError: "),
-        ((sys.executable, "-c", "raise SystemExit(3)"), "the compiling process ended with 3"),
+        ((sys.executable, "-c", "raise SystemExit(3)"), "the compiling process exited with status 3"),
         ((sys.executable, "-c", 'print(\'{"failure": "ValueError: odd"}\')'), "ValueError: odd"),
         ((sys.executable, "-c", ""), "IndexError: "),
     ],
@@ -141,7 +141,7 @@ def test_a_child_that_cannot_compile_is_a_line_in_the_log(
     monkeypatch.setattr(module, "PROGRAM", program)
     compile_ahead({}, [])
     (record,) = caplog.records
-    assert record.getMessage().startswith("kernels could not be compiled ahead: ")
+    assert record.getMessage().startswith("could not compile kernels ahead: ")
     assert told in record.getMessage()
 
 
@@ -152,4 +152,4 @@ def test_kernels_that_do_not_compile_are_counted_in_one_line(
     monkeypatch.setattr(module, "PROGRAM", (sys.executable, "-c", f"print({json.dumps(json.dumps(answer))})"))
     compile_ahead({}, [])
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["2 kernels could not be compiled ahead; the first: ValueError: no such instruction"]
+    assert warnings == ["could not compile 2 kernels ahead; the first error: ValueError: no such instruction"]

@@ -14,13 +14,13 @@ import torch
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidConfig, OutOfMemoryPlan
 from ridgeline.engine.limits.cuda_limits import ceilings_path, device_ceilings
-from ridgeline.engine.limits.machine_limits import Ceilings
+from ridgeline.engine.limits.machine_limits import DeviceCeilings
 from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.start.backend_choice import BackendChoice
 from ridgeline.engine.start.build import StartupBudget, build_engine, step_sizes
 from ridgeline.engine.start.compile_ahead import compile_ahead
 from ridgeline.engine.start.cuda_build import CudaBuild, what_to_lower
-from ridgeline.engine.start.cuda_wake import tell_errors
+from ridgeline.engine.start.cuda_preload import log_errors
 from ridgeline.engine.start.loading import StepSizes
 from ridgeline.engine.start.memory import GIB, plan_memory
 from ridgeline.engine.start.memory_receipt import PARTS, MemoryReceipt, receipt_of
@@ -90,7 +90,7 @@ def test_the_dtype_is_as_asked_or_16_bits_that_keep_the_files_range(
     spec = replace(read_spec(qwen3_8b), weight_format=stored)
     build = CudaBuild(EngineConfig(dtype=asked), qwen3_8b, spec, 1)  # type: ignore[arg-type]
     assert build.weights_bytes == pytest.approx(spec.weight_bytes(dtype), rel=1e-3)
-    changed = [f"weights are {stored} in the file and {dtype} here (--dtype)"]
+    changed = [f"weights are converted from {stored} in the file to {dtype} (--dtype)"]
     assert list(build._notes()) == (changed if asked == "auto" and stored != dtype else [])
 
 
@@ -181,12 +181,12 @@ def test_a_devices_ceilings_are_measured_once_and_kept_by_name_and_dtype(
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     measured: list[str] = []
 
-    def measure(dtype: str) -> Ceilings:
+    def measure(dtype: str) -> DeviceCeilings:
         measured.append(dtype)
-        return Ceilings(4.27e12, 791e12)
+        return DeviceCeilings(4.27e12, 791e12)
 
     for _ in range(2):
-        assert device_ceilings("NVIDIA H200", "bfloat16", measure) == Ceilings(4.27e12, 791e12)
+        assert device_ceilings("NVIDIA H200", "bfloat16", measure) == DeviceCeilings(4.27e12, 791e12)
     assert measured == ["bfloat16"]
     device_ceilings("NVIDIA H200", "float32", measure)
     device_ceilings("NVIDIA H100 80GB HBM3", "bfloat16", measure)
@@ -202,7 +202,9 @@ def test_a_cache_that_cannot_be_written_costs_only_a_measurement(
 ) -> None:
     (tmp_path / "gpu-limits").write_text("in the way")
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    assert device_ceilings("any", "bfloat16", lambda dtype: Ceilings(1.0, 2.0)) == Ceilings(1.0, 2.0)
+    assert device_ceilings("any", "bfloat16", lambda dtype: DeviceCeilings(1.0, 2.0)) == DeviceCeilings(
+        1.0, 2.0
+    )
 
 
 def test_random_weights_need_a_configuration_and_no_files(tmp_path: Path) -> None:
@@ -247,11 +249,11 @@ def test_a_stage_within_another_is_not_counted_twice(monkeypatch: pytest.MonkeyP
 
 
 def test_compilations_that_fail_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    tell_errors([])
+    log_errors([])
     assert not caplog.records
-    tell_errors([ValueError("no such instruction"), KeyError(1)])
+    log_errors([ValueError("no such instruction"), KeyError(1)])
     (told,) = caplog.records
-    assert told.getMessage() == "2 kernels could not be compiled beforehand"
+    assert told.getMessage() == "could not compile 2 kernels ahead"
     assert told.exc_info
     assert told.exc_info[0] is ValueError
 
@@ -267,7 +269,7 @@ def test_larger_steps_are_left_to_another_process_once_the_first_kernels_are_the
     build, sizes = build_at(tmp_path, kv_tokens=512), StepSizes(64, 64, 8)
     plan = plan_memory(read_spec(tmp_path), EngineConfig(kv_tokens=512), build.footprint(sizes), 0)
     happened: list[object] = []
-    monkeypatch.setattr(cuda_warm, "first_kernels", lambda rehearsal: ["first"])
+    monkeypatch.setattr(cuda_warm, "first_kernels", lambda dry_run: ["first"])
     monkeypatch.setattr(recording, "compile_all", lambda launches: happened.append(launches) or [])
     monkeypatch.setattr(
         "ridgeline.engine.start.cuda_build.in_thread", lambda target, *args: happened.append((target, *args))
@@ -279,7 +281,7 @@ def test_larger_steps_are_left_to_another_process_once_the_first_kernels_are_the
     assert compiled == ["first"]
     assert target is compile_ahead
     assert pickle.loads(pickle.dumps(arguments)) == arguments
-    cuda_warm.StepRehearsal(**arguments)
+    cuda_warm.StepDryRun(**arguments)
     assert arguments["num_blocks"] == plan.num_blocks
     assert arguments["max_rows"] == decode_sizes[-1] == 8
 

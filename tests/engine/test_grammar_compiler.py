@@ -31,7 +31,7 @@ DIGITS = Grammar("regex", "[0-9]+")
 def tried(smollm2_path) -> GrammarCompiler:
     """As in an engine that serves strangers."""
     spec = read_spec(smollm2_path)
-    return GrammarCompiler(smollm2_path, spec.vocab_size, spec.eos_ids, tries=True)
+    return GrammarCompiler(smollm2_path, spec.vocab_size, spec.eos_ids, untrusted=True)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun(tried):
     endless = [{**ENDLESS[0], "minLength": length} for length in range(1, 200)]
     asked = [tried.begin(Grammar("json_schema", json.dumps(schema))) for schema in endless]
     for compilation in asked:
-        tried.give_up(compilation)
+        tried.cancel(compilation)
     tried.compile(Grammar("regex", "next"))  # or this would take two minutes
     assert sum(compilation.done.is_set() for compilation in asked) <= 1
     assert not [
@@ -112,14 +112,14 @@ def test_what_nobody_waits_for_any_more_is_not_begun(tried):
 
 def test_the_trial_is_begun_anew_when_its_process_is_gone(tried):
     tried.compile(Grammar("regex", "before"))
-    tried._trial.questions._process.kill()
+    tried._trial.worker._process.kill()
     tried.compile(Grammar("regex", "after"))
 
 
 def test_what_there_was_no_time_to_try_may_be_asked_for_again(tried, monkeypatch):
     late = Grammar("regex", "late")
-    monkeypatch.setattr(tried._trial.questions, "ask", lambda question: {"refusal": NO_TIME, "source": ""})
-    with pytest.raises(InvalidRequest, match="ask again later"):
+    monkeypatch.setattr(tried._trial.worker, "ask", lambda question: {"refusal": NO_TIME, "source": ""})
+    with pytest.raises(InvalidRequest, match="retry later"):
         tried.compile(late)
     monkeypatch.undo()
     tried.compile(late)

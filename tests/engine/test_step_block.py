@@ -55,5 +55,5 @@ def test_what_does_not_fit_is_refused_with_its_size():
     block = StepBlock(40, CPU)
     block.begin()
     block.put([1] * 33)
-    with pytest.raises(ValueError, match="do not fit: 64 of 48"):
+    with pytest.raises(ValueError, match="the step needs 64 integers; the block holds 48"):
         block.put([1])

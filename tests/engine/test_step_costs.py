@@ -173,7 +173,7 @@ def test_steps_that_cannot_be_are_refused(wrong: tuple[int, int, float, float]) 
 
 def test_steps_out_of_order_are_refused() -> None:
     a, b = StepCost(0, 16, 0.1, 0.1), StepCost(0, 32, 0.2, 0.1)
-    with pytest.raises(ValueError, match="prefill steps must be there, by size"):
+    with pytest.raises(ValueError, match="prefill steps must be present and sorted by size"):
         StepCosts((b, a), (a,), (a,))
-    with pytest.raises(ValueError, match="mixed steps must be there"):
+    with pytest.raises(ValueError, match="mixed steps must be present"):
         StepCosts((a, b), (a,), ())

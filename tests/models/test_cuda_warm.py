@@ -39,20 +39,20 @@ QWEN3 = {
     "bos_token_id": 0,
 }
 
-# Prints the kernels that a real runner launched and the rehearsal did not: of the warm-up, and of a crowd.
+# Prints the kernels that a real runner launched and the dry_run did not: of the warm-up, and of a crowd.
 COMPARISON = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from ridgeline.engine import shared_rows
+from ridgeline.engine.run.cuda import shared_rows
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.start.cuda_trial import cost_of_determinism
 from ridgeline.engine.run.cuda.graphs import ladder
 from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
-from ridgeline.models import cuda_warm
+from ridgeline.engine.run.cuda import warm as cuda_warm
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.torch_weights import random_weights
 from ridgeline.ops.cuda.recording import recorded
@@ -60,11 +60,11 @@ from ridgeline.ops.cuda.recording import recorded
 spec, deterministic = read_spec(Path(sys.argv[1])), sys.argv[2] == "deterministic"
 blocks, running, tokens, context = 96, 8, 256, spec.max_context
 sizes = ladder(running)
-rehearsal = cuda_warm.StepRehearsal(
+dry_run = cuda_warm.StepDryRun(
     spec, torch.bfloat16, sizes[-1], tokens, context, blocks, deterministic
 )
-first = {launch.variant for launch in cuda_warm.first_kernels(rehearsal)}
-others = first | {launch.variant for launch in cuda_warm.other_kernels(rehearsal, sizes)}
+first = {launch.variant for launch in cuda_warm.first_kernels(dry_run)}
+others = first | {launch.variant for launch in cuda_warm.other_kernels(dry_run, sizes)}
 heavy = [name for name in ("sympy", "torch._dynamo") if name in sys.modules]
 runner = CudaRunner(
     spec=spec, weights=random_weights(spec, torch.bfloat16), max_context=context, num_blocks=blocks,
@@ -96,15 +96,15 @@ def trial():
 
 answer = {"trial": [], "shared": []}
 if deterministic:
-    fast = cuda_warm.StepRehearsal(spec, torch.bfloat16, sizes[-1], tokens, context, blocks)
-    known = {launch.variant for launch in cuda_warm.trial_kernels([rehearsal, fast], 8, 200)}
+    fast = cuda_warm.StepDryRun(spec, torch.bfloat16, sizes[-1], tokens, context, blocks)
+    known = {launch.variant for launch in cuda_warm.trial_kernels([dry_run, fast], 8, 200)}
     launches = recorded(trial)
     answer["trial"] = [launch.kernel.__name__ for launch in launches if launch.variant not in known]
     assert launches and "a prefill of 200 tokens" in words[0]
 
 answer |= {"warm-up": missing(first, [8], 2, temperature=0.0), "heavy": heavy}
 rows = len(runner._rows)
-runner.forget_all()
+runner.drop_sequences()
 answer["rows"] = [rows, len(runner._rows)]
 answer["crowd"] = missing(others, [17, 100, 3, 1, 16, 40, 40], 3)
 answer["filtered"] = missing(others, [17, 100], 3, top_p=0.9, logprobs=1, presence_penalty=0.5)

@@ -1,1 +1,1 @@
-"""What runs in the caller's process: AsyncClient, LLM, launch, inbox, token text."""
+"""Code that runs in the caller's process: AsyncClient, LLM, launch, inbox, token text."""

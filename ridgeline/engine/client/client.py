@@ -1,6 +1,6 @@
-"""AsyncClient: streams text out of an engine process, over its Unix socket, from an asyncio program.
+"""AsyncClient: streams text from an engine process, over its Unix socket, for asyncio programs.
 
-The HTTP front is its main user; any program may use it beside one. Tokenization and detokenization happen
+The HTTP server is its main user; other programs may connect too. Tokenization and detokenization happen
 here, in the caller's process. Closing a stream aborts its request in the engine.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class OpenRequest:
-    """One request under way: turns what the engine sends for it into chunks in its inbox."""
+    """One open request: turns the engine's messages for it into chunks in its inbox."""
 
     def __init__(
         self, client: AsyncClient, request_id: str, params: SamplingParams, inbox: Inbox, number: int
@@ -62,7 +62,7 @@ class OpenRequest:
         inbox.open_requests += 1
 
     def push(self, delta: SeqDelta, step_end: float) -> None:
-        """What one step added. Whatever goes wrong with it is this request's alone."""
+        """Handle what one step added. An error here affects only this request."""
         try:
             if delta.finish_reason is FinishReason.ERROR:
                 raise failure(delta.error)
@@ -83,12 +83,12 @@ class OpenRequest:
             self._forget()
 
     def fail(self, error: EngineError) -> None:
-        """The engine will say nothing more about it."""
+        """The engine will send nothing more for it."""
         self._inbox.fail(error)
         self._forget()
 
     def close(self) -> None:
-        """Nobody waits for it any more. What has not ended is aborted in the engine."""
+        """Stop waiting for it. If it has not ended, it is aborted in the engine."""
         if self._forget():
             self._client._send(Abort(self._request_id))
 
@@ -102,8 +102,8 @@ class OpenRequest:
 class AsyncClient:
     """One connection to one engine.
 
-    `await AsyncClient.start(model)` starts an engine process of your own, which ends with the client;
-    `await AsyncClient.connect(socket_path, tokenizer)` joins one that runs. Use either with `async with`.
+    `await AsyncClient.start(model)` starts an engine process, which ends with the client;
+    `await AsyncClient.connect(socket_path, tokenizer)` connects to a running one. Use with `async with`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class AsyncClient:
         self.tokenizer = tokenizer
         self.hello = hello
         self.stats = EngineStats()
-        self.heard_at = time.monotonic()  # the engine's loop last said something
+        self.heard_at = time.monotonic()  # when the engine's loop last sent a message
         self._reader = reader
         self._writer = writer
         self._requests: dict[str, OpenRequest] = {}
@@ -121,7 +121,7 @@ class AsyncClient:
         self._serials = itertools.count()
         self._end_reason = "the engine process ended unexpectedly"
         self.closed = asyncio.Event()
-        self.on_close: Callable[[], Awaitable[None]] | None = None  # ends an engine of the client's own
+        self.on_close: Callable[[], Awaitable[None]] | None = None  # stops an engine started by this client
         self._reading = asyncio.create_task(self._read())
 
     @staticmethod
@@ -159,7 +159,9 @@ class AsyncClient:
         try:
             hello = await _read_message(reader)
             if not isinstance(hello, Hello):
-                raise EngineDied(f"the engine at {socket_path} did not introduce itself")
+                raise EngineDied(
+                    f"the engine at {socket_path} closed the connection before its Hello message"
+                )
         except BaseException:
             writer.close()
             raise
@@ -168,7 +170,7 @@ class AsyncClient:
     # ---- asking for text ----
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """As the model's generation_config.json recommends; the server's requests begin with the same."""
+        """As recommended by the model's generation_config.json; the server uses the same defaults."""
         return SamplingParams(**self.hello.sampling.values())
 
     async def generate(
@@ -183,8 +185,8 @@ class AsyncClient:
     ) -> AsyncIterator[OutputChunk]:
         """Stream the n samples of a prompt, interleaved as they grow.
 
-        Without `params`, those of `get_default_sampling_params`; what is given is taken as it is.
-        `request_id` names it in the engine's log; it need not be unique. Raises InvalidRequest or QueueFull
+        Without `params`, those of `get_default_sampling_params`; given ones are used unchanged.
+        `request_id` appears in the engine's log; it need not be unique. Raises InvalidRequest or QueueFull
         before the first chunk, EngineDied or RequestFailed at any time.
         """
         inbox = Inbox()
@@ -223,12 +225,12 @@ class AsyncClient:
         priority: int = 0,
         cache_namespace: str = "",
     ) -> OpenRequest:
-        """Ask for the samples of a prompt; their chunks come into `inbox` under `number`, errors too.
+        """Request the samples of a prompt; their chunks arrive in `inbox` under `number`, errors too.
 
-        Close what is returned when nobody waits for it any more.
+        Close the returned request when no caller waits for it.
         """
         request = Request(
-            # Never used again: what still comes for one that was aborted must not reach another.
+            # Never reused: late messages for an aborted request must not reach another.
             f"{request_id}.{next(self._serials)}",
             prompt_ids,
             params,
@@ -255,13 +257,13 @@ class AsyncClient:
         request_id: str = "request",
         priority: int = 0,
     ) -> Floats:
-        """Texts as token ids to an array, float32: a row per text [texts, vector_size], with want="tokens"
-        a row per token, from a cross-encoder with want="score" [texts, 1] (logits).
+        """Texts as token ids to a float32 array: a row per text [texts, vector_size], with want="tokens" a
+        row per token, from a cross-encoder with want="score" [texts, 1] (logits).
 
-        Raises as `generate` does. Cancelled, it is aborted in the engine. Nothing is cut or padded: special
-        tokens are the caller's, as `tokenizer.encode` adds them.
+        Raises as `generate` does. Cancelling aborts it in the engine. Nothing is truncated or padded: the
+        caller adds special tokens, as `tokenizer.encode` does.
         """
-        from ridgeline.engine.client.open_embedding import OpenEmbedding  # numpy: for those alone who embed
+        from ridgeline.engine.client.open_embedding import OpenEmbedding  # numpy: only for embeddings
 
         if self.closed.is_set():
             raise EngineDied("the engine is not running")
@@ -289,13 +291,13 @@ class AsyncClient:
         return answer.stats
 
     async def dump_steps(self, since: int = -1) -> list[StepRecord]:
-        """The steps that the engine still keeps, after number `since`."""
+        """The step records that the engine still has, after number `since`."""
         answer = await self._ask(DumpSteps(next(self._serials), since))
         assert isinstance(answer, StepDump)
         return answer.steps
 
     def stop_engine(self) -> None:
-        """Tell the engine to leave its loop and exit. What is still open then ends with that reason."""
+        """Tell the engine to stop and exit. Open requests then end with that reason."""
         self._end_reason = "the engine was stopped before this request was complete"
         self._send(Stop())
 
@@ -331,7 +333,7 @@ class AsyncClient:
     # ---- the socket ----
 
     def _send(self, message: ToEngine) -> None:
-        # To an engine that has just died nothing is said; `_read` is about to tell every stream.
+        # Nothing is sent to an engine that has just died; `_read` is about to fail every stream.
         if not self._writer.is_closing():
             self._writer.write(frame(message))
 
@@ -341,8 +343,8 @@ class AsyncClient:
                 self._dispatch(await _read_message(self._reader))
         except (OSError, EOFError):
             self._end_everything(self._end_reason)
-        except Exception as error:  # not a message of ours: whatever follows cannot be trusted either
-            self._end_everything(f"the engine's answer cannot be read: {error}")
+        except Exception as error:  # an invalid message: what follows cannot be trusted either
+            self._end_everything(f"cannot read the engine's message: {error}")
             self._writer.close()
 
     def _dispatch(self, message: ToFront) -> None:
@@ -375,7 +377,7 @@ class AsyncClient:
             future.set_result(message)
 
     def _end_everything(self, reason: str) -> None:
-        """Every open stream is told; nothing ends as if it had been complete."""
+        """Fail every open stream: none ends as if it were complete."""
         self.closed.set()
         for request in list(self._requests.values()):
             request.fail(EngineDied(reason))

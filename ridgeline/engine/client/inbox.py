@@ -1,6 +1,6 @@
-"""Inbox: where the chunks of one caller's requests wait until the caller takes them, all at once.
+"""Inbox: holds the chunks of one caller's requests until the caller takes them, all at once.
 
-The client puts in what every step brings, synchronously; the caller's task is woken once, however much came.
+The client puts in the output of every step, synchronously; the caller's task is woken once for all of it.
 Nothing here touches the engine: `AsyncClient.submit` opens requests into an inbox and closes them.
 """
 
@@ -11,21 +11,21 @@ from collections.abc import Callable
 
 from ridgeline.engine.client.output import OutputChunk
 
-Arrival = tuple[int, OutputChunk]  # which of the caller's requests, and what came for it
+Arrival = tuple[int, OutputChunk]  # index of the caller's request, and its chunk
 
 
 class Inbox:
-    """One taker. An error, once put, is raised after what came before it, and nothing follows it."""
+    """One consumer. An error is raised after everything put before it; nothing follows it."""
 
     def __init__(self, whole: bool = False) -> None:
-        self.open_requests = 0  # that may still put something
-        self.on_put: Callable[[], None] | None = None  # told of whatever comes while nobody waits for it
-        self._whole = whole  # the taker wants everything together, and is woken only at the end
+        self.open_requests = 0  # requests that may still put something
+        self.on_put: Callable[[], None] | None = None  # called for each put while no consumer waits
+        self._whole = whole  # the consumer wants everything together and is woken only at the end
         self._waiting: list[Arrival] = []
         self._error: Exception | None = None
         self._taker: asyncio.Future[None] | None = None
-        self._gives_up_at: float | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timeout_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -44,18 +44,18 @@ class Inbox:
         self._wake()
 
     def end_request(self) -> None:
-        """One of the requests has said all it will say."""
+        """One of the requests has put its last chunk."""
         self.open_requests -= 1
         if not self.open_requests:
             self._wake()
 
-    async def take(self, patience_s: float | None = None) -> list[Arrival] | None:
-        """What is waiting, at least one chunk; [] when `patience_s` went by without any; None after the last.
+    async def take(self, timeout_s: float | None = None) -> list[Arrival] | None:
+        """The waiting chunks, at least one; [] if none arrived within `timeout_s`; None after the last.
 
-        A cancelled take loses nothing.
+        Cancelling loses no chunk.
         """
         if self._more_may_come and (self._whole or not self._waiting):
-            await self._wait(patience_s)
+            await self._wait(timeout_s)
         if self._waiting and not (self._whole and self._more_may_come):
             taken, self._waiting = self._waiting, []
             return taken
@@ -67,42 +67,42 @@ class Inbox:
     def _more_may_come(self) -> bool:
         return self._error is None and self.open_requests > 0
 
-    async def _wait(self, patience_s: float | None) -> None:
+    async def _wait(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._taker = loop.create_future()
-        if patience_s is not None:
-            self._gives_up_at = loop.time() + patience_s
-            # One alarm stands for many waits: it looks when it goes off whether anybody waits that long.
-            if self._alarm is None or self._alarm.when() > self._gives_up_at:
-                self._set_alarm(loop)
+        if timeout_s is not None:
+            self._timeout_at = loop.time() + timeout_s
+            # One timer serves many waits: when it fires, it checks whether a wait has timed out.
+            if self._timer is None or self._timer.when() > self._timeout_at:
+                self._set_timer(loop)
         try:
             await self._taker
         finally:
-            self._taker = self._gives_up_at = None
+            self._taker = self._timeout_at = None
 
     def _wake(self) -> None:
         if self._taker is not None and not self._taker.done():
             self._taker.set_result(None)
 
-    def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        assert self._gives_up_at is not None
-        self._alarm = loop.call_at(self._gives_up_at, self._ring, loop)
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._timeout_at is not None
+        self._timer = loop.call_at(self._timeout_at, self._on_timer, loop)
 
-    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._alarm = None
-        if self._gives_up_at is None:
+    def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._timeout_at is None:
             return
-        if loop.time() >= self._gives_up_at:
+        if loop.time() >= self._timeout_at:
             self._wake()
         else:
-            self._set_alarm(loop)
+            self._set_timer(loop)
 
     def close(self) -> list[Arrival]:
-        """Nobody will take from it again; returned is what nobody took."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        """The consumer is gone. Returns the chunks that were not taken."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         left, self._waiting = self._waiting, []
         return left

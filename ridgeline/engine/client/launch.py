@@ -1,7 +1,7 @@
-"""Starting an engine process: for the server's supervisor, and for `AsyncClient.start`.
+"""Starts an engine process, for the server's supervisor, and for `AsyncClient.start`.
 
-Only what the engine process needs to start is imported here. The front imports the rest after that: the two
-then load side by side.
+Only what the engine process needs to start is imported here. The server imports the rest while the engine
+loads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ridgeline.engine.errors import EXIT_CANNOT_START, EngineDied, EngineError
 if TYPE_CHECKING:
     from ridgeline.models.text.tokenizer import Tokenizer
 
-# -P: a random.py in the current directory is the user's, not ours.
+# -P: do not import modules such as a user's random.py from the current directory.
 ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.link.process")
 POLL_S = 0.01
 LONGEST_SOCKET_FOLDER = 80
@@ -36,7 +36,7 @@ Connected = TypeVar("Connected")
 
 
 class EngineCannotStart(EngineError):
-    """The engine said why it cannot start; starting it again would not help."""
+    """The engine reported why it cannot start; a restart would not help."""
 
 
 async def launch(
@@ -63,7 +63,7 @@ async def launch(
 async def connect_when_ready(
     process: asyncio.subprocess.Process, socket_path: Path, connect: Callable[[], Awaitable[Connected]]
 ) -> Connected:
-    """Wait for the engine's socket, watching that the process lives; the result is `connect`'s."""
+    """Wait for the engine's socket while the process is alive, then return the result of `connect`."""
     while process.returncode is None:
         if socket_path.exists():
             with contextlib.suppress(ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
@@ -75,7 +75,7 @@ async def connect_when_ready(
 
 
 def stack_file(socket_path: Path) -> Path:
-    """Where an engine process writes its threads' stacks when it gets SIGUSR1."""
+    """The file for an engine process's thread stacks, written on SIGUSR1."""
     return socket_path.with_suffix(".stack")
 
 
@@ -86,7 +86,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def socket_folder() -> Path:
-    """A private folder for an engine's socket, whose path must stay under about 100 characters."""
+    """A private folder for an engine's socket. The path must stay under about 100 characters."""
     folder = tempfile.mkdtemp(prefix="ridgeline-")
     if len(folder) > LONGEST_SOCKET_FOLDER:
         os.rmdir(folder)
@@ -100,9 +100,9 @@ def exit_reason(code: int | None) -> str:
     return f"exit code {code}"
 
 
-async def end_process(process: asyncio.subprocess.Process, folder: Path, patience_s: float = 0.0) -> None:
+async def end_process(process: asyncio.subprocess.Process, folder: Path, timeout_s: float = 0.0) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), patience_s)
+        await asyncio.wait_for(process.wait(), timeout_s)
     if process.returncode is None:
         process.kill()
         await process.wait()

@@ -40,21 +40,21 @@ class LLM:
     """Load a model and generate. `options` are the fields of EngineConfig (dtype, kv_tokens, threads, …)."""
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        from ridgeline.models.text.tokenizer import Tokenizer  # and with it the chat templates' library
+        from ridgeline.models.text.tokenizer import Tokenizer  # it also imports the chat templates' library
 
         self.config = EngineConfig(model=model, **options)
         path = ensure(model).path
         try:  # before the weights are read, which may take minutes
             self.tokenizer = Tokenizer.load(path)
         except ModelError:
-            check_servable(read_spec(path))  # a model that is not served at all is the better reason
+            check_servable(read_spec(path))  # an unsupported model is the better reason
             raise
         self.engine: BuiltEngine = build_engine(self.config, path)
         self._ids = itertools.count()
         self._streaming = False
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """As the model's generation_config.json recommends. Change it with dataclasses.replace: a
+        """As recommended by the model's generation_config.json. Change it with dataclasses.replace: a
         SamplingParams made without it has the engine's own defaults (temperature 1)."""
         return SamplingParams(**self.engine.sampling.values())
 
@@ -64,12 +64,12 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Generation]:
-        """Complete every prompt (text or token ids); answers come in the order of the prompts.
+        """Complete every prompt (text or token ids); answers are in the order of the prompts.
 
-        One SamplingParams serves all prompts, or one for each; without any, the model's defaults do
-        (`get_default_sampling_params`). `progress(done, total)` is called as they end.
-        A prompt that cannot be served at all raises before anything is computed; one that fails later ends
-        alone, with finish_reason "error" and the reason in `error`.
+        Give one SamplingParams for all prompts, or one for each; the default is the model's
+        (`get_default_sampling_params`). `progress(done, total)` is called as prompts finish.
+        A prompt that can never be served raises before anything is computed; one that fails later ends on its
+        own, with finish_reason "error" and the reason in `error`.
         """
         batch = _as_batch(prompts)
         each = _one_for_each(self.get_default_sampling_params() if params is None else params, len(batch))
@@ -86,7 +86,7 @@ class LLM:
         return self._run([(prompt_ids, params or self.get_default_sampling_params())], None)[0]
 
     def generate_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputChunk]:
-        """Chunks of text as they come. Leaving the loop early aborts the request."""
+        """Yield chunks of text as they arrive. Leaving the loop early aborts the request."""
         prompt_ids = self._encode(prompt)
         for _, chunk in self._stream([(prompt_ids, params or self.get_default_sampling_params())]):
             if chunk.error is not None:
@@ -137,11 +137,13 @@ class LLM:
         return generations
 
     def _stream(self, work: list[tuple[list[int], SamplingParams]]) -> Iterator[tuple[int, OutputChunk]]:
-        """Run all the work together, yielding (which prompt, chunk) as the steps bring them."""
+        """Run all the work together, yielding (prompt index, chunk) as steps complete."""
         core = self.engine.core
         if self._streaming:
-            raise RuntimeError("another stream of this LLM is still open: take all of it or close() it first")
-        for prompt_ids, params in work:  # before the first is computed, not when the last has its turn
+            raise RuntimeError(
+                "another stream of this LLM is still open: read it to the end or close() it first"
+            )
+        for prompt_ids, params in work:  # before the first is computed, not when the last is reached
             core.refuse_unservable(Request("", prompt_ids, params))
         work = [
             (ids, replace(params, grammar=params.grammar and prepared(params.grammar)))
@@ -172,7 +174,7 @@ class LLM:
             core.idle()
 
     def _compiled(self, grammars: Iterable[Grammar | None]) -> dict[Grammar, Compiled]:
-        """All that occur. Raises InvalidRequest for one that cannot be served."""
+        """Compile all grammars. Raises InvalidRequest for one that cannot be served."""
         compiled: dict[Grammar, Compiled] = {}
         for grammar in grammars:
             if grammar is not None and grammar not in compiled:
@@ -190,7 +192,7 @@ class LLM:
         checks: dict[tuple[str, int], AnswerCheck],
         compiled: dict[Grammar, Compiled],
     ) -> None:
-        """Keep the engine's bounded queue filled; what does not fit yet comes with a later step."""
+        """Keep the engine's bounded queue filled; the rest is submitted after later steps."""
         while waiting:
             number, (prompt_ids, params) = waiting[-1]
             name = f"llm-{next(self._ids)}"
@@ -211,7 +213,7 @@ class LLM:
 
 
 def _checked(chunk: OutputChunk, check: AnswerCheck | None) -> OutputChunk:
-    """The chunk; one that completes an answer which breaks its schema ends it with an error instead."""
+    """The chunk. If it completes an answer that breaks its schema, it ends with an error instead."""
     if check is None:
         return chunk
     check.add(chunk.text)

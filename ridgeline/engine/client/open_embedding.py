@@ -1,6 +1,6 @@
 """OpenEmbedding: the client's side of one Embed request: its message, and the array that answers fill.
 
-Made by `AsyncClient.embed`. Holds no socket; numpy is imported by whoever embeds, and by nobody else.
+Made by `AsyncClient.embed`. Holds no socket; numpy is imported only by callers that embed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a caller of the engine receives: text chunks while they come, or a whole completion.
+"""The engine's output for callers: text chunks as they arrive, or a whole completion.
 
 Used by the in-process `LLM`, the async client and, through it, the server.
 """
@@ -12,13 +12,13 @@ from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.telemetry.timing import TimingRecord
 
 
-@dataclass(slots=True)  # not frozen: one is made for every token, and that would take three times as long
+@dataclass(slots=True)  # not frozen: created for every token, and freezing takes three times as long
 class OutputChunk:
     """New text of one of the n samples. The last chunk of a sample has `finish_reason` and its `timing`; the
-    first has a `timing` that grows with every token, for whoever does not see the last.
+    first has a `timing` that grows with every token, for callers that do not see the last.
 
-    Text may lag behind tokens (half a character, a possible stop string); joined, the chunks' texts are
-    exactly the text of the whole completion. `tokens` and `logprobs` stop at the token that ended it.
+    Text may lag behind tokens (an incomplete character, a possible stop string); joined, the chunks' texts
+    are exactly the text of the whole completion. `tokens` and `logprobs` stop at the token that ended it.
     """
 
     index: int
@@ -29,12 +29,12 @@ class OutputChunk:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that matched
     timing: TimingRecord | None = None
-    error: str | None = None  # with finish_reason "error": what happened to this sample, and to no other
+    error: str | None = None  # with finish_reason "error": what happened to this sample
 
 
 @dataclass(slots=True)
 class Completion:
-    """One sample, whole."""
+    """One complete sample."""
 
     index: int
     text: str = ""

@@ -1,6 +1,6 @@
-"""TextStream: one sequence's tokens become text, with stop strings found wherever tokens and chunks break.
+"""TextStream: turns one sequence's tokens into text and finds stop strings across tokens and chunks.
 
-Runs beside the caller (front or in-process), never in the engine loop.
+Runs in the caller's process, never in the engine loop.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """Feed it a sequence's deltas in order; it returns chunks whose texts joined are the completion.
+    """Feed it a sequence's deltas in order; it returns chunks whose joined texts are the completion.
 
-    Text that may be the beginning of a stop string is held back until the next tokens decide. After a stop
-    string matched (`stopped_by_text`) the engine still has to be told; what it sends meanwhile is ignored.
+    Text that may be the start of a stop string is held back until the next tokens decide. After a stop string
+    matched (`stopped_by_text`) the caller aborts the sequence; what the engine sends until then is ignored.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, index: int) -> None:
@@ -36,7 +36,7 @@ class TextStream:
         self.stopped_by_text = False
 
     def push(self, delta: SeqDelta, step_end: float) -> OutputChunk | None:
-        """The delta as text; None where there is nothing to tell yet."""
+        """The delta as text; None if there is nothing to report yet."""
         if self.finished:
             return None
         if self._is_one_more_token(delta):
@@ -57,7 +57,7 @@ class TextStream:
             return self._end(delta, "".join(texts))
         if not delta.tokens and not delta.prompt_logprobs:
             return None
-        # The record shares its list of token times with us: it stays true until the complete one replaces it.
+        # The record shares its list of token times with us: it stays valid until the final one replaces it.
         so_far = replace(delta.timing, token_times=self._token_times) if delta.timing else None
         return OutputChunk(
             self._index,
@@ -69,7 +69,7 @@ class TextStream:
         )
 
     def _is_one_more_token(self, delta: SeqDelta) -> bool:
-        """Nearly every delta: a token in the middle of an answer, with nothing to look for in its text."""
+        """Nearly every delta: a token in the middle of an answer, with no stop string to look for."""
         return (
             len(delta.tokens) == 1
             and delta.finish_reason is None
@@ -79,7 +79,7 @@ class TextStream:
         )
 
     def _text_of(self, token: int, delta: SeqDelta) -> str:
-        """The token that ended the sequence is counted but not shown, unless asked for."""
+        """The token that ended the sequence is counted but not shown, unless requested."""
         if token == delta.stop_token and not self._params.include_stop:
             return ""
         return self._detokenizer.push_one(token)
@@ -88,7 +88,7 @@ class TextStream:
         """Text that is safe to show, and the stop string found in it, if any."""
         pending = self._held + text
         if len(self._token_times) <= self._params.min_tokens and not last:
-            # Before min_tokens nothing stops, and nothing shown later may look back into it.
+            # Before min_tokens nothing stops, and a later match must not reach back into this text.
             self._held = ""
             return pending, None
         found = [(pending.find(stop), stop) for stop in self._params.stop if stop in pending]
@@ -130,7 +130,7 @@ class TextStream:
         )
 
     def _timing_until_now(self) -> TimingRecord | None:
-        """The engine did not end this one, so the record is cut at the token that completed the stop."""
+        """The engine did not end it, so the record is cut at the token that completed the stop string."""
         if self._timing is None:
             return None
         return replace(
@@ -142,7 +142,7 @@ class TextStream:
 
 
 def _longest_partial(text: str, stops: tuple[str, ...]) -> int:
-    """How many characters at the end of `text` could be the beginning of a stop string."""
+    """How many characters at the end of `text` could be the start of a stop string."""
     longest = 0
     for stop in stops:
         for size in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,7 +1,7 @@
 """From an EngineConfig to a warm EncoderCore: spec, backend, memory, weights, one text through all of it.
 
-Used by the engine process for models that `is_encoder` tells apart, and by benchmarks. What an encoder has
-no use for is said in the notes; what would change its answers is refused.
+Used by the engine process for encoder models (`is_encoder`), and by benchmarks. Settings without effect on
+an encoder are listed in the notes; settings that would change its results are rejected.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ridgeline.ops.cpu import library
 from ridgeline.ops.cpu.encoder import NativeEncoder
 from ridgeline.ops.cpu.library import NativeError, Peak
 
-STEP_TOKENS = 512  # some 50 ms of a small encoder on two cores: as long as a newcomer may have to wait
-LIMIT_TOKENS = 64  # the text that the printed limit is for
+STEP_TOKENS = 512  # about 50 ms of a small encoder on two cores: the longest wait of a new request
+LIMIT_TOKENS = 64  # text length for the printed limit
 WARM_UP_TOKENS = 8
-# Settings of sequences that grow, which an encoder has none of.
+# Settings for growing sequences, which an encoder does not have.
 WITHOUT_EFFECT = ("kv_dtype", "kv_tokens", "kv_memory_gib", "block_size", "prefill_chunk", "max_running")
 
 
@@ -83,15 +83,15 @@ def build_encoder(config: EngineConfig, path: Path, budget: StartupBudget | None
 
 
 def _choose(config: EngineConfig) -> tuple[str, str]:
-    """(backend, why not a better one). A GPU is used where it is asked for: its encoder is torch's."""
+    """(backend, why not a better one). A GPU is used only on request: its encoder is torch's."""
     if config.weights not in ("auto", "float32") or config.dtype not in ("auto", "float32"):
         flag = f"--weights {config.weights}" if config.weights != "auto" else f"--dtype {config.dtype}"
         raise InvalidConfig(f"{flag}: encoders are computed in float32")
     if config.load_format != "auto":
-        raise InvalidConfig(f"--load-format {config.load_format} is not for encoders")
+        raise InvalidConfig(f"--load-format {config.load_format} is not supported for encoders")
     if config.backend == "cuda":
         if (reason := why_not_cuda(config)) is not None:
-            raise InvalidConfig(f"--backend cuda cannot be had: {reason}")
+            raise InvalidConfig(f"--backend cuda is not available: {reason}")
         return "cuda", ""
     if config.backend == "torch":
         return "torch", ""
@@ -99,7 +99,7 @@ def _choose(config: EngineConfig) -> tuple[str, str]:
         library.choose_isa()
     except NativeError as error:
         if config.backend == "native":
-            raise InvalidConfig(f"--backend native cannot be had: {error}") from error
+            raise InvalidConfig(f"--backend native is not available: {error}") from error
         return "torch", f"torch because {error}"
     return "native", ""
 
@@ -119,7 +119,7 @@ def _runner(
     try:
         import torch
     except ImportError as error:
-        raise BackendUnavailable(f"torch is needed here, and it is not installed. {INSTALL_TORCH}") from error
+        raise BackendUnavailable(f"torch is not installed. Install it: {INSTALL_TORCH}") from error
     from ridgeline.models.encoders.reference import TorchEncoder
 
     if backend == "cuda":
@@ -129,7 +129,7 @@ def _runner(
 
 
 def _longest(config: EngineConfig, spec: EncoderSpec) -> int:
-    """As long as the model was made for; --max-context may ask for more, where there are positions."""
+    """The model's trained length; --max-context may raise it up to the number of positions."""
     room = spec.max_positions - spec.first_position
     if config.max_context is not None and config.max_context > room:
         raise InvalidConfig(f"--max-context {config.max_context}: {spec.name} has {room} positions")
@@ -137,19 +137,19 @@ def _longest(config: EngineConfig, spec: EncoderSpec) -> int:
 
 
 def _check_memory(config: EngineConfig, spec: EncoderSpec, step_tokens: int) -> None:
-    """Twice the weights, for a moment: as they are read, and as they are packed."""
+    """Needs twice the weights for a moment: as read, and as packed."""
     rows = 5 * spec.hidden_size + spec.ffn_size
     needed = 2 * spec.weight_bytes("float32") + 4 * step_tokens * rows
     usable = int(available_memory() * (config.memory_fraction or DEFAULT_FRACTION))
     if needed > usable:
         raise OutOfMemoryPlan(
-            f"{spec.name} needs {needed / GIB:.2f} GiB while it is loaded, {usable / GIB:.2f} GiB may be "
-            "used: free some memory, or raise --memory-fraction"
+            f"{spec.name} needs {needed / GIB:.2f} GiB while it loads, but only {usable / GIB:.2f} GiB may "
+            "be used: free some memory, or raise --memory-fraction"
         )
 
 
 def _limits(spec: EncoderSpec, threads: int) -> dict[str, float]:
-    """FLOPs over the float32 units' rate: what no encoder in float32 can beat here."""
+    """FLOPs over the float32 peak rate: the upper bound for an encoder in float32 on this machine."""
     ceilings = native_ceilings(np.empty(0, np.uint8), 0, (Peak.F32,), threads)
     per_s = ceilings.flops_per_s / spec.flops_per_token(LIMIT_TOKENS)
     return {
@@ -164,4 +164,4 @@ def _unused(config: EngineConfig) -> tuple[str, ...]:
     defaults = {field.name: field.default for field in fields(EngineConfig)}
     made = [name for name in WITHOUT_EFFECT if getattr(config, name) != defaults[name]]
     flags = ", ".join("--" + name.replace("_", "-") for name in made)
-    return (f"without effect, an encoder has no KV cache: {flags}",) if made else ()
+    return (f"ignored, because an encoder has no KV cache: {flags}",) if made else ()

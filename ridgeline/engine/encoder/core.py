@@ -1,7 +1,7 @@
-"""EncoderCore: an encoder's queue and runner in one loop body, with the engine's own figures.
+"""EncoderCore: the body of an encoder's loop: queue, runner and the engine's own metrics.
 
-Driven by `encoder_process`. A step is one forward pass over whole texts of several requests; nothing is kept
-from one to the next. Whatever a request does wrong is its own affair.
+Driven by `encoder.process`. A step is one forward pass over whole texts of several requests; no state is
+kept between steps. An error in one request does not affect the others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 Want = Literal["vector", "tokens", "score"]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int32]]
-RATE_SHARE = 0.2  # of the newest step in the rate that tells how long a full queue takes
+RATE_SHARE = 0.2  # weight of the newest step in the rate used for Retry-After
 
 
 class EncoderRunner(Protocol):
     def encode(self, token_ids: Ints, text_starts: Ints, type_ids: Ints | None, want: Want) -> Floats:
-        """A row per text, or per token where that is wanted."""
+        """One row per text, or per token if requested."""
         ...
 
 
@@ -47,7 +47,7 @@ class EncoderLimits:
 
 @dataclass(slots=True)
 class _Open:
-    """A request under way: its tokens, and how many of its texts are not answered yet."""
+    """An open request: its tokens, and the number of texts without an answer."""
 
     want: Want
     tokens: Ints
@@ -61,8 +61,8 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Rows of one request's answer, or why it failed; `is_last`: nothing more will come."""
+class EncodedRows:
+    """Rows of one request's answer, or why it failed; `is_last`: nothing more follows."""
 
     name: str
     row: int
@@ -89,13 +89,13 @@ class EncoderCore:
         self._last_step_end = 0.0
 
     def add(self, name: str, message: Embed) -> None:
-        """Queue the texts. Raises InvalidRequest or QueueFull; then the engine is as it was."""
+        """Queue the texts. Raises InvalidRequest or QueueFull; the engine is then unchanged."""
         opened = self._checked(name, message)
         self._queue.add(opened.request)
         self._open[name] = opened
 
     def abort(self, name: str) -> None:
-        """Nobody waits for it any more. Unknown names are ignored: it may just have ended."""
+        """Abort a request. Unknown names are ignored: it may just have finished."""
         if self._open.pop(name, None) is not None:
             self._queue.remove(name)
 
@@ -103,12 +103,12 @@ class EncoderCore:
     def has_work(self) -> bool:
         return len(self._queue) > 0
 
-    def step(self) -> list[Answer]:
-        """One forward pass for each kind of answer that is wanted: nearly always one."""
+    def step(self) -> list[EncodedRows]:
+        """One forward pass for each kind of answer requested: nearly always one."""
         started = self._clock()
         portions = self._queue.take()
         planned = self._clock()
-        answers: list[Answer] = []
+        answers: list[EncodedRows] = []
         for want in dict.fromkeys(self._open[portion.request.name].want for portion in portions):
             answers += self._compute(want, [p for p in portions if self._open[p.request.name].want == want])
         self._record(portions, started, planned)
@@ -128,21 +128,21 @@ class EncoderCore:
 
     # ---- the parts of a step ----
 
-    def _compute(self, want: Want, portions: list[Portion]) -> list[Answer]:
+    def _compute(self, want: Want, portions: list[Portion]) -> list[EncodedRows]:
         try:
             return self._together(want, portions)
         except Exception:
-            log.exception("a step of %d requests failed; computing each alone", len(portions))
-        answers: list[Answer] = []
+            log.exception("a step of %d requests failed; computing each on its own", len(portions))
+        answers: list[EncodedRows] = []
         for portion in portions:
             try:
                 answers += self._together(want, [portion])
             except Exception as error:
                 reason = f"the forward pass failed: {type(error).__name__}: {error}"
-                answers.append(Answer(portion.request.name, 0, b"", True, reason))
+                answers.append(EncodedRows(portion.request.name, 0, b"", True, reason))
         return answers
 
-    def _together(self, want: Want, portions: list[Portion]) -> list[Answer]:
+    def _together(self, want: Want, portions: list[Portion]) -> list[EncodedRows]:
         pieces = [self._piece(portion) for portion in portions]
         lengths = [length for p in portions for length in p.request.lengths[p.first : p.end]]
         typed = any(types is not None for _, types in pieces)
@@ -165,7 +165,7 @@ class EncoderCore:
             rows = values[at : at + end - row]
             at += end - row
             opened.unanswered -= portion.end - portion.first
-            answers.append(Answer(portion.request.name, row, rows.tobytes(), not opened.unanswered))
+            answers.append(EncodedRows(portion.request.name, row, rows.tobytes(), not opened.unanswered))
         return answers
 
     def _piece(self, portion: Portion) -> tuple[Ints, Ints | None]:
@@ -177,19 +177,20 @@ class EncoderCore:
         limits, lengths = self.limits, message.lengths
         tokens: Ints = np.frombuffer(message.tokens, np.int32)
         if message.want not in limits.wants:
-            raise InvalidRequest("model", f"this encoder gives no {message.want}")
+            raise InvalidRequest("model", f"this encoder cannot return {message.want}")
         if not lengths or min(lengths) < 1 or sum(lengths) != len(tokens):
-            raise InvalidRequest("input", "a text has no tokens, or there is none")
+            raise InvalidRequest("input", "is empty, or contains a text without tokens")
         if max(lengths) > limits.max_text_tokens:
             place = next(i for i, length in enumerate(lengths) if length > limits.max_text_tokens)
             raise InvalidRequest(
-                f"input[{place}]", f"{lengths[place]} tokens; this model takes {limits.max_text_tokens}"
+                f"input[{place}]",
+                f"has {lengths[place]} tokens; the model's limit is {limits.max_text_tokens}",
             )
         if int(tokens.min()) < 0 or int(tokens.max()) >= limits.vocab_size:
-            raise InvalidRequest("input", f"token ids are from 0 to {limits.vocab_size - 1}")
+            raise InvalidRequest("input", f"has a token id outside 0 to {limits.vocab_size - 1}")
         types = np.frombuffer(message.types, np.uint8).astype(np.int32) if message.types else None
         if types is not None and (len(types) != len(tokens) or int(types.max()) >= max(limits.num_types, 1)):
-            raise InvalidRequest("input", "token types do not fit the tokens or the model")
+            raise InvalidRequest("input", "has token types that do not fit the tokens or the model")
         starts: Ints = np.cumsum([0, *lengths], dtype=np.int32)
         return _Open(message.want, tokens, types, starts, TextRequest(name, lengths, message.priority))
 

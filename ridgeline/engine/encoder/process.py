@@ -9,7 +9,7 @@ import logging
 import os
 
 from ridgeline.engine.encoder.build import BuiltEncoder
-from ridgeline.engine.encoder.core import Answer
+from ridgeline.engine.encoder.core import EncodedRows
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.link.messages import (
     Abort,
@@ -34,7 +34,7 @@ IDLE_WAIT_S = 0.5
 
 
 class EncoderLoop:
-    """Owns the core and the socket. Requests are known inside by 'connection:request id'."""
+    """Owns the core and the socket. Internal request names are 'connection:request id'."""
 
     def __init__(self, built: BuiltEncoder, socket: EngineSocket, model: str, parent: int) -> None:
         self._built = built
@@ -51,12 +51,12 @@ class EncoderLoop:
             if self._core.has_work:
                 self._publish(self._core.step())
             elif os.getppid() != self._parent:
-                log.warning("the front is gone; leaving")
+                log.warning("the server process has exited; stopping")
                 return
         self._socket.flush(timeout_s=1.0)
 
     def _receive(self) -> None:
-        """Take everything that has arrived; wait only when there is nothing else to do."""
+        """Handle everything that has arrived; block only when there is nothing else to do."""
         for connection, message in self._socket.arrived(None if self._core.has_work else IDLE_WAIT_S):
             self._handle(connection, message)
 
@@ -65,7 +65,7 @@ class EncoderLoop:
             case Embed():
                 self._embed(connection, message)
             case Submit(request):
-                unsuitable = InvalidRequest("model", "this model makes embeddings")
+                unsuitable = InvalidRequest("model", "computes embeddings and cannot generate text")
                 self._socket.send(connection, refusal(request.request_id, unsuitable))
             case Abort(request_id, _):
                 self._forget(f"{connection}:{request_id}")
@@ -90,7 +90,7 @@ class EncoderLoop:
         else:
             self._owners[name] = (connection, message.request_id)
 
-    def _publish(self, answers: list[Answer]) -> None:
+    def _publish(self, answers: list[EncodedRows]) -> None:
         stats = self._core.stats()
         for answer in answers:
             owner = self._owners.get(answer.name)

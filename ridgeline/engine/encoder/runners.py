@@ -1,4 +1,4 @@
-"""What computes an encoder's step: the native library, or torch on a CPU or GPU. They decide nothing."""
+"""Runners of an encoder's step: the native library, or torch on a CPU or GPU. They decide nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class NativeEncoderRunner:
     def __init__(self, encoder: NativeEncoder, spec: EncoderSpec, head: dict[str, Floats]) -> None:
-        """head: a cross-encoder's last two layers; they are for one row per text, so numpy computes them."""
+        """head: a cross-encoder's last two layers; they have one row per text, so numpy computes them."""
         self.encoder = encoder
         self._pooling = POOLINGS[spec.pooling]
         self._normalize = spec.normalize
@@ -27,7 +27,7 @@ class NativeEncoderRunner:
         self._activate: Any = np.tanh if HEAD_ACTIVATION[spec.family] == "tanh" else _relu
 
     def encode(self, token_ids: Ints, text_starts: Ints, type_ids: Ints | None, want: Want) -> Floats:
-        if want == "tokens":  # compared by cosine: of length 1, whatever texts' vectors are
+        if want == "tokens":  # compared by cosine: normalized to length 1, whatever the texts' vectors are
             return self.encoder.execute(
                 token_ids, text_starts, type_ids, pooling=Pooling.NONE, normalize=True
             )

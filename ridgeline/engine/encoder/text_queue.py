@@ -1,7 +1,7 @@
-"""TextQueue: which texts an encoder's next step computes, so that nobody waits for somebody's thousands.
+"""TextQueue: chooses the texts of an encoder's next step, so that a large request does not delay small ones.
 
 Pure logic, no tensors, no clock. `EncoderCore` owns it. A request is a list of texts that may be computed in
-any number of steps; nothing of it is kept between them.
+any number of steps; no state is kept between them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_TOKENS_PER_S = 5_000.0  # until a step has been timed
 
 @dataclass(slots=True, eq=False)
 class TextRequest:
-    """Texts by their lengths; those before `next_text` have been given out."""
+    """Texts by their lengths; those before `next_text` have been handed out."""
 
     name: str
     lengths: list[int]
@@ -38,19 +38,19 @@ class Portion:
 
 
 class TextQueue:
-    """Requests take turns. Those of a lower priority number go first, as everywhere in the engine."""
+    """Requests are served round robin, lower priority numbers first, as everywhere in the engine."""
 
     def __init__(self, step_tokens: int, max_waiting: int, max_waiting_tokens: int) -> None:
-        """step_tokens: of one step; no text may be longer."""
+        """step_tokens: the budget of one step; no text may be longer."""
         self._step_tokens = step_tokens
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
-        self._requests: dict[str, TextRequest] = {}  # in the order of their turns
+        self._requests: dict[str, TextRequest] = {}  # in service order
         self.waiting_tokens = 0
         self.tokens_per_s = DEFAULT_TOKENS_PER_S
 
     def add(self, request: TextRequest) -> None:
-        """Raises QueueFull; then the queue is as it was. One request may always wait, however long it is."""
+        """Raises QueueFull; the queue is then unchanged. A request is always accepted into an empty queue."""
         tokens = sum(request.lengths)
         full = len(self._requests) >= self._max_waiting
         if full or (self._requests and self.waiting_tokens + tokens > self._max_waiting_tokens):
@@ -59,13 +59,13 @@ class TextQueue:
         self.waiting_tokens += tokens
 
     def remove(self, name: str) -> None:
-        """Nobody waits for it any more. Unknown names are ignored: it may just have been given out."""
+        """Remove an aborted request. Unknown names are ignored: it may just have been handed out."""
         request = self._requests.pop(name, None)
         if request is not None:
             self.waiting_tokens -= sum(request.lengths[request.next_text :])
 
     def take(self) -> list[Portion]:
-        """The next step's texts. Everybody gets an even share first; what is left over goes in order."""
+        """The next step's texts. Each request gets an equal share first; the rest goes in order."""
         starts = {name: request.next_text for name, request in self._requests.items()}
         room = self._step_tokens
         for requests in self._by_priority():
@@ -79,7 +79,7 @@ class TextQueue:
             for name, request in self._requests.items()
             if request.next_text > starts[name]
         ]
-        for portion in taken:  # who was served goes to the end; who has everything goes
+        for portion in taken:  # a served request moves to the end; a complete one is removed
             request = self._requests.pop(portion.request.name)
             if request.left:
                 self._requests[request.name] = request
@@ -89,7 +89,7 @@ class TextQueue:
         return len(self._requests)
 
     def _give(self, request: TextRequest, share: int, room: int) -> int:
-        """Texts up to `share` tokens, and one that is longer if there is `room`; the tokens given."""
+        """Take texts up to `share` tokens, and one longer text if `room` allows. Returns the tokens taken."""
         given = 0
         while request.left:
             length = request.lengths[request.next_text]

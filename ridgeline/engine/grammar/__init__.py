@@ -1,8 +1,8 @@
-"""Grammars: what an answer must look like, token by token.
+"""Grammars: constraints on an answer's text, enforced token by token.
 
-A `Grammar` is what a request says; `compiler` makes of it, beside the engine's steps, what gives each of the
-request's sequences a `Matcher`; samplers ask the matcher which tokens may come next. Only `library` knows the
-grammar library, and is imported when the first grammar comes.
+A `Grammar` is the request's constraint. `compiler` compiles it in parallel with the engine's steps and gives
+each of the request's sequences a `Matcher`; samplers ask the matcher which tokens are allowed next. Only
+`library` uses the grammar library, and it is imported when the first grammar arrives.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Grammar:
     """The language of an answer.
 
     source: a schema as JSON text; a regular expression that the whole answer matches; a JSON list of strings;
-    a grammar in the library's flavour of Lark, which may embed %json {…} and special tokens <|…|>; nothing
-    for any JSON object.
-    check: a JSON schema that the finished answer is checked against; "" where the source enforces all of it.
-    ignored, checked: the schema's words that constrain nothing, and those that only the check enforces.
+    a grammar in the library's dialect of Lark, which may embed %json {…} and special tokens <|…|>; empty for
+    any JSON object.
+    check: a JSON schema that the finished answer is checked against; "" if the source enforces all of it.
+    ignored, checked: the schema's keywords that have no effect, and those that only the check enforces.
     """
 
     kind: GrammarKind
@@ -33,19 +33,19 @@ class Grammar:
     check: str = field(default="", compare=False)
     ignored: tuple[str, ...] = field(default=(), compare=False)
     checked: tuple[str, ...] = field(default=(), compare=False)
-    is_prepared: bool = field(default=False, compare=False)  # its schema has been read by `keywords`
+    is_prepared: bool = field(default=False, compare=False)  # `keywords` has processed its schema
 
     def __post_init__(self) -> None:
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError:
-            raise InvalidRequest("grammar", "contains half of a character (a lone surrogate)") from None
+            raise InvalidRequest("grammar", "contains a lone surrogate (half of a character)") from None
         if size > MAX_SOURCE_BYTES:
-            raise InvalidRequest("grammar", f"has {size} bytes; at most {MAX_SOURCE_BYTES} can be served")
+            raise InvalidRequest("grammar", f"has {size} bytes; the limit is {MAX_SOURCE_BYTES}")
 
 
 class Untried(InvalidRequest):
-    """The trial of a grammar failed, or the machine had no time for it: the next time may be another."""
+    """The trial of a grammar failed, or the machine was too busy for it. A retry may succeed."""
 
     def __init__(self) -> None:
-        super().__init__("grammar", "could not be tried out now, so it is not served; ask again later")
+        super().__init__("grammar", "could not be tested now and is not served; retry later")

@@ -1,8 +1,8 @@
-"""GrammarCompiler: from a Grammar to what matches it, beside the engine's steps, once for each grammar.
+"""GrammarCompiler: compiles each Grammar once, in parallel with the engine's steps.
 
-One worker thread compiles, in the order of asking; the library leaves Python's lock free meanwhile. With
-`tries`, each grammar is first compiled in a process that may die of it (`trial`). What came of the last ones
-is kept: the compiled, and the reasons of those that were refused. The engine's core asks, and never waits.
+One worker thread compiles in request order; the library releases the GIL meanwhile. With `untrusted`, each
+grammar is first compiled in a child process, which it may crash (`trial`). Recent results are cached: the
+compiled grammars, and the reasons of rejected ones. The engine's core starts compilations and never waits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 128 << 20
-_NICENESS = 10  # the steps of those who already have an answer under way come first
+_NICENESS = 10  # running steps have priority over compiling
 
 
 class Compilation:
-    """What will become of a grammar. `outcome` is there when it is done.
+    """The compilation of one grammar. `outcome` is set when it is done.
 
-    waiters: requests that asked for it and have not given up; without any it is not begun.
+    waiters: requests that wait for it; without any, it is not started.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -48,7 +48,7 @@ class Compilation:
         return not (self.outcome is None or isinstance(self.outcome, InvalidRequest)) and self.outcome.spent
 
     def result(self) -> Compiled:
-        """Of one that is done. Raises InvalidRequest where the grammar cannot be served."""
+        """The result of a finished compilation. Raises InvalidRequest if the grammar cannot be served."""
         if isinstance(self.outcome, InvalidRequest):
             raise InvalidRequest(self.outcome.field, self.outcome.message)
         assert self.outcome is not None
@@ -56,21 +56,23 @@ class Compilation:
 
 
 class GrammarCompiler:
-    def __init__(self, path: Path, vocab_size: int, eos_ids: tuple[int, ...], tries: bool = False) -> None:
-        """tries: for grammars of strangers, who may know one that compiles for ever."""
+    def __init__(
+        self, path: Path, vocab_size: int, eos_ids: tuple[int, ...], untrusted: bool = False
+    ) -> None:
+        """untrusted: grammars may come from clients that send one that never finishes compiling."""
         self.on_done: Callable[[], None] = lambda: None  # called by the worker when a compilation is done
         self._model = path, vocab_size, eos_ids
-        self._tries = tries
+        self._untrusted = untrusted
         self._vocabulary: Vocabulary | None = None
         self._trial: Trial | None = None
-        self._lock = threading.Lock()  # of what is kept
+        self._lock = threading.Lock()  # guards the cache
         self._kept: OrderedDict[Grammar, Compilation] = OrderedDict()
         self._kept_bytes = 0
         self._asked: queue.SimpleQueue[Compilation] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
 
     def begin(self, grammar: Grammar) -> Compilation:
-        """Have it compiled; what is known already is done at once. Whoever stops waiting gives it up."""
+        """Start compiling; a cached grammar is done at once. A caller that stops waiting calls `cancel`."""
         with self._lock:
             known = self._kept.get(grammar)
             if known is not None and not known.spent:
@@ -86,19 +88,19 @@ class GrammarCompiler:
         self._asked.put(compilation)
         return compilation
 
-    def give_up(self, compilation: Compilation) -> None:
-        """One of those who asked for it does not wait any more."""
+    def cancel(self, compilation: Compilation) -> None:
+        """One of the callers no longer waits for it."""
         with self._lock:
             compilation.waiters -= 1
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """Wait for it. Raises InvalidRequest where it cannot be served."""
+        """Compile and wait. Raises InvalidRequest if it cannot be served."""
         compilation = self.begin(grammar)
         compilation.done.wait()
         return compilation.result()
 
     def _evict(self) -> None:
-        """Those asked for longest ago, but not the newest, and none that is still to be compiled."""
+        """Evict the least recently used, but not the newest, and none that is still to be compiled."""
         for grammar, kept in list(self._kept.items())[:-1]:
             if len(self._kept) <= MAX_KEPT and self._kept_bytes <= MAX_KEPT_BYTES:
                 return
@@ -120,34 +122,34 @@ class GrammarCompiler:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
             compilation = self._asked.get()
-            if self._is_unwanted(compilation):
+            if self._is_cancelled(compilation):
                 continue
             compilation.outcome = self._outcome(compilation.grammar)
             if isinstance(compilation.outcome, Untried):
                 with self._lock:
-                    self._forget(compilation)
+                    self._discard(compilation)
             compilation.done.set()
             self.on_done()
 
     def _prepare(self) -> None:
-        """What the first grammar waits for, before this thread gives way to the steps: the trial's process
-        and the vocabulary here, side by side. Who asks for a grammar is told what went wrong.
+        """Prepare the first grammar before this thread lowers its priority: start the trial's process and
+        load the vocabulary, in parallel. Errors are reported to the requests that need a grammar.
         """
         with contextlib.suppress(Exception):
-            if self._tries:
-                self._known_trial().questions.start()
+            if self._untrusted:
+                self._known_trial().worker.start()
             self._known_vocabulary()
 
-    def _is_unwanted(self, compilation: Compilation) -> bool:
-        """Everybody gave up before it was begun: then it is forgotten."""
+    def _is_cancelled(self, compilation: Compilation) -> bool:
+        """Whether all callers cancelled before it started. It is then discarded."""
         with self._lock:
             if compilation.waiters > 0:
                 return False
-            self._forget(compilation)
+            self._discard(compilation)
             return True
 
-    def _forget(self, compilation: Compilation) -> None:
-        """Under the lock: nobody may find it in the same moment."""
+    def _discard(self, compilation: Compilation) -> None:
+        """Under the lock, so that no caller finds it at the same moment."""
         if self._kept.get(compilation.grammar) is compilation:
             del self._kept[compilation.grammar]
             self._kept_bytes -= _bytes_of(compilation.grammar)
@@ -155,15 +157,15 @@ class GrammarCompiler:
     def _outcome(self, grammar: Grammar) -> Compiled | InvalidRequest:
         try:
             vocabulary = self._known_vocabulary()
-            if self._tries:
-                grammar = self._known_trial().survived(grammar)
+            if self._untrusted:
+                grammar = self._known_trial().checked(grammar)
             from ridgeline.engine.grammar.library import compile_grammar
 
             return compile_grammar(vocabulary, grammar)
         except InvalidRequest as refusal:
             return refusal
         except Exception as error:
-            log.exception("a grammar could not be compiled")
+            log.exception("could not compile a grammar")
             return InvalidRequest("grammar", f"could not be compiled: {type(error).__name__}: {error}")
 
     def _known_vocabulary(self) -> Vocabulary:
@@ -172,7 +174,7 @@ class GrammarCompiler:
                 from ridgeline.engine.grammar.library import Vocabulary
             except ImportError as error:
                 raise InvalidRequest(
-                    "grammar", f"cannot be served: the package {error.name} is not installed here"
+                    "grammar", f"cannot be served: the package {error.name} is not installed"
                 ) from error
             self._vocabulary = Vocabulary(*self._model)
         return self._vocabulary
@@ -186,5 +188,5 @@ class GrammarCompiler:
 
 
 def _bytes_of(grammar: Grammar) -> int:
-    """What it takes about, compiled: measured on schemas of 1 to 100 kB."""
+    """Approximate size when compiled, measured on schemas of 1 to 100 kB."""
     return (128 << 10) + 100 * len(grammar.source)

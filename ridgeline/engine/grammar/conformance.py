@@ -1,8 +1,8 @@
-"""Conformance: whether a finished answer is an instance of its schema, for what no grammar can enforce.
+"""Conformance: checks a finished answer against its schema, for keywords that no grammar can enforce.
 
-The validator is jsonschema-rs. Its time has no bound: a schema of a kilobyte can be checked for ever. So
-`python -m ridgeline.engine.grammar.conformance` forks a child for each answer, with a limit on its processor
-time. `AnswerCheck` is the end of it in the process that has the answer's text: the server's front or `LLM`.
+The validator is jsonschema-rs. Its run time is unbounded: a schema of a kilobyte can run forever. So
+`python -m ridgeline.engine.grammar.conformance` forks a child for each answer, with a limit on its CPU time.
+`AnswerCheck` runs in the process that has the answer's text: the server or `LLM`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 
 from ridgeline.engine.errors import VIOLATION, InvalidRequest, SchemaViolation
 from ridgeline.engine.grammar import Grammar
-from ridgeline.engine.grammar.forked import NO_TIME, TOO_LARGE, TOO_LONG, Questions, serve_questions
+from ridgeline.engine.grammar.forked import NO_TIME, TOO_LARGE, TOO_LONG, ForkedWorker, serve_forked
 
-CPU_LIMIT_S = 0.25  # of one answer; an ordinary one takes milliseconds
-PROCESSES = 2  # one client's slow check leaves another for the others
-MAX_BACKTRACKS = 1_000_000  # of one expression on one text
+CPU_LIMIT_S = 0.25  # for one answer; a typical one takes milliseconds
+PROCESSES = 2  # while one client's slow check runs, the other is free
+MAX_BACKTRACKS = 1_000_000  # for one expression on one text
 MAX_REASON = 300
 MAX_KEPT = 256
 DIED = {
     TOO_LONG: f"the check takes more than {CPU_LIMIT_S:g} s",
     TOO_LARGE: "the check needs too much memory",
-    NO_TIME: "the machine had no time for the check",
+    NO_TIME: "the machine was too busy for the check",
 }
 
 
 class AnswerCheck:
-    """One answer as its text comes, held to its schema when it is complete."""
+    """One answer: collects its text, then checks it against the schema."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._schema = grammar.check
@@ -37,26 +37,26 @@ class AnswerCheck:
 
     @classmethod
     def of(cls, grammar: Grammar | None) -> AnswerCheck | None:
-        """None where the grammar enforces all that was asked for."""
+        """None if the grammar enforces everything."""
         return cls(grammar) if grammar is not None and grammar.check else None
 
     def add(self, text: str) -> None:
         self._texts.append(text)
 
     def refuse_violation(self) -> None:
-        """Raises SchemaViolation for an answer that breaks what its grammar could not enforce. Waits."""
+        """Raises SchemaViolation if the answer breaks a keyword its grammar could not enforce. Blocks."""
         fault = _ask([self._schema, "".join(self._texts)])
         if fault is None:
             fault = "the check failed"
         if fault:
             raise SchemaViolation(
                 f"{VIOLATION}: {fault}. The schema's {self._words} can only be "
-                "checked when the answer is complete; ask again, or state the constraint in the prompt too"
+                "checked when the answer is complete; retry, or state the constraint in the prompt too"
             )
 
 
 def refuse_uncheckable(grammar: Grammar) -> None:
-    """Raises InvalidRequest for a schema that the validator does not take. Waits."""
+    """Raises InvalidRequest for a schema that the validator rejects. Blocks."""
     if not grammar.check or grammar.check in _checkable:
         return
     fault = _ask([grammar.check, None])
@@ -67,10 +67,10 @@ def refuse_uncheckable(grammar: Grammar) -> None:
     _checkable.add(grammar.check)
 
 
-_checkable: set[str] = set()  # schemas that the validator takes
-_idle: queue.LifoQueue[Questions] = queue.LifoQueue()
+_checkable: set[str] = set()  # schemas that the validator accepted
+_idle: queue.LifoQueue[ForkedWorker] = queue.LifoQueue()
 for _ in range(PROCESSES):
-    _idle.put(Questions("ridgeline.engine.grammar.conformance", []))  # begins with the first question
+    _idle.put(ForkedWorker("ridgeline.engine.grammar.conformance", []))  # started on first use
 
 
 def _ask(question: Any) -> Any:
@@ -89,12 +89,12 @@ def main() -> None:
         import jsonschema_rs  # noqa: F401  the children inherit it
     except ImportError:
         missing = "install the package jsonschema-rs"
-        serve_questions(lambda question: missing, CPU_LIMIT_S, DIED.__getitem__)
-    serve_questions(fault, CPU_LIMIT_S, DIED.__getitem__)
+        serve_forked(lambda question: missing, CPU_LIMIT_S, DIED.__getitem__)
+    serve_forked(fault, CPU_LIMIT_S, DIED.__getitem__)
 
 
 def fault(question: Any) -> str:
-    """Where and how the answer breaks its schema; "" if it does not. Without an answer: of the schema."""
+    """Where and how the answer breaks its schema; "" if it does not. Without an answer: checks the schema."""
     import jsonschema_rs as rs
 
     schema, text = question

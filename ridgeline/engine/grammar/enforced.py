@@ -1,9 +1,10 @@
-"""Enforced: what of a schema the grammar library can hold every token to, and what is left to a check.
+"""Enforced: splits a schema into the part the grammar library enforces per token and the part left to a
+check.
 
-Takes what `keywords` read. What is written allows no less than the schema, but for two things that bound an
-answer: numbers have a bounded count of digits, and objects get no more members than they need. A keyword that
-the library does not know, or reads more loosely than a validator does, is left out here and listed in
-`checked`.
+The input comes from `keywords`. The output allows everything the schema allows, with two exceptions that
+bound an answer: numbers have a limited count of digits, and objects get no more members than they need. A
+keyword that the library does not know, or that it reads more loosely than a validator, is left out and
+listed in `checked`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 from ridgeline.engine.grammar.patterns import DATE, DATE_TIME, TIME, strict_pattern
 
-LARGEST_INTEGER = 2**53 - 1  # what every reader of JSON keeps exactly
-DECIMALS = 9  # digits behind the point
-MAX_MEMBERS = 32  # of an object whose members have no names in the schema
+LARGEST_INTEGER = 2**53 - 1  # the largest that every JSON parser reads exactly
+DECIMALS = 9  # digits after the decimal point
+MAX_MEMBERS = 32  # for an object whose members are not named in the schema
 
 LIBRARY_FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"]
@@ -26,7 +27,7 @@ CHECKED_FORMATS = frozenset(
         *("json-pointer", "relative-json-pointer", "regex"),
     )
 )
-# Formats that the library reads by their letters: the 29th of February of any year, the 61st second.
+# Formats that the library checks by their characters only: it allows 29 February of any year.
 _STRICT_FORMATS = {"date": DATE, "time": TIME, "date-time": DATE_TIME}
 _UNENFORCED = frozenset(
     (
@@ -39,7 +40,7 @@ _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SCHEMAS = ("additionalProperties", "additionalItems", "items")
 _OBJECT_WORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required"})
-# Words beside an object's own that may name members too.
+# Keywords other than the object's own that may name members.
 _PLACES = frozenset(
     (
         *("allOf", "anyOf", "oneOf", "$ref", "not", "if", "then", "else", "propertyNames"),
@@ -76,8 +77,8 @@ ANY_OBJECT = {
 
 
 class Enforced:
-    """written: for the library. checked: the keywords that it leaves to a check of the finished answer, each
-    with the first place where one stands.
+    """written: for the library. checked: keywords left to a check of the finished answer, each with the first
+    path where it occurs.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -91,11 +92,11 @@ class Enforced:
         written: dict[str, Any] = {}
         for keyword, value in schema.items():
             if keyword in _UNENFORCED:
-                self._leave(keyword, path)
+                self._defer(keyword, path)
             elif keyword != "x-ridgeline-unbounded":
                 written[keyword] = self._value(keyword, value, (*path, keyword))
         if "oneOf" in written:
-            self._leave("oneOf", path)  # the library may take it for anyOf
+            self._defer("oneOf", path)  # the library may treat it as anyOf
         self._text(written, path)
         if not schema.get("x-ridgeline-unbounded"):
             _bound_number(written)
@@ -103,7 +104,7 @@ class Enforced:
         self._member_counts(written, path)
         return written
 
-    def _leave(self, keyword: str, path: tuple[str, ...]) -> None:
+    def _defer(self, keyword: str, path: tuple[str, ...]) -> None:
         self.checked.setdefault(keyword, ".".join((*path, keyword)).replace(".[", "["))
 
     def _value(self, keyword: str, value: Any, path: tuple[str, ...]) -> Any:
@@ -114,28 +115,29 @@ class Enforced:
         return self._schema(value, path) if keyword in _SCHEMAS else value
 
     def _text(self, written: dict[str, Any], path: tuple[str, ...]) -> None:
-        """Patterns and formats, as strictly as every validator reads them."""
+        """Write patterns and formats in the strictest reading of all validators."""
         names = written.get("patternProperties", {})
         if any(_LOOKS_AROUND.search(name) for name in names):
-            self._leave("patternProperties", path)
+            self._defer("patternProperties", path)
             del written["patternProperties"]
-            written.pop("additionalProperties", None)  # which of them are additional is not known
+            # The library does not know which members are additional.
+            written.pop("additionalProperties", None)
         elif names:
             written["patternProperties"] = {strict_pattern(name): one for name, one in names.items()}
         pattern, format = written.get("pattern"), written.get("format")
         if pattern is not None and _LOOKS_AROUND.search(pattern):
-            self._leave("pattern", path)
+            self._defer("pattern", path)
             del written["pattern"]
         elif pattern is not None:
             written["pattern"] = strict_pattern(pattern)
         if format in CHECKED_FORMATS or (format in _STRICT_FORMATS and "pattern" in written):
-            self._leave("format", path)
+            self._defer("format", path)
             del written["format"]
         elif format in _STRICT_FORMATS:
             written["pattern"] = _STRICT_FORMATS[written.pop("format")]
 
     def _bound_object(self, written: dict[str, Any]) -> None:
-        """Members that the schema neither names nor forbids are not written; a map has MAX_MEMBERS."""
+        """Members that the schema neither names nor forbids are not generated; a map has MAX_MEMBERS."""
         if not self._may_close or {"enum", "const", "$ref"} & written.keys():
             return
         types = written.get("type")
@@ -150,11 +152,11 @@ class Enforced:
             written["additionalProperties"] = False
 
     def _member_counts(self, written: dict[str, Any], path: tuple[str, ...]) -> None:
-        """The library counts members only where all that have names are required."""
+        """The library counts members only if all named ones are required."""
         counts = {"minProperties", "maxProperties"} & written.keys()
         if counts and set(written.get("properties", ())) - set(written.get("required", ())):
             for name in counts:
-                self._leave(name, path)
+                self._defer(name, path)
                 del written[name]
 
 
@@ -174,13 +176,13 @@ def _bound_number(written: dict[str, Any]) -> None:
 
 
 def _beyond(other: Any) -> int:
-    """The bound on one side where the schema gives the other."""
+    """The bound on one side if the schema gives the other."""
     size = abs(other) if isinstance(other, int | float) and not isinstance(other, bool) else 0
     return LARGEST_INTEGER if size < LARGEST_INTEGER else int(size) * 10
 
 
 def _combines(schema: Any) -> bool:
-    """Whether members of one object may be named in several places, none of which may forbid the others'."""
+    """Whether an object's members may be named in several places, so that none may forbid the others'."""
     if isinstance(schema, list):
         return any(_combines(one) for one in schema)
     if not isinstance(schema, dict):

@@ -1,7 +1,7 @@
-"""Forked: work on what strangers wrote, done by a child process that may die of it, and by no other.
+"""Forked: runs work on untrusted input in a child process, which it may crash without harming others.
 
-`trial` compiles grammars, `conformance` checks answers. Each has a separate process that forks a child
-for every question (`serve_questions`), and a `Questions` in the process that asks.
+`trial` compiles grammars, `conformance` checks answers. Each has a separate process that forks a child for
+every task (`serve_forked`), and a `ForkedWorker` in the calling process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-WALL_LIMIT_S = 5.0  # of one question, on a machine that has hardly a processor to spare
-MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has before
+WALL_LIMIT_S = 5.0  # for one task, on an overloaded machine
+MEMORY_LIMIT_BYTES = 1 << 30  # on top of the process's own memory
 START_LIMIT_S = 60.0
 NICENESS = 10
-TOO_LONG, NO_TIME, TOO_LARGE = "too long", "no time", "too large"  # what became of a child without an answer
+TOO_LONG, NO_TIME, TOO_LARGE = "too long", "no time", "too large"  # why a child gave no answer
 
 
-class Questions:
-    """The asking end: one process, begun with the first question, and again should it be gone."""
+class ForkedWorker:
+    """The calling side: one process, started with the first task and restarted if it exits."""
 
     def __init__(self, module: str, arguments: list[str]) -> None:
         self._command = [sys.executable, "-P", "-m", module, *arguments]
@@ -37,7 +37,7 @@ class Questions:
         self._lock = threading.Lock()
 
     def ask(self, question: Any) -> Any:
-        """The answer; None where a second process does not answer either."""
+        """The answer; None if a second process does not answer either."""
         line = json.dumps(question).encode() + b"\n"
         with self._lock:
             for _ in range(2):
@@ -52,10 +52,10 @@ class Questions:
             self._end()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """The process, begun if there is none; it takes questions before it has imported all it needs."""
+        """Start the process if it is not running; it accepts tasks before its imports are complete."""
         if self._process is None:
             self._has_answered = False
-            self._process = self._begun()
+            self._process = self._started()
         return self._process
 
     def _end(self) -> None:
@@ -65,14 +65,14 @@ class Questions:
             self._process = None
 
     def _ask(self, line: bytes) -> Any:
-        patience_s = WALL_LIMIT_S + 2.0 + (0.0 if self._has_answered else START_LIMIT_S)
+        timeout_s = WALL_LIMIT_S + 2.0 + (0.0 if self._has_answered else START_LIMIT_S)
         process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             process.stdin.write(line)
             process.stdin.flush()
-            if not select.select([process.stdout], [], [], patience_s)[0]:
+            if not select.select([process.stdout], [], [], timeout_s)[0]:
                 return None
             answer = process.stdout.readline()
         except OSError:
@@ -82,8 +82,8 @@ class Questions:
         self._has_answered = True
         return json.loads(answer)
 
-    def _begun(self) -> subprocess.Popen[bytes]:
-        # The very package that runs here, wherever it was imported from.
+    def _started(self) -> subprocess.Popen[bytes]:
+        # The package that runs here, wherever it was imported from.
         paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
@@ -95,13 +95,13 @@ class Questions:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal is handled by the front
+            start_new_session=True,  # the server handles Ctrl-C in the terminal
         )
 
 
-def serve_questions(work: Callable[[Any], Any], cpu_limit_s: float, died: Callable[[str], Any]) -> None:
-    """Answer the questions on standard input until it ends. died: the answer for a child without one."""
-    os.nice(NICENESS)  # from here on: the first question waits for all before
+def serve_forked(work: Callable[[Any], Any], cpu_limit_s: float, died: Callable[[str], Any]) -> None:
+    """Answer the tasks on standard input until it ends. died: makes the answer for a child without one."""
+    os.nice(NICENESS)  # only now: the first task waits for everything before this line
     for line in sys.stdin.buffer:
         answer = _answer_of_child(work, json.loads(line), cpu_limit_s, died)
         sys.stdout.write(json.dumps(answer) + "\n")

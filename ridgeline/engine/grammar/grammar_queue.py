@@ -1,7 +1,7 @@
-"""Anteroom: where requests wait, outside the scheduler, until their grammar is compiled.
+"""GrammarQueue: requests that wait for their grammar to be compiled, outside the scheduler.
 
-The engine's core puts them in, takes out those that are ready between two steps, and those that are aborted.
-It compiles nothing and waits for nothing.
+The engine's core adds requests, takes the compiled ones between two steps, and removes aborted ones. The
+queue compiles nothing and never blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ridgeline.engine.grammar.compiler import Compilation
 from ridgeline.engine.plan.request import Request
 
 
-class Anteroom:
+class GrammarQueue:
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Request, Compilation]] = {}
 
@@ -20,15 +20,15 @@ class Anteroom:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
-    def enter(self, request: Request, compilation: Compilation) -> None:
+    def add(self, request: Request, compilation: Compilation) -> None:
         self._waiting[request.request_id] = request, compilation
 
-    def leave(self, request_id: str) -> tuple[Request, Compilation] | None:
-        """Nobody waits for it any more. None: it is not here."""
+    def remove(self, request_id: str) -> tuple[Request, Compilation] | None:
+        """Remove an aborted request. None if it is not in the queue."""
         return self._waiting.pop(request_id, None)
 
-    def ready(self) -> list[tuple[Request, Compilation]]:
-        """Those whose compilation is done, in the order in which they came; they are here no longer."""
+    def pop_ready(self) -> list[tuple[Request, Compilation]]:
+        """Remove and return the requests with a finished compilation, in arrival order."""
         if not self._waiting:
             return []
         done = [pair for pair in self._waiting.values() if pair[1].done.is_set()]

@@ -1,8 +1,8 @@
-"""Which JSON schemas are served: a keyword is enforced, checked afterwards, ignored, or refused by its name.
+"""Which JSON schemas are served: a keyword is enforced, checked afterwards, ignored, or rejected by name.
 
-`schema_grammar` is called where a schema comes in, by the server and by the in-process `LLM`. It reads the
-schema within limits and writes it as standard JSON Schema; `enforced` decides what the grammar library can
-hold an answer to, `conformance` checks the rest when the answer is complete. Nothing is compiled here.
+`schema_grammar` is called by the server and by the in-process `LLM` when a schema arrives. It reads the
+schema within limits and rewrites it as standard JSON Schema; `enforced` decides which part the grammar
+library enforces, `conformance` checks the rest when the answer is complete. Nothing is compiled here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 4_000
 MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 5_000
-MAX_COUNT = 1_000_000  # minItems, maxLength and their like
+MAX_COUNT = 1_000_000  # minItems, maxLength and the like
 MAX_PATTERN_BYTES = 4096
 MAX_EMBEDDED = 32  # schemas in one Lark grammar
-MAX_IGNORED = 16  # words that are reported
+MAX_IGNORED = 16  # keywords that are reported
 
 
 def _words(text: str) -> frozenset[str]:
@@ -53,7 +53,7 @@ DRAFTS = {  # with a number that orders them
     "https://json-schema.org/draft/2019-09/schema": 8,
     "https://json-schema.org/draft/2020-12/schema": 9,
 }
-# The draft from which on a validator checks a word; before, it is an unknown one.
+# The draft in which a keyword was introduced; validators of older drafts ignore it.
 SINCE = {
     **dict.fromkeys(("contains", "propertyNames"), 6),
     **dict.fromkeys(("if", "then", "else", "contentEncoding", "contentMediaType"), 7),
@@ -77,7 +77,7 @@ _TUPLE = "items, as an array"
 
 @dataclass(frozen=True)
 class ReadSchema:
-    """A schema as it was understood: the same constraints in standard words, and the words left out."""
+    """A parsed schema: the same constraints in standard keywords, and the keywords left out."""
 
     schema: Any
     ignored: tuple[str, ...] = ()
@@ -107,9 +107,9 @@ def schema_grammar(schema: Any) -> Grammar:
 
 
 def enforced_schema(schema: Any, strict: bool) -> Any:
-    """The schema as the library takes it, for a grammar that embeds it and checks nothing afterwards.
+    """The schema in the library's form, for a grammar that embeds it and checks nothing afterwards.
 
-    strict: raises as `schema_grammar` does, also where a keyword could only be checked.
+    strict: raises as `schema_grammar` does, and also for a keyword that can only be checked.
     """
     enforced = Enforced(read_schema(schema).schema)
     if strict:
@@ -118,7 +118,7 @@ def enforced_schema(schema: Any, strict: bool) -> Any:
 
 
 def prepared(grammar: Grammar) -> Grammar:
-    """A grammar that came from elsewhere than `schema_grammar`, with its schema, if it is one, checked."""
+    """A grammar that was not made by `schema_grammar`; if it has a schema, the schema is checked."""
     if grammar.kind != "json_schema" or grammar.is_prepared:
         return grammar
     try:
@@ -132,23 +132,25 @@ def prepared(grammar: Grammar) -> Grammar:
 
 
 def read_schema(schema: Any) -> ReadSchema:
-    """Raises InvalidRequest for a schema beyond the limits, or with a word that cannot be honoured."""
+    """Raises InvalidRequest for a schema beyond the limits, or with an unsupported keyword."""
     try:
         size = len(json.dumps(schema, ensure_ascii=False).encode())
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest("", f"is not JSON: {error}") from None
     if size > MAX_SCHEMA_BYTES:
-        raise InvalidRequest("", f"has {size} bytes; at most {MAX_SCHEMA_BYTES} can be served")
+        raise InvalidRequest("", f"has {size} bytes; the limit is {MAX_SCHEMA_BYTES}")
     reader = _Reader(schema)
     read = reader.schema(schema, (), 0)
     return ReadSchema(read, tuple(reader.ignored), reader.draft or _inferred_draft(reader.words))
 
 
 def _inferred_draft(words: set[str]) -> str:
-    """The newest draft that reads these words as they were meant, for a schema that names none."""
+    """The newest draft in which these keywords have their intended meaning, if the schema names none."""
     newest, older, oldest = (url for url, _ in sorted(DRAFTS.items(), key=lambda one: -one[1])[:3])
     if {_TUPLE, "additionalItems"} & words:
-        _check("prefixItems" not in words, ("prefixItems",), "stands beside 'items' of an older draft")
+        _check(
+            "prefixItems" not in words, ("prefixItems",), "cannot be combined with 'items' of an older draft"
+        )
     elif not {"contentEncoding", "contentMediaType", "dependencies"} & words:
         return newest
     is_new = any(SINCE.get(word, 0) == DRAFTS[older] for word in words)
@@ -161,7 +163,7 @@ def _with_draft(read: ReadSchema) -> Any:
 
 @dataclass
 class _References:
-    """What the document's $refs point at, found before it is read: an id that no $ref needs is ignored."""
+    """The targets of the document's $refs, collected first: an id that no $ref needs is ignored."""
 
     targets: set[str] = field(default_factory=set)
 
@@ -180,7 +182,7 @@ class _References:
 
 
 class _Reader:
-    """One pass over a schema, with what it has counted so far."""
+    """One pass over a schema, with its counters."""
 
     def __init__(self, root: Any) -> None:
         self._subschemas = self._properties = self._enum_values = 0
@@ -188,9 +190,9 @@ class _Reader:
         self._references.collect(root)
         self._own_ids = _own_ids(root)
         self._unknown: set[str] = set()
-        self.ignored: dict[str, None] = {}  # in the order they came
+        self.ignored: dict[str, None] = {}  # in order of appearance
         self.words: set[str] = set()
-        self.draft = ""  # as the schema names it
+        self.draft = ""  # as named by the schema
 
     def schema(self, schema: Any, path: tuple[str, ...], depth: int) -> Any:
         self._subschemas += 1
@@ -218,7 +220,7 @@ class _Reader:
         return self._standard(read, path)
 
     def _ignore(self, word: str) -> None:
-        """A word that looks like a keyword misspelt is reported with that keyword."""
+        """A keyword that looks misspelt is reported with the correct one."""
         if word.startswith("x-") or word in self._unknown or len(self.ignored) >= MAX_IGNORED:
             return
         self._unknown.add(word)
@@ -226,7 +228,7 @@ class _Reader:
         self.ignored[f"{word[:40]} ({meant[0]}?)" if meant else word[:40]] = None
 
     def _value(self, keyword: str, value: Any, path: tuple[str, ...], depth: int) -> Any:
-        """_NOTHING: with this value the keyword constrains nothing."""
+        """_NOTHING: with this value the keyword has no effect."""
         if keyword in _MAPS:
             _check(isinstance(value, dict), path, "must be an object of schemas")
             return self._map(keyword, value, path, depth)
@@ -242,7 +244,11 @@ class _Reader:
     def _map(self, keyword: str, value: dict[str, Any], path: tuple[str, ...], depth: int) -> Any:
         if keyword in ("properties", "patternProperties"):
             self._properties += len(value)
-            _check(self._properties <= MAX_PROPERTIES, path, f"makes more than {MAX_PROPERTIES} properties")
+            _check(
+                self._properties <= MAX_PROPERTIES,
+                path,
+                f"has too many properties; the limit of the schema is {MAX_PROPERTIES}",
+            )
         read: dict[str, Any] = {}
         for name, one in value.items():
             here = (*path, name)
@@ -257,18 +263,22 @@ class _Reader:
         return read
 
     def _plain(self, keyword: str, value: Any, path: tuple[str, ...]) -> Any:
-        """A keyword whose value holds no schema."""
+        """A keyword whose value contains no schema."""
         if keyword == "enum":
             _check(isinstance(value, list) and bool(value), path, "must be an array with at least one value")
             self._enum_values += len(value)
-            _check(self._enum_values <= MAX_ENUM_VALUES, path, f"makes more than {MAX_ENUM_VALUES} values")
+            _check(
+                self._enum_values <= MAX_ENUM_VALUES,
+                path,
+                f"has too many values; the limit of the schema is {MAX_ENUM_VALUES}",
+            )
         elif keyword in _COUNTS:
             number = _is_number(value) and value >= 0
-            _check(number and value == int(value), path, "must be a whole number, not negative")
-            _check(value <= MAX_COUNT, path, f"is {value}; at most {MAX_COUNT} can be served")
+            _check(number and value == int(value), path, "must be a non-negative integer")
+            _check(value <= MAX_COUNT, path, f"is {value}; the limit is {MAX_COUNT}")
             return int(value)
         elif keyword in _BOUNDS:
-            older = keyword.startswith("exclusive") and isinstance(value, bool)  # of draft 4
+            older = keyword.startswith("exclusive") and isinstance(value, bool)  # in draft 4
             _check(older or _is_number(value), path, "must be a number")
         elif keyword == "required":
             named = isinstance(value, list) and all(isinstance(one, str) for one in value)
@@ -293,7 +303,7 @@ class _Reader:
         return value
 
     def _format(self, value: Any, path: tuple[str, ...]) -> Any:
-        """A format that is not known is an annotation, as JSON Schema has it."""
+        """An unknown format is an annotation, as JSON Schema says."""
         _check(isinstance(value, str), path, "must be a string")
         if value in LIBRARY_FORMATS or value in CHECKED_FORMATS or value in INTEGER_FORMATS:
             return value
@@ -302,21 +312,21 @@ class _Reader:
 
     def _type(self, value: Any, path: tuple[str, ...]) -> Any:
         each = value if isinstance(value, list) else [value]
-        if "any" in each:  # of draft 3: anything
+        if "any" in each:  # in draft 3: anything
             return _NOTHING
         for one in each:
             _check(isinstance(one, str) and one in TYPES, path, _unknown("type", one, TYPES))
         return value
 
     def _check_id(self, value: Any, schema: dict[str, Any], path: tuple[str, ...]) -> None:
-        """An id is left out where no $ref means it, and none within its schema is relative to it."""
+        """An id is dropped if no $ref uses it and none within its schema is relative to it."""
         if len(path) == 1 or not isinstance(value, str) or value.startswith("#/"):
             return
         within = _References()
         if not value.startswith("#"):
             within.collect(schema)
         named = value in self._references.targets
-        message = "names a schema within a schema, which is not supported where a $ref depends on it"
+        message = "identifies a nested schema, which is not supported if a $ref depends on it"
         _check(not named and not within.targets, path, message)
 
     def _reference(self, value: Any, path: tuple[str, ...]) -> str:
@@ -325,11 +335,15 @@ class _Reader:
         for own in self._own_ids:
             if target.startswith(f"{own}#"):
                 target = target.removeprefix(own)
-        _check(target.startswith("#"), path, f"points outside of the schema ({value[:100]!r}): not followed")
+        _check(
+            target.startswith("#"),
+            path,
+            f"refers to another document ({value[:100]!r}), which is not supported",
+        )
         return target
 
     def _standard(self, read: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        """`required: true` of draft 3, `nullable` of OpenAPI and integer formats in today's words."""
+        """Write draft 3's `required: true`, OpenAPI's `nullable` and integer formats in current keywords."""
         properties = read.get("properties")
         if isinstance(properties, dict):
             named = [name for name, one in properties.items() if isinstance(one, dict) and _is_required(one)]
@@ -341,7 +355,7 @@ class _Reader:
                 if isinstance(one, dict):
                     _drop_boolean(one)
         if len(path) < 2 or path[-2] != "properties":
-            _drop_boolean(read)  # of no property: it says nothing
+            _drop_boolean(read)  # not in a property: no effect
         if read.get("format") in INTEGER_FORMATS:
             _as_integer(read)
         if read.pop("nullable", False):
@@ -394,7 +408,7 @@ def _pattern(value: Any, path: tuple[str, ...]) -> str:
 
 
 def _unknown(what: str, value: Any, known: frozenset[str]) -> str:
-    return f"the {what} {str(value)[:100]!r} is not supported; known are {', '.join(sorted(known))}"
+    return f"the {what} {str(value)[:100]!r} is not supported; supported are {', '.join(sorted(known))}"
 
 
 def _check(ok: bool, path: tuple[str, ...], message: str) -> None:
@@ -406,20 +420,20 @@ _EMBEDDED = re.compile(r"%json\s*(?=[\[{])")
 
 
 def refuse_embedded(lark: str) -> None:
-    """Check the schemas that a Lark grammar embeds with %json: all of each must be enforced."""
+    """Check the schemas that a Lark grammar embeds with %json: each must be enforced in full."""
     decoder = json.JSONDecoder()
     for count, found in enumerate(_EMBEDDED.finditer(lark)):
-        _check(count < MAX_EMBEDDED, (), f"there are more than {MAX_EMBEDDED} of them")
+        _check(count < MAX_EMBEDDED, (), f"the grammar embeds more than {MAX_EMBEDDED} schemas")
         try:
             schema, _ = decoder.raw_decode(lark, found.end())
         except (ValueError, RecursionError):
-            continue  # the library says what is wrong with it
+            continue  # the library reports the error
         enforced_schema(schema, strict=True)
 
 
 def _refuse_unenforced(checked: dict[str, str]) -> None:
-    """Without a check of the finished answer; overlapping branches of a oneOf are refused by the library."""
+    """Nothing is checked after the answer; overlapping branches of a oneOf are rejected by the library."""
     for word, place in checked.items():
         if word != "oneOf":
-            message = f"the keyword {word!r} is not supported here: it can only be checked afterwards"
+            message = f"the keyword {word!r} is not supported here: it can only be checked after the answer"
             raise InvalidRequest(place, message)

@@ -1,7 +1,7 @@
 """The grammar library, llguidance: the only module that imports it.
 
-`Vocabulary` is what it knows of the model's tokens, `Compiled` a grammar ready to be matched, `Matcher` one
-sequence's place in it. Nothing here bounds the time that compiling takes: `trial` does.
+`Vocabulary` holds the model's tokens, `Compiled` a grammar ready to be matched, `Matcher` one sequence's
+state in it. Nothing here bounds the time of compiling: `trial` does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
 _BAD_EXPRESSION = re.compile(r"regex parse error:.*?\nerror: ([^\n]+)", re.DOTALL)
-COMPILE_STACK_BYTES = 256 << 20  # the library follows chains of rules by recursion; touched only as needed
-SLOW_MASK_S = 0.1  # of processor time: whoever needs more for one token holds up everybody
+# The library recurses along chains of rules; pages are touched only as needed.
+COMPILE_STACK_BYTES = 256 << 20
+SLOW_MASK_S = 0.1  # CPU seconds: a longer computation for one token delays every request
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 100_000,  # about 7 ms
@@ -41,10 +42,10 @@ _LIMITS: dict[str, Any] = {
 
 
 class Vocabulary:
-    """The model's tokens as the library takes them. Making one holds Python's lock for 0.1 s."""
+    """The model's tokens in the library's form. Making one holds the GIL for 0.1 s."""
 
     def __init__(self, path: Path, size: int, eos_ids: tuple[int, ...]) -> None:
-        from ridgeline.models.text.tokenizer import Tokenizer  # and with it the chat templates' library
+        from ridgeline.models.text.tokenizer import Tokenizer  # it also imports the chat templates' library
 
         tokenizer = Tokenizer.load(path)
         self.size = size
@@ -59,7 +60,7 @@ class Vocabulary:
 
 
 class _Spelled:
-    """A tokenizer in the shape that the library asks for."""
+    """A tokenizer with the interface that the library expects."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, eos_id: int) -> None:
         self._tokenizer = tokenizer
@@ -74,10 +75,10 @@ class _Spelled:
 
 
 class Compiled:
-    """A grammar that was compiled, from which each sequence gets a matcher of its own.
+    """A compiled grammar, from which each sequence gets its own matcher.
 
-    spent: one of them came to the library's limits. They share what they have found out about the language,
-    so all others would come to the same end: it has to be compiled again for whoever asks next.
+    spent: one of the matchers reached the library's limits. They share what they computed about the
+    language, so all others would fail in the same way: the next request needs a new compilation.
     """
 
     def __init__(self, vocabulary: Vocabulary, inner: llguidance.LLMatcher) -> None:
@@ -90,7 +91,7 @@ class Compiled:
 
 
 class Matcher:
-    """One sequence's place in its grammar: what may come next, and what came."""
+    """One sequence's state in its grammar."""
 
     __slots__ = ("_compiled", "_inner")
 
@@ -99,15 +100,15 @@ class Matcher:
         self._compiled = compiled
 
     def fill(self, mask: Mask, barred: frozenset[int], ignores_eos: bool) -> str | None:
-        """Set the bits of the tokens that may come next; returns why it cannot be told, if so.
+        """Set the bits of the tokens allowed next. Returns the reason if that cannot be determined.
 
-        barred: tokens that may not come yet, unless nothing else can. An end-of-sequence token may come where
-        the grammar is complete.
+        barred: tokens that are not allowed yet, unless no other token is. An end-of-sequence token is allowed
+        where the grammar is complete.
         """
         started = time.thread_time()
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if time.thread_time() - started > SLOW_MASK_S:
-            return "the grammar is too complex: finding the tokens that may come next takes too long"
+            return "the grammar is too complex: computing the allowed tokens takes too long"
         if barred or ignores_eos:
             clear_bits(mask, (*barred, *self._compiled.eos_ids) if ignores_eos else tuple(barred))
         if not mask.any():
@@ -115,17 +116,17 @@ class Matcher:
         return None
 
     def permits(self, token: int) -> bool:
-        """Whether this token may come next, without asking about all the others. Not for end tokens."""
+        """Whether this token is allowed next, without computing all others. Not for end tokens."""
         return bool(self._inner.validate_tokens([token]))
 
     def advance(self, token: int) -> bool:
-        """The token was chosen. True: the grammar is complete, and nothing may follow."""
+        """The token was chosen. True: the grammar is complete and nothing may follow."""
         if not self._inner.consume_token(token):
             raise ValueError(f"the grammar does not allow token {token}{self._error()}")
         if not self._inner.is_stopped():
             return False
         if self._inner.is_error():
-            raise ValueError(f"the grammar cannot be followed further{self._error()}")
+            raise ValueError(f"the grammar cannot be matched any further{self._error()}")
         return True
 
     def _error(self) -> str:
@@ -137,14 +138,14 @@ class Matcher:
 
     @property
     def accepts(self) -> bool:
-        """What came so far is a whole text of the language."""
+        """Whether the text so far is complete in the language."""
         return self._inner.is_accepting()
 
 
 def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
-    """Raises InvalidRequest where the library refuses. Python's lock is free meanwhile, for the most part.
+    """Raises InvalidRequest if the library rejects the grammar. Mostly runs without the GIL.
 
-    On a thread of its own, with a stack that a long chain of rules does not exhaust.
+    Uses a separate thread, with a stack that a long chain of rules does not exhaust.
     """
     outcome: list[llguidance.LLMatcher | Exception] = []
 
@@ -168,7 +169,7 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
     return Compiled(vocabulary, found)
 
 
-_stack_lock = threading.Lock()  # the size of the next thread's stack is the whole process's
+_stack_lock = threading.Lock()  # the stack size of new threads is a process-wide setting
 
 
 def _matcher(vocabulary: Vocabulary, grammar: Grammar) -> llguidance.LLMatcher:
@@ -179,7 +180,7 @@ def _matcher(vocabulary: Vocabulary, grammar: Grammar) -> llguidance.LLMatcher:
         limits=llguidance.LLParserLimits(**_LIMITS),
     )
     _refuse_error(inner)
-    # What the first token costs more than others is paid here, and by no step.
+    # The extra cost of the first token is paid here, not by a step.
     mask = np.zeros(mask_words(vocabulary.size), np.int32)
     inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     _refuse_error(inner)
@@ -189,7 +190,7 @@ def _matcher(vocabulary: Vocabulary, grammar: Grammar) -> llguidance.LLMatcher:
 
 
 def library_source(grammar: Grammar) -> str:
-    """The grammar as the library takes it."""
+    """The grammar in the library's format."""
     matcher = llguidance.LLMatcher
     match grammar.kind:
         case "json_object":
@@ -208,7 +209,7 @@ def library_source(grammar: Grammar) -> str:
 
 
 def as_lark(source: str) -> str:
-    """GBNF, the notation of llama.cpp, is known by its ::= and rewritten."""
+    """GBNF, llama.cpp's notation, is recognised by its ::= and rewritten."""
     if "::=" not in source:
         return source
     try:
@@ -228,7 +229,7 @@ def _refuse_error(inner: llguidance.LLMatcher) -> None:
 
 
 def readable(error: str) -> str:
-    """The library's reason in a line: without its state, and no longer than somebody reads."""
+    """The library's reason in one line: without its internal state, and shortened."""
     expression = _BAD_EXPRESSION.search(error)
     if expression is not None:
         return f"in a regular expression, {expression[1]}"

@@ -1,7 +1,7 @@
-"""Masks: one bit for each token of the vocabulary, packed into 32-bit words; set where the token may come.
+"""Masks: one bit for each token of the vocabulary, packed into 32-bit words; set if the token is allowed.
 
-Pure arrays, for the samplers and the matchers. A mask may be longer or shorter than a row of logits: what has
-no bit may not come.
+Pure arrays, for the samplers and the matchers. A mask may be longer or shorter than a row of logits: a token
+without a bit is not allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FEW_WORDS = 256
 
 
 class NoToken(Exception):
-    """The grammar and the parameters let nothing come next, or it would take too long to find out what."""
+    """The grammar and the parameters allow no token, or computing the allowed ones would take too long."""
 
 
 def mask_words(vocab: int) -> int:
@@ -31,7 +31,7 @@ def allows(mask: Mask, token: int) -> bool:
 
 
 def clear_bits(mask: Mask, tokens: Iterable[int]) -> None:
-    """The tokens may not come, unless nothing else may."""
+    """Bar these tokens, unless no other is allowed."""
     cleared: list[tuple[int, int]] = []
     for token in tokens:
         place = token >> 5
@@ -46,7 +46,7 @@ def clear_bits(mask: Mask, tokens: Iterable[int]) -> None:
 
 
 def few_allowed(mask: Mask) -> IntRow | None:
-    """The ids that may come, in order, where they stand in few words of the mask; None where in many."""
+    """The allowed ids, sorted, if they are in few words of the mask; None if they are in many."""
     words = np.flatnonzero(mask)
     if words.size > _FEW_WORDS:
         return None
@@ -57,10 +57,10 @@ def few_allowed(mask: Mask) -> IntRow | None:
 
 
 def allowed_tokens(mask: Mask, vocab: int) -> BoolRow:
-    """[vocab], true where the token may come."""
+    """[vocab], true where the token is allowed."""
     return np.unpackbits(mask.view(np.uint8), count=vocab, bitorder="little").view(np.bool_)
 
 
 def masked(logits: FloatRow, mask: Mask) -> FloatRow:
-    """A copy of the logits with -inf where the token may not come."""
+    """A copy of the logits with -inf for tokens that are not allowed."""
     return np.where(allowed_tokens(mask, logits.size), logits, np.float32(-np.inf))

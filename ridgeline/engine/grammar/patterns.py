@@ -1,17 +1,17 @@
-"""Regular expressions of schemas, written so that every reading of them agrees with the grammar library's.
+"""Regular expressions of schemas, rewritten so that all validators agree with the grammar library.
 
-What counts as white space differs between ECMAScript, Python and the library; dates are more than their
-letters. Used by `keywords`; it checks no expression, the library does.
+ECMAScript, Python and the library disagree on white space, and a date is more than its characters. Used by
+`keywords`; expressions are validated by the library, not here.
 """
 
 from __future__ import annotations
 
 import re
 
-_SPACE = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # to everybody
-_MAYBE_SPACE = _SPACE + r"\ufeff\x1c-\x1f\x85"  # to somebody
-_PART = re.compile(r"\\.|[\[\].]", re.DOTALL)  # what may have to be written otherwise
-_OUTSIDE = {  # of []
+_SPACE = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # in every dialect
+_MAYBE_SPACE = _SPACE + r"\ufeff\x1c-\x1f\x85"  # in some dialect
+_PART = re.compile(r"\\.|[\[\].]", re.DOTALL)  # parts that may need rewriting
+_OUTSIDE = {  # outside of []
     r"\s": f"[{_SPACE}]",
     r"\S": f"[^{_MAYBE_SPACE}]",
     r"\W": r"[^\p{L}\p{M}\p{N}_]",
@@ -20,12 +20,12 @@ _OUTSIDE = {  # of []
 }
 
 
-# Between two tokens of JSON. Bounded: a model that likes blanks would never come to an end.
+# Between two tokens of JSON. Bounded: a model that prefers blanks would never end.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
 def strict_pattern(pattern: str) -> str:
-    r"""\s as what everybody takes for space, \S as what nobody does, and so on; within [] \s alone."""
+    r"""Restrict \s to characters that are space in every dialect, \S to those in none; within [] only \s."""
     inside = False
 
     def written(found: re.Match[str]) -> str:
@@ -40,7 +40,7 @@ def strict_pattern(pattern: str) -> str:
     return _PART.sub(written, pattern)
 
 
-# Of four digits and not beginning with 0: there was no year 0, and some calendars begin later than others.
+# Four digits, not beginning with 0: there was no year 0, and calendars start in different years.
 _LEAP_YEAR = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
 _DATE = (
     "([1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"

@@ -1,9 +1,8 @@
-"""Trial: a grammar is compiled and walked through for a while by a process that may die of it.
+"""Trial: compiles a grammar and generates from it for a while, in a process that it may crash.
 
-The library bounds most of what a grammar can cost, but not all: a schema of a kilobyte can compile for ever,
-and a long chain of rules overflows a stack. So `python -m ridgeline.engine.grammar.trial` forks a child for
-each grammar, with limits on its processor time and memory, and says what became of it. `Trial` is the
-compiler's end of it.
+The library bounds most of a grammar's cost, but not all: a schema of a kilobyte can compile forever, and a
+long chain of rules overflows a stack. So `python -m ridgeline.engine.grammar.trial` forks a child for each
+grammar, with limits on its CPU time and memory, and reports the result. `Trial` is the compiler's side.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import numpy as np
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar, Untried
-from ridgeline.engine.grammar.forked import NO_TIME, TOO_LARGE, TOO_LONG, Questions, serve_questions
+from ridgeline.engine.grammar.forked import NO_TIME, TOO_LARGE, TOO_LONG, ForkedWorker, serve_forked
 from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
 
 if TYPE_CHECKING:
     from ridgeline.engine.grammar.library import Compiled, Vocabulary
 
-CPU_LIMIT_S = 0.6  # of one grammar, compiled and walked through
-MASK_LIMIT_S = 0.05  # of processor time for one token
+CPU_LIMIT_S = 0.6  # CPU seconds for one grammar: compiling and generating
+MASK_LIMIT_S = 0.05  # CPU seconds for one token
 WALKS, WALK_TOKENS = 2, 24
 DIED = {
     TOO_LONG: f"cannot be served: it takes more than {CPU_LIMIT_S:g} s to compile",
@@ -37,8 +36,8 @@ DIED = {
 TOO_SLOW = f"cannot be served: finding its next token takes more than {1000 * MASK_LIMIT_S:g} ms"
 
 
-class Answer(TypedDict):
-    """What became of a grammar: why not to serve it, or how to write it."""
+class TrialResult(TypedDict):
+    """The result of a trial: why the grammar is rejected, or its source in another notation."""
 
     refusal: str
     source: str
@@ -47,14 +46,14 @@ class Answer(TypedDict):
 class Trial:
     def __init__(self, path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         arguments = [str(path), str(vocab_size), ",".join(map(str, eos_ids))]
-        self.questions = Questions("ridgeline.engine.grammar.trial", arguments)
+        self.worker = ForkedWorker("ridgeline.engine.grammar.trial", arguments)
 
-    def survived(self, grammar: Grammar) -> Grammar:
-        """The grammar, in the notation that takes the engine the least to read.
+    def checked(self, grammar: Grammar) -> Grammar:
+        """The grammar, in the notation that is cheapest for the engine to read.
 
-        Raises InvalidRequest for one that the library refuses, or dies of, or takes too long for.
+        Raises InvalidRequest for one that the library rejects, crashes on, or takes too long for.
         """
-        answer: Answer | None = self.questions.ask([grammar.kind, grammar.source])
+        answer: TrialResult | None = self.worker.ask([grammar.kind, grammar.source])
         if answer is None or answer["refusal"] == NO_TIME:
             raise Untried
         if answer["refusal"]:
@@ -71,13 +70,13 @@ def main() -> None:
     path, size, ends = sys.argv[1:]
     vocabulary = Vocabulary(Path(path), int(size), tuple(int(token) for token in ends.split(",") if token))
 
-    def tried(question: Any) -> Answer:
+    def tried(question: Any) -> TrialResult:
         return _tried(vocabulary, Grammar(*question))
 
-    serve_questions(tried, CPU_LIMIT_S, lambda reason: Answer(refusal=DIED[reason], source=""))
+    serve_forked(tried, CPU_LIMIT_S, lambda reason: TrialResult(refusal=DIED[reason], source=""))
 
 
-def _tried(vocabulary: Vocabulary, grammar: Grammar) -> Answer:
+def _tried(vocabulary: Vocabulary, grammar: Grammar) -> TrialResult:
     from ridgeline.engine.grammar.library import as_lark, compile_grammar
 
     try:
@@ -85,18 +84,18 @@ def _tried(vocabulary: Vocabulary, grammar: Grammar) -> Answer:
             grammar = replace(grammar, source=as_lark(grammar.source))
         compiled = compile_grammar(vocabulary, grammar)
     except InvalidRequest as refusal:
-        return Answer(refusal=refusal.message, source="")
+        return TrialResult(refusal=refusal.message, source="")
     outcome: list[str] = []
-    # With the stack of the thread that steps, or a smaller one: what overflows there overflows here.
+    # With at most the stack of the thread that steps: what overflows there overflows here.
     thread = threading.Thread(target=lambda: outcome.append(_walked(compiled, vocabulary.size)))
     thread.start()
     thread.join()
     reason = outcome[0] if outcome else "cannot be served: it cannot be matched"
-    return Answer(refusal=reason, source=grammar.source)
+    return TrialResult(refusal=reason, source=grammar.source)
 
 
 def _walked(compiled: Compiled, vocab_size: int) -> str:
-    """Texts of the language at random, as far as a few tokens go: no token may take long to find."""
+    """Generate random texts of a few tokens: no token may take long to compute."""
     mask = np.zeros(mask_words(vocab_size), np.int32)
     draws = random.Random(0)
     for _ in range(WALKS):

@@ -1,1 +1,1 @@
-"""What this machine can do at most, measured: bandwidth, FLOPs, and the step sizes that follow."""
+"""The machine's measured limits (bandwidth, FLOP/s) and the step sizes that follow from them."""

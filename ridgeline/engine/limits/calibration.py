@@ -1,8 +1,8 @@
-"""What `ridgeline doctor --calibrate` found out about this machine, and the file that keeps it.
+"""The results of `ridgeline doctor --calibrate` for this machine, and the file that stores them.
 
 One JSON file per machine (processor, threads, instruction set, library version) in the cache directory. The
-engine reads ceilings and step sizes from it at start; `calibrate` measures and writes it. A file that is
-damaged, or of another machine, is ignored with a warning: it never stops a start.
+engine reads ceilings and step sizes from it at start; `calibrate` measures and writes it. A damaged file, or
+one from another machine, is ignored with a warning: it never prevents a start.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 FILE_VERSION = 1
-DEFAULT_STEP_TOKENS = (
-    256  # where nothing was calibrated: larger steps multiply no faster, and all wait longer
-)
-# The width that most weights have, up to so many bits on average; embeddings often have more than the rest.
+DEFAULT_STEP_TOKENS = 256  # without a calibration: larger steps multiply no faster and increase latency
+# Nominal width by average bits per weight; embeddings are often wider than the rest.
 _WIDTHS = {6.5: 4, 12.0: 8, 24.0: 16, math.inf: 32}
 
 log = logging.getLogger(__name__)
@@ -38,12 +36,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a figure depends on besides the model; a calibration holds for exactly this."""
+    """What a measurement depends on besides the model; a calibration is valid for exactly this."""
 
     processor: str
     threads: int
     isa: str
-    abi: int  # of the native library: other kernels, other figures
+    abi: int  # of the native library: different kernels, different figures
 
     @property
     def key(self) -> str:
@@ -52,7 +50,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ReadRate:
-    """Reading a buffer of `bytes` again and again: small ones come from a cache, large ones from memory."""
+    """Reading a buffer of `bytes` repeatedly: small ones come from a cache, large ones from memory."""
 
     bytes: int
     bytes_per_s: float
@@ -63,19 +61,19 @@ class ReadRate:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Rates that no kernel can pass on this machine with these threads."""
+    """Rates that no kernel can exceed on this machine with these threads."""
 
     reads: tuple[ReadRate, ...]  # by size, smallest first
-    peaks: dict[str, float]  # operations per second by kind (float32, bfloat16, int8); only what there is
+    peaks: dict[str, float]  # operations per second by kind (float32, bfloat16, int8), where available
 
     def __post_init__(self) -> None:
         sizes = [read.bytes for read in self.reads]
         if not sizes or sizes != sorted(set(sizes)):
-            raise ValueError(f"read rates must be there, by size: {sizes}")
+            raise ValueError(f"read rates must be present and sorted by size, got {sizes}")
         _require_positive(**self.peaks)
 
     def read_bytes_per_s(self, model_bytes: int) -> float:
-        """The rate of reading a model of this size once per step, from the two sizes measured around it."""
+        """The rate of reading a model of this size once per step, interpolated between two measured sizes."""
         reads = self.reads
         if model_bytes <= reads[0].bytes:
             return reads[0].bytes_per_s
@@ -91,7 +89,7 @@ class Calibration:
     machine: Machine
     ceilings: Ceilings
     choices: dict[str, StepChoice] = field(default_factory=dict)  # by shape_class
-    costs: dict[str, StepCosts] = field(default_factory=dict)  # what each choice was made from
+    costs: dict[str, StepCosts] = field(default_factory=dict)  # the measurements behind each choice
     version: int = FILE_VERSION
 
     def choice(self, parameters: int, weights_bytes: int) -> StepChoice | None:
@@ -99,10 +97,10 @@ class Calibration:
 
 
 def shape_class(parameters: int, weights_bytes: int) -> str:
-    """Models that share step sizes: within a factor of two in parameters, and stored in as many bits.
+    """Models that share step sizes: within a factor of two in parameters, and with the same bits per weight.
 
-    The best chunk is where a step's multiplications outweigh the reading of its weights, and that depends on
-    bits per weight first, and on the matrices' size a little.
+    The best chunk is where a step's multiplications outweigh reading its weights. That depends mostly on bits
+    per weight, and a little on the size of the matrices.
     """
     least = 2 ** math.floor(math.log2(parameters))
     stored = 8 * weights_bytes / parameters
@@ -111,38 +109,38 @@ def shape_class(parameters: int, weights_bytes: int) -> str:
 
 
 def this_machine(threads: int | None = None) -> Machine:
-    """Raises what the native library raises where it does not load."""
+    """Raises the native library's error if it does not load."""
 
     return Machine(processor_name(), threads or usable_cpus(), choose_isa(), ABI_VERSION)
 
 
 def load_calibration(machine: Machine | None = None) -> Calibration | None:
-    """What was stored for this machine (default: the one this runs on), or None where nothing of use was."""
+    """The stored calibration of this machine (default: the current one), or None."""
     try:
         machine = machine or this_machine()
     except NativeUnavailable:
-        return None  # without the library there is nothing it could have measured
+        return None  # without the library there is no calibration
     path = calibration_file(machine)
     try:
         return _read(path, machine)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("%s is ignored: %s. To measure again: ridgeline doctor --calibrate", path, error)
+        log.warning("ignoring %s: %s. Run `ridgeline doctor --calibrate` to measure again", path, error)
         return None
 
 
 def _read(path: Path, machine: Machine) -> Calibration:
     found = typed_json.decode(path.read_bytes(), Calibration)
     if found.version != FILE_VERSION:
-        raise ValueError(f"it was written as version {found.version}, this is version {FILE_VERSION}")
+        raise ValueError(f"it has version {found.version}, but version {FILE_VERSION} is needed")
     if found.machine != machine:
-        raise ValueError(f"it is of another machine, {found.machine}")
+        raise ValueError(f"it was made on another machine, {found.machine}")
     return found
 
 
 def store_calibration(calibration: Calibration) -> Path:
-    """Write the file whole or not at all: a reader never sees half of it."""
+    """Write the file atomically: a reader never sees a partial file."""
     path = calibration_file(calibration.machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = typed_json.encode(calibration, indent=2)
@@ -166,7 +164,7 @@ def calibration_file(machine: Machine) -> Path:
 def _require_positive(**values: float) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} is {value}, not a positive number")
+            raise ValueError(f"{name} must be a positive number, got {value}")
 
 
 def _count(number: int) -> str:

@@ -1,7 +1,7 @@
-"""Measuring a machine's rate until it is stable, within a small budget. No torch; called by `limits`.
+"""Measures a machine's rate until it is stable, within a small time budget. No torch; called by `limits`.
 
-Other programs only ever lower a rate. So the best of repeats counts, and it is sure where the two best agree
-and the measuring threads had their cores. A rate that does not settle within the budget has an uncertainty.
+Other programs only lower a rate. So the best of the repeats counts, and it is certain if the two best agree
+and the measuring threads had their cores. A rate that does not settle in time has an uncertainty.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 BUDGET_S = 0.25
 FEWEST = 2
-ALIKE = 0.05  # by which the two best may differ
-STARVED = 0.5  # of its cores: a measurement that had less of them measured the other programs
-UNCERTAIN = 0.1  # from this on, figures are shown with a "~"
+ALIKE = 0.05  # most relative difference between the two best
+STARVED = 0.5  # fraction of its cores: with less, a measurement shows the other programs
+UNCERTAIN = 0.1  # from here on, figures are shown with a "~"
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """uncertainty: by which share it may be too low, as far as the measurements tell."""
+    """uncertainty: by what fraction it may be too low, as far as the measurements show."""
 
     per_s: float
     uncertainty: float
@@ -27,7 +27,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Seconds that passed, and seconds of CPU that this process had."""
+    """Elapsed seconds, and CPU seconds of this process."""
 
     wall: Callable[[], float] = time.perf_counter
     cpu: Callable[[], float] = time.process_time
@@ -39,10 +39,10 @@ def steady_rate(
     budget_s: float = BUDGET_S,
     clock: Clock | None = None,
 ) -> Rate:
-    """The best of repeats: until the two best agree, or the budget is spent.
+    """The best of repeats, until the two best agree or the budget is spent.
 
-    threads: that compute for all of the measurement, so that their CPU time tells whether they had their
-    cores; None: they wait for each other or for memory, and it does not
+    threads: threads that compute during the whole measurement, so that CPU time shows whether they had their
+    cores; None: they wait for each other or for memory, and CPU time shows nothing
     """
     clock = clock or Clock()
     began = clock.wall()

@@ -1,13 +1,13 @@
-"""From measured step times to step sizes: the cost curve, and which budget and chunk serve best. Pure logic.
+"""Chooses step sizes from measured step times: the cost curve, the budget and the chunk. Pure logic.
 
-`calibrate` measures the steps, this module chooses, `calibration` keeps the choice. A larger chunk uses the
-processor better; a smaller one keeps those waiting less who decode beside it. The rules, in their order:
+`calibrate` measures the steps, this module chooses, `calibration` stores the choice. A larger chunk uses the
+processor better; a smaller one delays concurrent decodes less. The rules, in order:
 
 1. the smallest chunk with 95 % of the best prefill rate;
-2. but no larger than a full step may last: 8 times as long as a step of 8 decodes alone, or 0.2 s;
+2. but a full step lasts at most 8 times as long as a step of 8 decodes alone, or 0.2 s;
 3. but never a chunk with less than 75 % of the best prefill rate.
 
-A step that took longer than a larger one was disturbed, so the larger one's time counts for it.
+A step that took longer than a larger one was disturbed, so the larger one's time is used for it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from typing import NamedTuple
 
 ENOUGH = 0.95  # of the best prefill rate
 LEAST = 0.75
-STRETCH = 8.0  # how many times its own step a decode may wait while others prefill
-UNNOTICED_S = 0.2  # but a wait this short is always allowed: about the pace of reading
-BESIDE = 8  # decodes that run beside a prefill where waiting is counted
-MAX_DECODES = 64  # what a step has room for beside a full chunk; the engine's default of sequences
+STRETCH = 8.0  # how many times its own step time a decode may wait while others prefill
+UNNOTICED_S = 0.2  # a wait this short is always allowed: about reading speed
+BESIDE = 8  # decodes that run together with a prefill in this measurement
+MAX_DECODES = 64  # room in a step besides a full chunk; the engine's default number of sequences
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One kind of step: `decodes` sequences by a token each, and `chunk` prompt tokens of another."""
+    """One kind of step: `decodes` sequences with one token each, and `chunk` prompt tokens of another."""
 
     decodes: int
     chunk: int
     seconds: float
-    limit_seconds: float  # what the machine's ceilings allow
+    limit_seconds: float  # the time at the machine's ceilings
 
     def __post_init__(self) -> None:
         if self.decodes < 0 or self.chunk < 0 or self.tokens < 1:
-            raise ValueError(f"a step of {self.decodes} decodes and {self.chunk} prompt tokens cannot be")
+            raise ValueError(f"a step cannot have {self.decodes} decodes and {self.chunk} prompt tokens")
         if not (0 < self.seconds < float("inf") and 0 < self.limit_seconds < float("inf")):
-            raise ValueError(f"a step cannot take {self.seconds} s, nor {self.limit_seconds} s at best")
+            raise ValueError(
+                f"step times must be positive, got {self.seconds} s with a limit of {self.limit_seconds} s"
+            )
 
     @property
     def tokens(self) -> int:
@@ -54,22 +56,22 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """All that was measured of one model, each by growing size."""
+    """All measurements of one model, each sorted by size."""
 
-    prefill: tuple[StepCost, ...]  # chunks alone
-    decode: tuple[StepCost, ...]  # decodes alone
-    mixed: tuple[StepCost, ...]  # chunks beside BESIDE decodes
+    prefill: tuple[StepCost, ...]  # chunks only
+    decode: tuple[StepCost, ...]  # decodes only
+    mixed: tuple[StepCost, ...]  # chunks together with BESIDE decodes
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "mixed"):
             sizes = [cost.tokens for cost in getattr(self, name)]
             if not sizes or sizes != sorted(set(sizes)):
-                raise ValueError(f"{name} steps must be there, by size: {sizes}")
+                raise ValueError(f"{name} steps must be present and sorted by size, got {sizes}")
 
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """Step sizes for one class of models, with the sentence that says why."""
+    """Step sizes for one class of models, with the reason as a sentence."""
 
     step_tokens: int
     prefill_chunk: int
@@ -77,7 +79,7 @@ class StepChoice:
 
     def __post_init__(self) -> None:
         if not 1 <= self.prefill_chunk <= self.step_tokens:
-            raise ValueError(f"a chunk of {self.prefill_chunk} in a step of {self.step_tokens} cannot be")
+            raise ValueError(f"a chunk of {self.prefill_chunk} does not fit a step of {self.step_tokens}")
 
 
 class CostLine(NamedTuple):
@@ -91,7 +93,7 @@ class CostLine(NamedTuple):
 
 
 def fit_line(costs: Sequence[StepCost]) -> CostLine:
-    """Least squares of relative errors: a step of 2 ms counts as much as one of 600."""
+    """Least squares of relative errors: a step of 2 ms counts as much as one of 600 ms."""
     if len(costs) == 1:
         return CostLine(0.0, costs[0].seconds / costs[0].tokens)
     # Divided by the measured seconds: minimise Σ (fixed / s + per_token · t / s - 1)².
@@ -109,7 +111,7 @@ def fit_line(costs: Sequence[StepCost]) -> CostLine:
 
 
 def seconds_at(costs: Sequence[StepCost], tokens: int) -> float:
-    """The time of a step between two measured ones; beyond the largest, as the fitted line goes on."""
+    """The time of a step, interpolated between measured ones; beyond the largest, extrapolated."""
     before = costs[0]
     if tokens <= before.tokens:
         return before.seconds
@@ -122,7 +124,7 @@ def seconds_at(costs: Sequence[StepCost], tokens: int) -> float:
 
 
 def choose_steps(costs: StepCosts) -> StepChoice:
-    """The rules above. The budget leaves room for a whole chunk beside as many decodes as may run."""
+    """Apply the rules above. The budget has room for a whole chunk and as many decodes as may run."""
     costs = undisturbed(costs)
     best = max(cost.tokens_per_s for cost in costs.prefill)
     share = {cost.chunk: cost.tokens_per_s / best for cost in costs.prefill}
@@ -141,7 +143,7 @@ def choose_steps(costs: StepCosts) -> StepChoice:
 
 
 def undisturbed(costs: StepCosts) -> StepCosts:
-    """No step takes longer than one that does the same and more."""
+    """No step takes longer than a step that does the same work and more."""
     mixed = _rising(costs.mixed)
     beside = {cost.chunk: cost.seconds for cost in mixed}
     prefill = [
@@ -164,7 +166,7 @@ def step_budget(chunk: int) -> int:
 
 
 def _full_step_s(costs: StepCosts, chunk: int) -> float:
-    """The longest step there can be: filled to its budget while few decode and several prompts share it."""
+    """The longest possible step: filled to its budget by several prompts while few sequences decode."""
     return seconds_at(costs.mixed, step_budget(chunk))
 
 

@@ -1,4 +1,4 @@
-"""Measures what torch can do on this machine, for the limits of the torch backend and for `doctor`."""
+"""Measures what torch can do on this machine, for the torch backend's limits and for `doctor`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def matmul_rate(dtype: torch.dtype) -> float:
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
-    """Best of a few repeats: interference only ever makes a ceiling look lower."""
+    """The best of a few repeats: interference only lowers a measured ceiling."""
     best = float("inf")
     for _ in range(REPEATS):
         started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""The engine process and its messages with the front, over a local socket."""
+"""The engine process and its messages with the server process, over a local socket."""

@@ -1,6 +1,6 @@
-"""What the front and the engine process say to each other: frozen types, msgpack, length-prefixed frames.
+"""Messages between the server (the front) and the engine process: frozen types, msgpack, length-prefixed.
 
-The request and its results are the engine's own dataclasses; these structs are only their envelopes.
+Requests and results are the engine's own dataclasses; these structs are their envelopes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MAX_FRAME_BYTES = 256 << 20
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Front → engine: run this. Answered by Outputs with its deltas, or by Refused."""
+    """Front → engine: run this request. Answered by Outputs with its deltas, or by Refused."""
 
     request: Request
 
 
 class Embed(msgspec.Struct, frozen=True, tag=True):
-    """Front → engine of an encoder: compute these texts. Answered by Embedded, once or more, or by Refused.
+    """Front → encoder engine: compute these texts. Answered by one or more Embedded, or by Refused.
 
-    want: a vector per text, a vector per token, or (of a cross-encoder) a score per text.
+    want: a vector per text, a vector per token, or (for a cross-encoder) a score per text.
     """
 
     request_id: str
-    tokens: bytes  # int32, one text after the other
+    tokens: bytes  # int32, texts concatenated
     lengths: list[int]  # of the texts, in tokens
     types: bytes = b""  # one per token; empty: all 0
     want: Literal["vector", "tokens", "score"] = "vector"
@@ -41,9 +41,9 @@ class Embed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Front → engine: nobody waits for this request (or this one sample of it) any more.
+    """Front → engine: abort this request, or one sample of it.
 
-    Answered by the deltas of its end, if it had not ended yet.
+    Answered by the deltas of its end, unless it had already ended.
     """
 
     request_id: str
@@ -64,14 +64,14 @@ class DumpSteps(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Front → engine: leave the loop and exit 0."""
+    """Front → engine: stop the loop and exit with status 0."""
 
 
 ToEngine = Submit | Embed | Abort | Ping | DumpSteps | Stop
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """Engine → front, once per connection: ready, and what it can do."""
+    """Engine → front, once per connection: the engine is ready, with its capabilities."""
 
     pid: int
     model: str
@@ -83,33 +83,33 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     block_size: int
     seconds: dict[str, float]  # start-up budget: import, weights, warm-up, …
     bytes: dict[str, int]  # memory receipt: weights, kv, rest
-    limits: dict[str, float]  # physical limits the figures stand beside; empty where none is known
-    notes: tuple[str, ...] = ()  # why this backend, what a setting costs; for people
+    limits: dict[str, float]  # physical limits to compare figures with; empty if unknown
+    notes: tuple[str, ...] = ()  # why this backend, what a setting costs; for the start-up message
     task: Literal["generate", "embed"] = "generate"
-    vector_size: int = 0  # of an encoder
-    sampling: SamplingDefaults = NO_DEFAULTS  # of requests that leave it out
-    scores_pairs: bool = False  # an encoder that was trained to score pairs of texts: a cross-encoder
+    vector_size: int = 0  # encoders only
+    sampling: SamplingDefaults = NO_DEFAULTS  # for requests that do not set them
+    scores_pairs: bool = False  # a cross-encoder: trained to score pairs of texts
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """Engine → front: one message per step, everything that step added, and the engine's figures."""
+    """Engine → front: one message per step: everything the step added, and the engine's statistics."""
 
     deltas: list[SeqDelta]
     stats: EngineStats
 
 
 class Embedded(msgspec.Struct, frozen=True, tag=True):
-    """Engine → front: some rows of an Embed's answer, in any order; it has ended when all have come."""
+    """Engine → front: some rows of an Embed's answer, in any order; complete when all rows have arrived."""
 
     request_id: str
-    row: int  # the first of them
-    values: bytes  # float32, row after row
+    row: int  # index of the first row
+    values: bytes  # float32, rows concatenated
     stats: EngineStats
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Engine → front: this request was not accepted. kind: 'invalid' or 'full'; 'failed' where computing its
-    texts failed."""
+    """Engine → front: the request was rejected. kind: 'invalid' or 'full'; 'failed' if computing its texts
+    failed."""
 
     request_id: str
     kind: str
@@ -133,7 +133,7 @@ ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump
 
 
 def refusal(request_id: str, error: EngineError) -> Refused:
-    """Why a request was not accepted, as the front is told; any other error is not the request's."""
+    """The message that rejects a request for this error; other errors are not the request's."""
     match error:
         case QueueFull():
             return Refused(request_id, "full", waiting=error.waiting, retry_after_s=error.retry_after_s)
@@ -148,7 +148,7 @@ _to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 
 
 def frame(message: ToEngine | ToFront) -> bytes:
-    """The message as it goes over the socket: four bytes of length, then msgpack."""
+    """The message in wire format: four bytes of length, then msgpack."""
     body = _encoder.encode(message)
     return FRAME_HEADER.pack(len(body)) + body
 

@@ -1,6 +1,6 @@
-"""PackedTexts: token ids of many texts as they go to an encoder's engine.
+"""PackedTexts: token ids of many texts in the form sent to an encoder engine.
 
-Made beside the event loop, not on it: half a million ids take some 20 ms to pack.
+Built outside the event loop: packing half a million ids takes about 20 ms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 
 @dataclass(frozen=True, slots=True)
 class PackedTexts:
-    tokens: bytes  # int32, one text after the other
+    tokens: bytes  # int32, texts concatenated
     lengths: list[int]
     types: bytes = b""  # one per token; empty: all 0
 

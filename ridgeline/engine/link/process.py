@@ -1,7 +1,7 @@
 """The engine process: receive, schedule, execute, publish; a plain loop around EngineCore.
 
-Started by the front's supervisor as `python -m ridgeline.engine.link.process`. It holds no text: token ids
-come in, token ids go out. It leaves when told to, or when the process that started it is gone.
+Started by the server's supervisor as `python -m ridgeline.engine.link.process`. It handles no text: token ids
+in, token ids out. It exits when told to, or when the process that started it has exited.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ IDLE_WAIT_S = 0.5
 
 
 class EngineLoop:
-    """Owns the core and the socket. Requests are known inside by 'connection:request id'."""
+    """Owns the core and the socket. Internal request names are 'connection:request id'."""
 
     def __init__(self, built: BuiltEngine, socket: EngineSocket, model: str, parent: int) -> None:
         self._built = built
         self._core = built.core
         self._socket = socket
         self._model = model
-        self._parent = parent  # the front that started this process; it may die while the weights load
-        self._owners: dict[str, tuple[int, str]] = {}  # open requests → connection, and their name there
-        self._open_samples: dict[str, int] = {}  # open requests → samples not finished yet
+        self._parent = parent  # the process that started this one; it may exit while the weights load
+        self._owners: dict[str, tuple[int, str]] = {}  # open requests → connection, and their id there
+        self._open_samples: dict[str, int] = {}  # open requests → unfinished samples
         self._stopping = False
-        self._patience_s = 0.0  # none while there may be something to do in idle moments
+        self._idle_timeout_s = 0.0  # 0 while there may be idle work to do
         if self._core.grammars is not None:
             self._core.grammars.on_done = lambda: socket.inbox.put((-1, Woken()))
 
@@ -79,15 +79,17 @@ class EngineLoop:
             if self._core.has_work:
                 self._publish(self._core.step())
             else:
-                self._patience_s = 0.0 if self._core.idle() else IDLE_WAIT_S
+                self._idle_timeout_s = 0.0 if self._core.idle() else IDLE_WAIT_S
                 if os.getppid() != self._parent:
-                    log.warning("the front is gone; leaving")
+                    log.warning("the server process has exited; stopping")
                     return
         self._socket.flush(timeout_s=1.0)
 
     def _receive(self) -> None:
-        """Take everything that has arrived; wait only when there is nothing else to do."""
-        for connection, message in self._socket.arrived(None if self._core.has_work else self._patience_s):
+        """Handle everything that has arrived; block only when there is nothing else to do."""
+        for connection, message in self._socket.arrived(
+            None if self._core.has_work else self._idle_timeout_s
+        ):
             self._handle(connection, message)
 
     def _handle(self, connection: int, message: ToEngine | Opened | Closed | Woken) -> None:
@@ -95,7 +97,9 @@ class EngineLoop:
             case Submit(request):
                 self._submit(connection, request)
             case Embed(request_id):
-                unsuitable = InvalidRequest("model", f"{self._model} generates text; it makes no embeddings")
+                unsuitable = InvalidRequest(
+                    "model", f"{self._model} generates text and cannot compute embeddings"
+                )
                 self._socket.send(connection, refusal(request_id, unsuitable))
             case Abort(request_id, index):
                 self._publish(self._core.abort(f"{connection}:{request_id}", index))
@@ -164,7 +168,7 @@ class EngineLoop:
 def main() -> int:
     args = _arguments()
     logs.setup(args.log_level, args.log_format)
-    # The front decides when the engine ends; a Ctrl-C in the terminal reaches the whole process group.
+    # The server decides when the engine stops; a Ctrl-C in the terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stacks = Path(args.stacks).open("w")  # noqa: SIM115 (open to the end; the supervisor logs what it holds)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -177,11 +181,11 @@ def main() -> int:
         if is_encoder(path):
             loop = _encoder_loop(config, path, budget, args)
         else:
-            built = build_engine(config, path, budget, for_strangers=True)
+            built = build_engine(config, path, budget, untrusted_grammars=True)
     except (ModelError, EngineError) as error:
         logs.fail(f"ridgeline: {error}")
         return EXIT_CANNOT_START
-    gc.freeze()  # what was made until now stays; looking through it again would hold up a step
+    gc.freeze()  # objects created so far stay alive; scanning them again would delay a step
     if loop is None:
         loop = EngineLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent)
     loop.run()
@@ -200,7 +204,7 @@ def _encoder_loop(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="One engine behind a Unix socket (started by ridgeline serve)"
+        description="Run one engine behind a Unix socket (started by ridgeline serve)"
     )
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
     parser.add_argument(
@@ -209,7 +213,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--path", required=True, help="model directory or GGUF file")
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument(
-        "--parent", type=int, required=True, help="process id of the front; leave when it does"
+        "--parent", type=int, required=True, help="process id of the server; exit when it exits"
     )
     parser.add_argument("--started", type=float, required=True, help="monotonic time of the start")
     parser.add_argument("--log-level", default="info")

@@ -1,7 +1,7 @@
-"""The engine's end of the local socket: frames go out as they are said, a thread reads frames into an inbox.
+"""The engine's end of the local socket: sends frames at once; a thread reads incoming frames into an inbox.
 
-The engine loop never waits for a front: what the kernel does not take at once the thread writes later, and a
-slow front only grows its own buffer. Connections are numbered; the inbox tells the loop of a closed one.
+The engine loop never waits for a client: the thread later writes what the kernel does not accept at once, and
+a slow client only grows its own buffer. Connections are numbered; the inbox reports closed ones.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ridgeline.engine.link.messages import (
 
 log = logging.getLogger(__name__)
 
-ACCEPT_PAUSE_S = 0.5  # after a failed accept(): the cause, such as too many open files, rarely goes at once
+ACCEPT_PAUSE_S = 0.5  # after a failed accept(): causes such as too many open files rarely go away at once
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A front connected."""
+    """A client connected."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A front went away; whatever it asked for is wanted by nobody."""
+    """A client disconnected; its requests are aborted."""
 
 
 @dataclass(frozen=True)
 class Woken:
-    """Something inside the engine is ready: nobody said anything, but the loop should look around."""
+    """Wakes the loop because something inside the engine is ready. Not a message."""
 
 
 InboxItem = tuple[int, ToEngine | Opened | Closed | Woken]
@@ -78,43 +78,43 @@ class EngineSocket:
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
         threading.Thread(target=self._run, name="engine-socket", daemon=True).start()
 
-    def arrived(self, patience_s: float | None) -> Iterator[InboxItem]:
-        """Everything that has arrived; the first is waited for so long, with None not at all."""
+    def arrived(self, timeout_s: float | None) -> Iterator[InboxItem]:
+        """Everything that has arrived. Waits up to `timeout_s` for the first; None: does not wait."""
         try:
-            if patience_s is not None:
-                yield self.inbox.get(timeout=patience_s)
+            if timeout_s is not None:
+                yield self.inbox.get(timeout=timeout_s)
             while True:
                 yield self.inbox.get_nowait()
         except queue.Empty:
             return
 
     def send(self, number: int, message: ToFront) -> None:
-        """Hand a message to the kernel, or queue what it does not take at once.
+        """Write a message to the socket, or queue what the kernel does not accept at once.
 
-        Silently dropped if that front is gone (Closed is in the inbox by then).
+        Dropped silently if the client has disconnected (Closed is in the inbox by then).
         """
         data = frame(message)
         with self._lock:
             connection = self._connections.get(number)
             if connection is None:
                 return
-            if connection.to_send:  # the thread is at it, and the order must stay
+            if connection.to_send:  # the thread is writing, and the order must be kept
                 connection.to_send += data
                 return
-            # The thread is spared: waking it costs more than the write itself.
+            # Not in the thread: waking it costs more than the write itself.
             try:
                 sent = connection.socket.send(data)
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # it is gone: the thread reads of it, and tells
+                return  # disconnected: the thread reads that and reports it
             if sent == len(data):
                 return
             connection.to_send += data[sent:]
         os.write(self._wake_write, b"w")
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything queued was handed to the kernel, at most `timeout_s`."""
+        """Wait until everything queued was written, at most `timeout_s`."""
         pause = threading.Event()
         for _ in range(int(timeout_s / 0.005)):
             with self._lock:
@@ -137,7 +137,7 @@ class EngineSocket:
                     self._serve(key.data, events)
 
     def _watch_writable(self) -> None:
-        """Ask for writability only where something waits to be written."""
+        """Watch for writability only where data is queued."""
         for number, connection in self._connections.items():
             with self._lock:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.to_send else 0)
@@ -161,9 +161,9 @@ class EngineSocket:
             connected, _ = self._listener.accept()
             connected.setblocking(False)
             self._selector.register(connected, selectors.EVENT_READ, number)
-        except OSError as error:  # EMFILE, ENFILE, ENOMEM, or a front that left while it was queued
-            log.error("cannot accept a connection: %s; trying again in %.1f s", error, ACCEPT_PAUSE_S)
-            # The front stays in the backlog and the listener readable: watching it would spin.
+        except OSError as error:  # EMFILE, ENFILE, ENOMEM, or a client that left the backlog
+            log.error("cannot accept a connection: %s; retrying in %.1f s", error, ACCEPT_PAUSE_S)
+            # The client stays in the backlog and the listener readable: watching it would spin.
             self._selector.unregister(self._listener)
             self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
             return
@@ -182,13 +182,14 @@ class EngineSocket:
             if events & selectors.EVENT_READ:
                 data = connection.socket.recv(1 << 18)
                 if not data:
-                    raise ConnectionError("closed by the front")
+                    raise ConnectionError("closed by the client")
                 connection.received += data
                 self._deliver(number, connection.received)
         except BlockingIOError:
             pass
-        except Exception as error:  # gone, or sent what is not a message of ours: this thread serves others
-            log.info("front %d is dropped: %s", number, error)
+        # Disconnected, or sent an invalid message; the thread continues for the others.
+        except Exception as error:
+            log.info("dropped connection %d: %s", number, error)
             self._drop(number)
 
     def _deliver(self, number: int, received: bytearray) -> None:

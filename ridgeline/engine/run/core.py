@@ -1,7 +1,7 @@
-"""EngineCore: scheduler and runner in one loop body, with the engine's own figures.
+"""EngineCore: the body of the engine's loop: scheduler, runner and the engine's own metrics.
 
-Driven by `process` (one engine behind a socket) and by `llm` (in the caller's process). `step()` is one turn
-of the loop, plain or overlapped; it waits for nothing but the device, and talks to nobody.
+Driven by `process` (one engine behind a socket) and by `llm` (in the caller's process). `step()` is one
+iteration of the loop, plain or overlapped. It waits only for the device and does no other I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory, EngineError, InvalidRequest, QueueFull
 from ridgeline.engine.grammar.compiler import GrammarCompiler
-from ridgeline.engine.grammar.grammar_queue import Anteroom
+from ridgeline.engine.grammar.grammar_queue import GrammarQueue
 from ridgeline.engine.plan.intake import refuse_unservable
 from ridgeline.engine.plan.request import FinishReason, Request, SeqState
 from ridgeline.engine.plan.scheduler import Scheduler
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Flight:
-    """A step on its way through the runner."""
+class StepInFlight:
+    """A step launched on the runner and not yet applied."""
 
     plan: StepPlan
     planned_from: float
@@ -47,10 +47,10 @@ class EngineCore:
         lookahead: int | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """lookahead: steps launched before the oldest in flight is read; None: as many as the runner likes.
-        A runner that computes at once never has any.
+        """lookahead: steps launched before the oldest in flight is read; None: the runner's own value.
+        It is always 0 for a runner that computes synchronously.
 
-        grammars: who compiles those of requests; without, none is served.
+        grammars: compiles the grammars of requests; without it, requests with a grammar are rejected.
         """
         self.scheduler = scheduler
         self.runner = runner
@@ -59,17 +59,17 @@ class EngineCore:
         self.last_step_end = 0.0
         self._checked = True  # nothing has changed since the last integrity check
         self.grammars = grammars
-        self._anteroom = Anteroom()  # requests whose grammar is being compiled
+        self._grammar_queue = GrammarQueue()  # requests whose grammar is being compiled
         self._device = runner if isinstance(runner, DeviceRunner) else None
-        self._flights: deque[Flight] = deque()  # launched, not yet collected
+        self._flights: deque[StepInFlight] = deque()  # launched, not yet collected
         most = self._device.lookahead if self._device else 0
         scheduler.lookahead = most if lookahead is None else min(lookahead, most)
 
     def add(self, request: Request) -> None:
-        """Queue the request, as soon as its grammar is compiled, if it has one.
+        """Queue the request, or, if it has a grammar, queue it once the grammar is compiled.
 
-        Raises InvalidRequest or QueueFull; then the engine is as it was. What is found out about a grammar
-        later is told by `admit_compiled`.
+        Raises InvalidRequest or QueueFull; the engine is then unchanged. Errors found later in a grammar are
+        returned by `admit_compiled`.
         """
         if request.params.grammar is None or request.compiled is not None:
             self._refuse_for_device(request)
@@ -78,7 +78,7 @@ class EngineCore:
             self._add_constrained(request)
 
     def refuse_unservable(self, request: Request) -> None:
-        """Raise InvalidRequest for a request that `add` never accepts, however short the queue is."""
+        """Raise InvalidRequest for a request that `add` never accepts, even with an empty queue."""
         self._refuse_for_device(request)
         refuse_unservable(request, self.scheduler.limits)
 
@@ -89,22 +89,22 @@ class EngineCore:
 
     def _add_constrained(self, request: Request) -> None:
         if self.grammars is None or request.params.grammar is None:
-            raise InvalidRequest("grammar", "cannot be served by this engine")
-        if request.request_id in self._anteroom:
+            raise InvalidRequest("grammar", "is not supported by this engine")
+        if request.request_id in self._grammar_queue:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
         self.refuse_unservable(request)
-        if len(self._anteroom) >= self.scheduler.limits.max_waiting:
-            raise QueueFull(len(self._anteroom), 1.0)
+        if len(self._grammar_queue) >= self.scheduler.limits.max_waiting:
+            raise QueueFull(len(self._grammar_queue), 1.0)
         compilation = self.grammars.begin(request.params.grammar)
         if compilation.done.is_set():
             self.scheduler.add(replace(request, compiled=compilation.result()))
         else:
-            self._anteroom.enter(request, compilation)
+            self._grammar_queue.add(request, compilation)
 
     def admit_compiled(self) -> list[tuple[str, EngineError]]:
-        """Queue the requests whose grammars have been compiled; returns those that are refused after all."""
+        """Queue the requests whose grammars are compiled. Returns those that are rejected after all."""
         refused: list[tuple[str, EngineError]] = []
-        for request, compilation in self._anteroom.ready():
+        for request, compilation in self._grammar_queue.pop_ready():
             try:
                 self.scheduler.add(replace(request, compiled=compilation.result()))
             except (InvalidRequest, QueueFull) as error:
@@ -112,14 +112,14 @@ class EngineCore:
         return refused
 
     def abort(self, request_id: str, index: int | None = None) -> list[SeqDelta]:
-        """Nobody waits for this request (or this one sample of it) any more.
+        """Abort this request, or one sample of it.
 
-        Unknown ids are ignored: it may just have finished.
+        Unknown ids are ignored: the request may just have finished.
         """
-        waited = self._anteroom.leave(request_id) if index is None else None
+        waited = self._grammar_queue.remove(request_id) if index is None else None
         if waited is not None and self.grammars is not None:
             request, compilation = waited
-            self.grammars.give_up(compilation)
+            self.grammars.cancel(compilation)
             return [
                 SeqDelta(request_id, sample, finish_reason=FinishReason.ABORT)
                 for sample in range(request.params.n)
@@ -131,8 +131,9 @@ class EngineCore:
         return self.scheduler.has_work
 
     def step(self) -> list[SeqDelta]:
-        """One turn of the loop. Returns what was added to each sequence; nothing yet, where a step was only
-        launched. Whatever interrupts it (Ctrl-C), no step stays in flight, and the books balance."""
+        """One iteration of the loop. Returns what was added to each sequence; empty if a step was only
+        launched. If it is interrupted (Ctrl-C), no step stays in flight and the scheduler stays
+        consistent."""
         try:
             if self._device is not None and self.scheduler.lookahead:
                 return self._overlapped_step(self._device)
@@ -158,10 +159,10 @@ class EngineCore:
         return self._land(flight, result)
 
     def _overlapped_step(self, device: DeviceRunner) -> list[SeqDelta]:
-        """Plan, launch, and only then read the step before: the device is never without work.
+        """Plan, launch, and only then read the previous step, so that the device always has work.
 
-        What a grammar allows next is known when its last token has been read: tokens are then chosen while
-        the forward pass is under way.
+        A grammar decides which tokens are allowed once its last token has been read, so tokens under a
+        grammar are sampled while the forward pass runs.
         """
         flight = self._plan()
         if flight is not None:
@@ -180,13 +181,13 @@ class EngineCore:
         return deltas
 
     def drain(self) -> list[SeqDelta]:
-        """Collect what is in flight and launch nothing more, for callers who leave the loop."""
+        """Collect the steps in flight and launch no more. Called by callers that leave the loop."""
         return self._collect_all(self._device) if self._device is not None else []
 
     def idle(self) -> bool:
-        """Called when there is nothing to do: the time to check that no block was lost.
+        """Called when there is nothing to do: checks that no block was lost.
 
-        True: the runner has more to do in idle moments.
+        Returns True if the runner has more idle work.
         """
         if not self._checked:
             self.scheduler.check_integrity()
@@ -195,36 +196,38 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
-        return replace(stats, waiting=stats.waiting + len(self._anteroom)) if self._anteroom else stats
+        return (
+            replace(stats, waiting=stats.waiting + len(self._grammar_queue)) if self._grammar_queue else stats
+        )
 
     # ── the parts of a step ──────────────────────────────────────────────────────────────────────────────
 
-    def _plan(self) -> Flight | None:
+    def _plan(self) -> StepInFlight | None:
         started = self._clock()
         plan = self.scheduler.schedule(started)
         for seq in plan.preempted:
-            if seq.background:  # as it should be
-                log.debug("%s gives way; %d tokens", seq.name, len(seq.tokens))
+            if seq.background:  # expected: background work yields to interactive work
+                log.debug("preempted background sequence %s; %d tokens", seq.name, len(seq.tokens))
                 continue
             log.warning(
-                "preempted %s: no KV block left; %d tokens will be computed again", seq.name, len(seq.tokens)
+                "preempted %s: no KV block left; %d tokens will be recomputed", seq.name, len(seq.tokens)
             )
-        return Flight(plan, started, self._clock()) if plan else None
+        return StepInFlight(plan, started, self._clock()) if plan else None
 
     def _collect(self, device: DeviceRunner) -> list[SeqDelta]:
-        """The oldest step in flight. If it failed, all its rows end: what it wrote cannot be known."""
+        """Collect the oldest step in flight. If it failed, all its rows end: their KV is undefined."""
         flight = self._flights.popleft()
         try:
             result = device.collect(flight.ticket)
         except DeviceLost:
             raise
         except Exception as error:
-            log.exception("step %d failed on the device; its sequences end", flight.plan.step_id)
+            log.exception("step %d failed on the device; ending its sequences", flight.plan.step_id)
             result = StepResult([RowResult(error=_failure(error))] * len(flight.plan.rows))
         return self._land(flight, result)
 
-    def _complete(self, flight: Flight, device: DeviceRunner) -> list[SeqDelta]:
-        """What of the newest step had to wait until the one before it was applied."""
+    def _complete(self, flight: StepInFlight, device: DeviceRunner) -> list[SeqDelta]:
+        """Finish the newest step: the part that needed the previous step to be applied first."""
         try:
             device.complete(flight.ticket)
         except DeviceLost:
@@ -234,9 +237,9 @@ class EngineCore:
             return self._recover(flight, error, device)
         return []
 
-    def _recover(self, flight: Flight, error: Exception, device: DeviceRunner) -> list[SeqDelta]:
-        """A step, the newest, could not be launched, or not all of it."""
-        deltas = self._collect_all(device)  # first: its rows may stand on what is in flight
+    def _recover(self, flight: StepInFlight, error: Exception, device: DeviceRunner) -> list[SeqDelta]:
+        """The newest step could not be launched, or only in part."""
+        deltas = self._collect_all(device)  # first: its rows may depend on what is in flight
         if isinstance(error, DeviceOutOfMemory):
             return deltas + self._shed(flight, error)
         return deltas + self._land(flight, self._execute_one_by_one(flight.plan))
@@ -247,24 +250,24 @@ class EngineCore:
             deltas += self._collect(device)
         return deltas
 
-    def _land(self, flight: Flight, result: StepResult) -> list[SeqDelta]:
+    def _land(self, flight: StepInFlight, result: StepResult) -> list[SeqDelta]:
         ended = self._clock()
         budget, before = self.scheduler.budget, self.scheduler.budget.tokens
         deltas = self.scheduler.apply(result, ended)
         if budget.tokens > before:
-            log.info("the device has had memory again: a step has at most %d tokens", budget.tokens)
+            log.info("steps have succeeded again: the step budget is back to %d tokens", budget.tokens)
         self.steps.append(_record(flight, self.last_step_end, ended))
         self.last_step_end = ended
         self._checked = False
         return deltas
 
-    def _shed(self, flight: Flight, error: DeviceOutOfMemory) -> list[SeqDelta]:
-        """Nothing else is in flight, and this step has no result."""
+    def _shed(self, flight: StepInFlight, error: DeviceOutOfMemory) -> list[SeqDelta]:
+        """No other step is in flight, and this one has no result."""
         deltas = self.scheduler.shed(self._clock())
         self._checked = False
         log.error(
-            "no memory on the device for step %d with %d rows, %d tokens (%s); a step has at most %d tokens"
-            " until %d steps have succeeded. A lower --max-running or --step-tokens avoids this",
+            "out of device memory in step %d with %d rows, %d tokens (%s); steps are limited to %d tokens"
+            " until %d steps have succeeded. Lower --max-running or --step-tokens to avoid this",
             flight.plan.step_id,
             len(flight.plan.rows),
             flight.plan.num_tokens,
@@ -275,14 +278,14 @@ class EngineCore:
         return deltas
 
     def _execute_one_by_one(self, plan: StepPlan) -> StepResult:
-        """A pass failed: its rows again, each alone. Only those that fail again end."""
+        """A forward pass failed: run its rows again, one at a time. Only rows that fail again end."""
         log.exception("step %d failed; running its %d rows one by one", plan.step_id, len(plan.rows))
         return StepResult([self._execute_row(plan, row) for row in plan.rows])
 
     def _execute_row(self, plan: StepPlan, row: StepRow) -> RowResult:
-        if row.seq.state is SeqState.FINISHED:  # by a step that was in flight before this one
+        if row.seq.state is SeqState.FINISHED:  # finished by a step that was in flight before this one
             return RowResult()
-        # Each with its own copies alone: those of others would undo what these have written into them.
+        # Each row with its own copies only: other rows' copies would overwrite what was written after them.
         copies = [copy for copy in plan.copies if copy.target in row.seq.block_table]
         alone = replace(plan, rows=[row], copies=copies, retired=[])
         try:
@@ -290,7 +293,7 @@ class EngineCore:
         except DeviceLost:
             raise
         except Exception as error:
-            log.exception("%s failed alone too; only it ends", row.seq.name)
+            log.exception("%s failed on its own too; ending only this sequence", row.seq.name)
             return RowResult(error=_failure(error))
 
 
@@ -298,7 +301,7 @@ def _failure(error: Exception) -> str:
     return f"the forward pass failed: {type(error).__name__}: {error}"
 
 
-def _record(flight: Flight, last_end: float, ended: float) -> StepRecord:
+def _record(flight: StepInFlight, last_end: float, ended: float) -> StepRecord:
     return StepRecord(
         flight.plan.step_id,
         flight.planned_from,

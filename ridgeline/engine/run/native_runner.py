@@ -1,7 +1,7 @@
 """NativeRunner: one call of the native library per StepPlan, with the plan's rows as flat int32 arrays.
 
-Building the arrays is the Python cost of every step, so no Python loop goes over the tokens or blocks of a
-row: lists are chained and taken over whole. torch is never imported here.
+Building the arrays is the Python cost of every step, so no Python loop iterates over the tokens or blocks of
+a row: whole lists are chained and converted. torch is never imported here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class StepArrays(NamedTuple):
-    """T tokens in R rows; L of the tokens need logits. As `NativeDecoder.execute` takes them."""
+    """T tokens in R rows; L of the tokens need logits. In the format of `NativeDecoder.execute`."""
 
     token_ids: Ints  # [T]
     positions: Ints  # [T]
     query_starts: Ints  # [R + 1]
-    block_tables: Ints  # [R, B], what lies beyond a row's own blocks is 0
+    block_tables: Ints  # [R, B], 0 beyond a row's own blocks
     logit_rows: Ints  # [L]
 
 
@@ -33,10 +33,10 @@ class NativeRunner:
     name = "native"
 
     def __init__(self, decoder: NativeDecoder, sampler: Sampler, max_rows: int) -> None:
-        """`max_rows`: sequences that commonly sample in one step; their logits have a buffer that stays."""
+        """`max_rows`: sequences that commonly sample in one step; a permanent buffer holds their logits."""
         self.decoder = decoder
         self._sampler = sampler
-        # Fresh pages for megabytes of logits would cost each step more than the sampling of them.
+        # Fresh pages for megabytes of logits would cost each step more than sampling them.
         self._logits = np.empty((max_rows, decoder.vocab), np.float32)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -47,14 +47,14 @@ class NativeRunner:
             best = self.decoder.best_tokens(*arrays)
             if -1 not in best:
                 return best_token_result(plan.rows, best)
-            # Somebody's logits are broken: computed again, for the sampler to see whose.
+            # A row has non-finite logits: compute them again so that the sampler can find it.
         wanted = len(arrays.logit_rows)
-        out = self._logits if wanted <= len(self._logits) else None  # prompt logprobs want many, once
+        out = self._logits if wanted <= len(self._logits) else None  # prompt logprobs need many rows, once
         return step_result(self._sampler, plan.rows, self.decoder.execute(*arrays, out))
 
 
 def step_arrays(rows: list[StepRow]) -> StepArrays:
-    # Lists to the end: with the caches full of a forward pass, every other function of numpy costs 20 µs.
+    # Lists up to here: after a forward pass the caches are cold, and each numpy call costs 20 µs.
     ends = list(accumulate(row.count for row in rows))
     tokens = chain.from_iterable(row.seq.tokens[row.start : row.start + row.count] for row in rows)
     positions = chain.from_iterable(range(row.start, row.start + row.count) for row in rows)

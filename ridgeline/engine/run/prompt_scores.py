@@ -1,6 +1,6 @@
 """PromptScores: log-probabilities of a prompt's own tokens, computed in slices of the logits buffer.
 
-Used by the CUDA runner for rows that ask for it. Rare, so in plain torch.
+Used by the CUDA runner for rows that request them. Rare, so in plain torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.models.decoders.cuda import CudaDecoder
 
-SLICE = 16  # rows that are sorted together: it takes more memory than they do
+SLICE = 16  # rows sorted together: sorting takes more memory than the rows themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _scores(logits: Tensor, targets: Tensor, count: int) -> list[tuple[Tensor, .
     parts: list[tuple[Tensor, ...]] = []
     for first in range(0, len(logits), SLICE):
         some, wanted = logits[first : first + SLICE], targets[first : first + SLICE]
-        # Always so many rows, some of them zeros: torch then sums in one order, however many are scored.
+        # Always this many rows, padded with zeros, so that torch sums in the same order for any count.
         rows = torch.zeros(SLICE, logits.shape[1], dtype=torch.float32, device=logits.device)
         rows[: len(some)] = some
         norms = rows.logsumexp(dim=-1, keepdim=True)[: len(some)]
@@ -68,6 +68,7 @@ def _scores(logits: Tensor, targets: Tensor, count: int) -> list[tuple[Tensor, .
 def _best(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count == 0:
         return rows.new_zeros(len(rows), 0, dtype=torch.int64), rows[:, :0]
-    # Stable: of equal logits the lower id comes first.
+    # Stable: among equal logits the lower id comes first.
     values, ids = torch.sort(rows, dim=-1, descending=True, stable=True)
-    return ids[:, :count].clone(), values[:, :count].clone()  # not views, which would keep all of it
+    # Not views, which would keep the whole tensor alive.
+    return ids[:, :count].clone(), values[:, :count].clone()

@@ -1,7 +1,7 @@
 """Runner: owns the device state (weights, KV cache) and turns a StepPlan into one forward pass.
 
 It never decides what runs. One implementation per backend family: `native_runner` for the CPU library,
-`torch_runner` for the reference. What both do with the logits is here; nothing here imports either.
+`torch_runner` for the reference. Their common handling of logits is here; this module imports neither.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ridgeline.engine.run.sampler import Logits, Sampler
 
 
 class Runner(Protocol):
-    """What the engine needs of a backend."""
+    """The interface of a backend."""
 
     name: str
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's rows. KV writes are idempotent: a row may safely be executed again.
 
-        Before anything that can fail, a runner that keeps something for each sequence drops what it keeps
-        for those in `plan.retired`: nobody is named twice for one end.
+        A runner that keeps state per sequence first drops the state of those in `plan.retired`, before
+        anything that can fail: a sequence is reported as retired once.
         """
         ...
 
@@ -35,44 +35,45 @@ class DeviceRunner(Runner, Protocol):
     lookahead: int  # steps that may be launched before the oldest in flight is collected: 0 or 1
 
     def launch(self, plan: StepPlan) -> Any:
-        """Hand the plan to the device and return a ticket for its result, without waiting.
+        """Start the plan on the device and return a ticket for its result, without waiting.
 
-        Steps take effect in the order of their launches. No token or block table of its sequences is read
-        after this returns. Raises DeviceOutOfMemory where there is no memory for it, and DeviceLost where
-        the device is beyond help; after any other failure the plan may be launched again, whole or in parts.
+        Steps take effect in launch order. The tokens and block tables of its sequences are not read after
+        this returns. Raises DeviceOutOfMemory if the device lacks memory, and DeviceLost if it cannot
+        recover; after any other error the plan may be launched again, whole or in parts.
         """
         ...
 
     def complete(self, ticket: Any) -> None:
-        """All steps before this one have been applied: launch what had to wait for that, without waiting.
+        """Launch the part of the step that needed all earlier steps to be applied, without waiting.
 
-        That is the choice of tokens where a grammar must have seen the last one. Called once for each ticket,
-        before the next launch. Who has ended meanwhile is under no grammar any more. Fails as `launch` does.
+        That is the sampling of tokens under a grammar, which must have seen the last token. Called once for
+        each ticket, before the next launch. A sequence that finished since then has no mask. Fails like
+        `launch`.
         """
         ...
 
     def refusal(self, params: SamplingParams) -> tuple[str, str] | None:
-        """(field, why) where the device cannot serve these parameters; asked before a request is queued."""
+        """(field, reason) if the device cannot serve these parameters; called before a request is queued."""
         ...
 
     def collect(self, ticket: Any) -> StepResult:
-        """Wait for the step's result. Tickets come in the order of their launches; after a Ctrl-C never."""
+        """Wait for the step's result. Tickets are collected in launch order, or never after a Ctrl-C."""
         ...
 
     def idle(self) -> bool:
-        """There is nothing to compute: do a little of what can be done ahead. True: there is more of that."""
+        """Nothing to compute: do a small piece of work ahead. Returns True if there is more of it."""
         ...
 
 
 def logits_from(row: StepRow) -> int | None:
-    """The first of the row's tokens whose logits are wanted, to its end: all, the last one, or none."""
+    """The first of the row's tokens whose logits are needed, up to its end: all, the last one, or none."""
     if row.prompt_logprobs:
         return 0
     return row.count - 1 if row.samplers else None
 
 
 def logit_spans(rows: list[StepRow]) -> list[range]:
-    """For each row, which rows of the step's logits are its own."""
+    """For each row, its rows of the step's logits."""
     spans: list[range] = []
     end = 0
     for row in rows:
@@ -83,7 +84,7 @@ def logit_spans(rows: list[StepRow]) -> list[range]:
 
 
 def want_best_tokens_alone(rows: list[StepRow]) -> bool:
-    """Nobody in these rows needs more of the logits than which is the largest."""
+    """Whether every sequence in these rows needs only the best token."""
     for row in rows:
         if row.prompt_logprobs or any(len(seq.tokens) < seq.argmax_from for seq in row.samplers):
             return False
@@ -91,7 +92,7 @@ def want_best_tokens_alone(rows: list[StepRow]) -> bool:
 
 
 def best_token_result(rows: list[StepRow], best: list[int]) -> StepResult:
-    """What `step_result` gives where all want the best token alone; `best` is of the rows that sample."""
+    """The same as `step_result` if all rows need only the best token; `best` has the sampling rows."""
     tokens = iter(best)
     return StepResult(
         [RowResult([Sampled(next(tokens))] * len(row.samplers) if row.samplers else []) for row in rows]
@@ -99,7 +100,7 @@ def best_token_result(rows: list[StepRow], best: list[int]) -> StepResult:
 
 
 def step_result(sampler: Sampler, rows: list[StepRow], logits: Logits) -> StepResult:
-    """Sample every row that samples and score the prompts that asked for it. Logits are read, never kept."""
+    """Sample every row that samples and score the requested prompts. Logits are read, never kept."""
     spans = logit_spans(rows)
     picks: list[tuple[int, Sequence]] = []
     for row, span in zip(rows, spans, strict=True):

@@ -1,8 +1,8 @@
-"""From logits to tokens: one row per sampling sequence, each on its own so that a bad one harms no other.
+"""Sampler: turns logits into tokens, one row per sequence, each on its own so that an error affects only it.
 
-Called by the runner after the forward pass, unless a backend that finds best tokens itself was asked for
-nothing else. Rows that only want the best token take one batched argmax.
-Log-probabilities are those of the model itself (before bias, penalties and temperature).
+Called by the runner after the forward pass, except when the backend finds the best tokens itself and no row
+needs more. Rows that need only the best token share one batched argmax.
+Log-probabilities are the model's own (before bias, penalties and temperature).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sampler:
         ]
 
     def prompt_logprobs(self, logits: Logits, targets: list[int], count: int) -> list[TokenLogprob]:
-        """How likely each target was, given everything before it; row i of logits predicts targets[i]."""
+        """The log-probability of each target given its prefix; row i of logits predicts targets[i]."""
         return [logprob_of(row, token, count) for row, token in zip(logits, targets, strict=True)]
 
     def _sample_alone(self, row: FloatRow, seq: Sequence) -> Sampled:
@@ -59,7 +59,7 @@ class Sampler:
         except NoToken as reason:
             return Sampled(-1, error=str(reason))
         except Exception as error:
-            log.exception("sampling failed for %s; only this sequence ends", seq.name)
+            log.exception("sampling failed for %s; ending only this sequence", seq.name)
             return Sampled(-1, error=f"sampling failed: {type(error).__name__}: {error}")
 
     def _choose(self, row: FloatRow, seq: Sequence) -> Sampled:
@@ -79,10 +79,10 @@ class Sampler:
         return Sampled(token, logprob_of(row, token, params.logprobs))
 
     def _pick_allowed(self, logits: FloatRow, seq: Sequence, best: int) -> int:
-        """The pick among what the grammar lets come next. best: the best token of these logits."""
+        """Sample among the tokens that the grammar allows. best: the best token of these logits."""
         params = seq.params
         assert seq.matcher is not None
-        # Nearly always the model writes what it was asked to: then nobody else needs to be looked at.
+        # The best token is nearly always allowed: check it alone first.
         if (
             params.greedy
             and best not in seq.end_ids
@@ -93,7 +93,7 @@ class Sampler:
         if self._mask.size != mask_words(logits.size):
             self._mask = np.zeros(mask_words(logits.size), np.int32)
         fill_mask(seq, self._mask)
-        # Whoever is best of all, or wins the race of all, is that among the allowed too.
+        # A token that wins among all tokens also wins among the allowed ones.
         if params.greedy and allows(self._mask, best):
             return best
         tokens = few_allowed(self._mask)
@@ -106,9 +106,9 @@ class Sampler:
         return _pick(masked(logits, self._mask), seq)
 
     def _processed(self, row: FloatRow, seq: Sequence) -> Any:
-        """A changed copy of the row, or the row itself where nothing is asked for."""
+        """A changed copy of the row, or the row itself if no change is requested."""
         params = seq.params
-        too_short = seq.num_output < params.min_tokens and seq.matcher is None  # else the mask sees to it
+        too_short = seq.num_output < params.min_tokens and seq.matcher is None  # else the mask enforces it
         if not (params.logit_bias or params.needs_penalties or too_short):
             return row
         logits = row.copy()
@@ -141,7 +141,7 @@ def _pick(logits: FloatRow, seq: Sequence) -> int:
 
 
 def _pick_among(tokens: IntRow, logits: FloatRow, seq: Sequence) -> int:
-    """`_pick`, with all but these tokens barred."""
+    """`_pick` restricted to these tokens."""
     params = seq.params
     if params.greedy:
         return int(tokens[logits[tokens].argmax()])
@@ -158,10 +158,10 @@ def _pick_among(tokens: IntRow, logits: FloatRow, seq: Sequence) -> int:
 
 
 def _best_tokens(logits: Logits, rows: list[int]) -> dict[int, int]:
-    """The best token of each row; rows whose best is no number are left out."""
+    """The best token of each row; rows whose maximum is NaN are left out."""
     if not rows:
         return {}
-    if rows == list(range(rows[0], rows[0] + len(rows))):  # nearly always: then nothing is copied
+    if rows == list(range(rows[0], rows[0] + len(rows))):  # nearly always: avoids a copy
         best = logits[rows[0] : rows[0] + len(rows)].argmax(axis=1)
     else:
         best = np.array([logits[row].argmax() for row in rows])

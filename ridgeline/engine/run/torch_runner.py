@@ -1,4 +1,4 @@
-"""TorchRunner: the reference decoder behind a StepPlan, for what the native library does not serve."""
+"""TorchRunner: executes a StepPlan with the reference decoder, for models the native library lacks."""
 
 from __future__ import annotations
 

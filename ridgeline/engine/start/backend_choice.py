@@ -1,7 +1,7 @@
-"""Which backend serves a model: a GPU where one can be used, else the native library, else torch; always why.
+"""Chooses the backend for a model: a usable GPU, else the native library, else torch, with the reason.
 
 Called once by `build_engine`, before anything heavy is imported. Loading the native library takes
-milliseconds; torch and triton are only looked for, never imported here.
+milliseconds; torch and triton are only looked up, never imported here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.ops.cpu import library
 
 INSTALL_TORCH = "pip install 'ridgeline[torch]'"
-NO_GPU = "no GPU is visible here"
+NO_GPU = "no GPU is visible"
 
 Probe = Callable[[], Gpu | None]
 
@@ -26,28 +26,28 @@ Probe = Callable[[], Gpu | None]
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
     name: Literal["native", "torch", "cuda"]
-    reason: str = ""  # why not a better one, where nobody asked for this one
+    reason: str = ""  # why not a better one, if the user did not ask for this one
 
 
 def choose_backend(config: EngineConfig, spec: ModelSpec, probe: Probe = find_gpu) -> BackendChoice:
-    """Raises InvalidConfig where what was asked for cannot be had; nothing asked for is dropped silently."""
+    """Raises InvalidConfig if a requested setting is not available; no setting is dropped silently."""
     if config.backend == "torch":
-        _require_torch("--backend torch asks for it")
+        _require_torch("required by --backend torch")
         return BackendChoice("torch")
     not_cuda = why_not_cuda(config, probe) if config.backend != "native" else ""
     if not_cuda is None:
         return BackendChoice("cuda")
     if config.backend == "cuda":
-        raise InvalidConfig(f"--backend cuda cannot be had: {not_cuda}")
+        raise InvalidConfig(f"--backend cuda is not available: {not_cuda}")
     not_native = why_not_native(config, spec)
-    # That a machine has no GPU is nothing to speak of; that it has one and does not use it is.
+    # A machine without a GPU needs no note; a GPU that is not used does.
     idle_gpu = f"the GPU is not used: {not_cuda}" if not_cuda not in ("", NO_GPU) else ""
     if not_native is None:
         return BackendChoice("native", idle_gpu)
     if config.backend == "native":
-        raise InvalidConfig(f"--backend native cannot be had: {not_native}")
+        raise InvalidConfig(f"--backend native is not available: {not_native}")
     _refuse_what_torch_lacks(config, {"native": not_native, "cuda": not_cuda})
-    _require_torch(f"the native backend cannot be had ({not_native})")
+    _require_torch(f"the native backend is not available ({not_native})")
     return BackendChoice("torch", "; ".join(filter(None, (not_native, idle_gpu))))
 
 
@@ -64,7 +64,7 @@ def why_not_native(config: EngineConfig, spec: ModelSpec) -> str | None:
         library.choose_isa()
     except library.NativeUnavailable as error:
         return str(error)
-    except library.NativeError as error:  # RIDGELINE_ISA names what does not run here
+    except library.NativeError as error:  # RIDGELINE_ISA names an instruction set this CPU lacks
         raise InvalidConfig(str(error)) from error
     from ridgeline.models.weights.packed import native_refusal
 
@@ -75,9 +75,9 @@ def _refuse_what_torch_lacks(config: EngineConfig, reasons: dict[str, str]) -> N
     for flag, knowers in config.backend_settings.items():
         if "torch" not in knowers:
             whys = "; ".join(f"{backend}: {reasons[backend]}" for backend in knowers)
-            raise InvalidConfig(f"{flag} needs a backend that cannot be had: {whys}")
+            raise InvalidConfig(f"{flag} needs a backend that is not available: {whys}")
 
 
 def _require_torch(why: str) -> None:
     if importlib.util.find_spec("torch") is None:
-        raise BackendUnavailable(f"torch is needed here, and it is not installed: {why}. {INSTALL_TORCH}")
+        raise BackendUnavailable(f"torch is not installed ({why}). Install it: {INSTALL_TORCH}")

@@ -1,8 +1,7 @@
-"""From an EngineConfig to a running EngineCore: resolve, plan memory, load, warm up, with a budget of each.
+"""From an EngineConfig to a running EngineCore: resolve, plan memory, load, warm up, and time each stage.
 
-Used by the engine process and by the in-process `LLM`. Which backend serves is chosen here, by
-`backend_choice`; the backends' own parts are in `native_build`, `torch_build` and `cuda_build`, imported when
-chosen.
+Used by the engine process and by the in-process `LLM`. `backend_choice` chooses the backend; the backends'
+own parts are in `native_build`, `torch_build` and `cuda_build`, imported when chosen.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_RUNNING = 64
 CUDA_STEP_TOKENS, CUDA_MAX_RUNNING = 8192, 256
-BACKGROUND_TOKENS, CUDA_BACKGROUND_TOKENS = 8, 32  # what a step takes on at little cost
-WARM_UP_TOKENS = 8  # more would show nothing new, and hold up the start for as long as they are computed
+BACKGROUND_TOKENS, CUDA_BACKGROUND_TOKENS = 8, 32  # tokens that add little to a step's time
+WARM_UP_TOKENS = 8  # more would test nothing new and delay the start
 
 
 @dataclass
 class StartupBudget:
-    """Where the seconds and bytes of a start went; printed by whoever started it."""
+    """The seconds and bytes of each stage of a start; printed by the process that started it."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    _inner_s: float = 0.0  # of the stages within the one that is on
+    _inner_s: float = 0.0  # seconds of the stages nested in the current one
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """The time of a stage within another is the inner one's alone: all of them add up to the whole."""
+        """Time a stage. A nested stage's time is not counted twice: all stages add up to the total."""
         started, outer_s, self._inner_s = time.monotonic(), self._inner_s, 0.0
         self.seconds.setdefault(name, 0.0)
         yield
@@ -70,16 +69,16 @@ class BuiltEngine:
     plan: MemoryPlan
     backend: str  # native, torch or cuda
     dtype: str  # the weights' format
-    summary: str  # the backend with its units and formats, for people
-    notes: tuple[str, ...]  # why this backend, what a setting costs; for people
+    summary: str  # the backend with its units and formats, for the start-up message
+    notes: tuple[str, ...]  # why this backend, what a setting costs; for the start-up message
     budget: StartupBudget
     limits: dict[str, float]
-    sampling: SamplingDefaults = NO_DEFAULTS  # of requests that leave it out
-    memory: Callable[[], MemoryReceipt] | None = None  # of a GPU
+    sampling: SamplingDefaults = NO_DEFAULTS  # for requests that do not set them
+    memory: Callable[[], MemoryReceipt] | None = None  # GPU only
 
     @property
     def receipt(self) -> MemoryReceipt | None:
-        """A GPU's memory, planned and observed, as it is now and with the peaks so far."""
+        """A GPU's memory, planned and observed, now and with the peaks so far."""
         return None if self.memory is None else self.memory()
 
 
@@ -89,11 +88,11 @@ def build_engine(
     budget: StartupBudget | None = None,
     progress: Progress | None = None,
     *,
-    for_strangers: bool = False,
+    untrusted_grammars: bool = False,
 ) -> BuiltEngine:
-    """Everything from files on disk to a warm engine. The memory plan is made before weights are read.
+    """Build a warm engine from the files on disk. The memory plan is made before weights are read.
 
-    for_strangers: their grammars are tried out before they are trusted.
+    untrusted_grammars: compile each grammar in a child process first.
     """
     budget = budget or StartupBudget()
     with budget.stage("plan"):
@@ -103,7 +102,7 @@ def build_engine(
         choice = choose_backend(config, spec)
         backend = _backend_build(choice, config, path, spec, budget)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
-    grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, tries=for_strangers)
+    grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, untrusted=untrusted_grammars)
     with budget.stage("import"):
         backend.prepare()
     with budget.stage("plan"):
@@ -141,7 +140,7 @@ def build_engine(
 
 
 def checked_sampling_defaults(config: EngineConfig, path: Path) -> SamplingDefaults:
-    """Raises InvalidConfig where a request that takes them would be refused."""
+    """Raises InvalidConfig if a request that uses these defaults would be rejected."""
     known = find_known(config.model)
     defaults = sampling_defaults(
         path,
@@ -153,13 +152,13 @@ def checked_sampling_defaults(config: EngineConfig, path: Path) -> SamplingDefau
         SamplingParams(**defaults.values())
     except InvalidRequest as error:
         raise InvalidConfig(
-            f"{defaults.source}: {error}; --generation-config none leaves the file's defaults out"
+            f"{defaults.source}: {error}; --generation-config none ignores the file's defaults"
         ) from None
     return defaults
 
 
 def step_sizes(config: EngineConfig, choice: BackendChoice, spec: ModelSpec, weights_bytes: int) -> StepSizes:
-    """The step's budget and prefill chunk: as asked for, else as calibrated, else one default for both."""
+    """The step's budget and prefill chunk: as configured, else as calibrated, else one default for both."""
     step_tokens, chunk, running = config.step_tokens, config.prefill_chunk, config.max_running
     if choice.name == "cuda":
         step_tokens, running = step_tokens or CUDA_STEP_TOKENS, running or CUDA_MAX_RUNNING
@@ -219,15 +218,15 @@ def _core(
         eos_ids=spec.eos_ids,
         model_salt=f"{path}:{loaded.runner.name}:{loaded.weights}:{loaded.kv}",
     )
-    lookahead = None if config.overlap else 0  # None: as far as the runner likes
+    lookahead = None if config.overlap else 0  # None: the runner's own value
     return EngineCore(Scheduler(limits), loaded.runner, config.step_ring, lookahead=lookahead)
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
-    """One short request through the whole path: pages touched, thread pools started, kernels chosen.
+    """One short request through the whole path: touches pages, starts thread pools, selects kernels.
 
-    A backend that cannot answer it does not start. By a scheduler of its own, so that the real one's figures
-    begin at zero.
+    A backend that cannot answer it does not start. It uses a separate scheduler, so that the real one's
+    counters start at zero.
     """
     from ridgeline.engine.plan.scheduler import Scheduler
     from ridgeline.engine.run.core import EngineCore
@@ -240,6 +239,6 @@ def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
         for delta in warm.step():
             if delta.error is not None:
                 raise BackendUnavailable(f"the {core.runner.name} backend's first step failed: {delta.error}")
-    forget_all = getattr(core.runner, "forget_all", None)
-    if forget_all is not None:  # no plan of the real scheduler will say that this sequence has ended
-        forget_all()
+    drop_sequences = getattr(core.runner, "drop_sequences", None)
+    if drop_sequences is not None:  # no plan of the real scheduler will retire this sequence
+        drop_sequences()

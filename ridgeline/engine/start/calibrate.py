@@ -1,7 +1,7 @@
 """Measures this machine for `ridgeline doctor --calibrate`: its ceilings, then real steps of one model.
 
-Steps are planned by hand and executed by the engine's own runner, sampling included, on KV blocks filled
-before. What is chosen from the times is `step_costs`'s to say. Takes as long as it is given, no longer.
+Steps are planned here and executed by the engine's own runner, sampling included, on KV blocks filled
+beforehand. `step_costs` chooses step sizes from the times. Stays within its time budget.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ READ_SIZES = tuple(size * MIB for size in (16, 32, 64, 96, 128, 256, 512))  # ca
 PEAKS = {"float32": Peak.F32, "bfloat16": Peak.BF16, "int8": Peak.INT8}
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-DECODE_CONTEXT = 256  # tokens each decode looks back on
-CHUNK_CONTEXT = 1024  # tokens the middle of a chunk looks back on
-# What is measured, in this order, and about how long each takes.
+DECODE_CONTEXT = 256  # context of each decode, in tokens
+CHUNK_CONTEXT = 1024  # context of the middle of a chunk, in tokens
+# The stages in order, and about how many seconds each takes.
 STAGES = {
     "reading memory": 3.0,
     "multiplying": 1.2,
@@ -59,16 +59,16 @@ STAGES = {
     "prefill beside decodes": 6.0,
     "decode": 4.0,
 }
-LEAST_CHUNKS = 3  # sizes without which there is nothing to choose from
-MAX_ROUNDS = 7  # that each step is run at most, besides once to warm up
+LEAST_CHUNKS = 3  # fewer sizes do not allow a choice
+MAX_ROUNDS = 7  # most runs of each step, plus one to warm up
 
-Report = Callable[[str, float], None]  # what is measured now, and how much of it is done, 0 to 1
+Report = Callable[[str, float], None]  # current stage, and how much of it is done, 0 to 1
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration of one model found out, and where it is kept."""
+    """The result of calibrating one model, and the path of its file."""
 
     calibration: Calibration
     path: Path
@@ -78,24 +78,24 @@ class Calibrated:
 
 
 class StepShape(NamedTuple):
-    """A step to measure: sequences that decode, and one that prefills a chunk amid its prompt."""
+    """A step to measure: decoding sequences, and one that prefills a chunk in the middle of its prompt."""
 
     decodes: int
-    decode_context: int  # tokens each of them looks back on, its own included
+    decode_context: int  # context of each of them, its own token included
     chunk: int
     chunk_start: int
 
 
 class StepLimits(NamedTuple):
-    """What bounds a step: the weights it reads, the operations it does, and the rates of both."""
+    """The bounds of a step: the weights it reads, its operations, and the rates of both."""
 
-    step_bytes: float  # weights that a step with samples reads
+    step_bytes: float  # weights read by a step with samples
     kv_token_bytes: float  # keys and values of one token in all layers
     read_bytes_per_s: float
     flops_per_s: float
 
     def seconds(self, spec: ModelSpec, shape: StepShape) -> float:
-        """The least time of a step: reading and computing overlap at best."""
+        """The least time of a step: at best, reading and computing overlap."""
         kv_tokens = shape.decodes * spec.kv_tokens_seen(shape.decode_context) / spec.num_layers
         flops, weights = shape.decodes * spec.decode_flops(shape.decode_context), self.step_bytes
         if shape.chunk:
@@ -103,32 +103,30 @@ class StepLimits(NamedTuple):
             kv_tokens += spec.kv_tokens_seen(end) / spec.num_layers
             flops += shape.chunk * spec.matmul_flops_per_token
             flops += spec.attention_flops(shape.chunk, shape.chunk_start)
-        if not shape.decodes:  # nothing samples, so nothing reads the LM head
+        if not shape.decodes:  # no samples, so the LM head is not read
             weights *= spec.matmul_flops_per_token / (spec.matmul_flops_per_token + spec.lm_head_flops)
         read = weights + kv_tokens * self.kv_token_bytes
         return max(read / self.read_bytes_per_s, flops / self.flops_per_s)
 
 
 def calibrate_machine(threads: int | None, report: Report) -> Calibration:
-    """Measure the ceilings and keep them; choices made on the same machine before stay."""
+    """Measure and store the ceilings; earlier choices for the same machine are kept."""
     try:
         machine = this_machine(threads)
     except NativeUnavailable as error:
-        raise BackendUnavailable(
-            f"there is nothing to calibrate without the native library: {error}"
-        ) from error
-    except NativeError as error:  # RIDGELINE_ISA names what does not run here
+        raise BackendUnavailable(f"calibration needs the native library: {error}") from error
+    except NativeError as error:  # RIDGELINE_ISA names an instruction set this CPU lacks
         raise InvalidConfig(str(error)) from error
     known = load_calibration(machine)
     ceilings = measure_ceilings(machine, report)
     choices, costs = (known.choices, known.costs) if known else ({}, {})
     found = Calibration(machine, ceilings, choices, costs)
-    _store(found)  # before the steps: their limits are read from it, and a full disk is said at once
+    _store(found)  # before the steps: they read their limits from it, and a full disk is reported early
     return found
 
 
 def calibrate_model(model: str, path: Path, found: Calibration, report: Report) -> Calibrated:
-    """Measure steps of the model at `path`, choose its step sizes and keep them with the machine's."""
+    """Measure steps of the model at `path`, choose its step sizes and store them with the machine's."""
     from ridgeline.engine.start.build import build_engine
 
     report("loading the model", 0.0)
@@ -160,7 +158,7 @@ def _store(calibration: Calibration) -> Path:
         return store_calibration(calibration)
     except OSError as error:
         raise EngineError(
-            f"the calibration cannot be kept: {error}. RIDGELINE_CACHE names another directory"
+            f"cannot store the calibration: {error}. Set RIDGELINE_CACHE to another directory"
         ) from error
 
 
@@ -176,13 +174,13 @@ def measure_ceilings(machine: Machine, report: Report) -> Ceilings:
         report("multiplying", done / len(PEAKS))
         seconds = STAGES["multiplying"] / len(PEAKS)
         rate = _best_rate(partial(library.measure_peak, peak, machine.threads, machine.isa), seconds)
-        if rate > 0:  # the instruction set has such a unit
+        if rate > 0:  # the instruction set has this unit
             peaks[name] = rate
     return Ceilings(tuple(reads), peaks)
 
 
 def _best_rate(measure: Callable[[], float], seconds: float) -> float:
-    """The highest of repeated measurements: other work on the machine only ever lowers it."""
+    """The highest of repeated measurements: other work on the machine only lowers it."""
     best, deadline = measure(), time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         best = max(best, measure())
@@ -190,7 +188,7 @@ def _best_rate(measure: Callable[[], float], seconds: float) -> float:
 
 
 class TrialSteps:
-    """Steps of any size on a runner nobody else uses."""
+    """Steps of any size on a runner reserved for measuring."""
 
     def __init__(
         self, runner: Runner, spec: ModelSpec, num_blocks: int, block_size: int, max_context: int
@@ -205,9 +203,9 @@ class TrialSteps:
         self._fill()
 
     def shape(self, decodes: int, chunk: int) -> StepShape | None:
-        """None where the context or the cache is too small for it.
+        """None if the context or the cache is too small for it.
 
-        All chunks look back on as many tokens on average, or large ones would seem slow for their attention.
+        All chunks have the same average context; otherwise large ones would seem slow because of attention.
         """
         start = self._chunk_context - chunk // 2
         shape = StepShape(decodes, self._decode_context, chunk, start if chunk else 0)
@@ -228,7 +226,7 @@ class TrialSteps:
         self._runner.execute(plan)
 
     def _fill(self) -> None:
-        """Every block gets a real block's content: memory that nobody wrote to is not read from memory."""
+        """Fill every block with a real block's content: untouched pages are not read from memory."""
         seq = self._sequence(self._block_size, 0)
         plan = StepPlan(step_id=0, budget=self._block_size, rows=[StepRow(seq, 0, self._block_size)])
         self.run(plan)
@@ -257,7 +255,7 @@ class TrialSteps:
 
 
 def measure_costs(steps: TrialSteps, limits: StepLimits, report: Report) -> StepCosts:
-    """Chunks that would take too long are left out."""
+    """Measure the costs. Chunks that would take too long are left out."""
 
     def measure(what: str, sizes: Sequence[tuple[int, int]], needed: int) -> tuple[StepCost, ...]:
         shapes = [shape for size in sizes if (shape := steps.shape(*size)) is not None]
@@ -266,12 +264,12 @@ def measure_costs(steps: TrialSteps, limits: StepLimits, report: Report) -> Step
         if len(times) < min(needed, len(works)):
             raise EngineError(
                 f"too slow to calibrate: in {STAGES[what]:g} s only {len(times)} of {len(works)} sizes of "
-                f"{what} steps could be measured, the largest in {times[-1]:.1f} s. Step sizes stay as they "
-                "were; try again when the machine is idle"
+                f"{what} steps could be measured, the largest in {times[-1]:.1f} s. Step sizes are not "
+                "changed. Try again when the machine is idle"
             )
         return tuple(
             StepCost(shape.decodes, shape.chunk, took, limits.seconds(steps.spec, shape))
-            for shape, took in zip(shapes, times, strict=False)  # the slowest may not have been measured
+            for shape, took in zip(shapes, times, strict=False)  # the slowest may be missing
         )
 
     prefill = measure("prefill", [(0, chunk) for chunk in CHUNKS], LEAST_CHUNKS)
@@ -286,15 +284,15 @@ def measure_costs(steps: TrialSteps, limits: StepLimits, report: Report) -> Step
 def best_times(
     works: Sequence[Callable[[], object]], budget_s: float, report: Callable[[float], None], clock: Clock
 ) -> list[float]:
-    """The shortest time of each piece of work, smallest first; none of the last if they would take too long.
+    """The shortest time of each piece of work, smallest first; the last are skipped if they take too long.
 
-    Everything is done once, then again in rounds while there is time: what disturbs a moment of the machine
-    disturbs one run of each rather than all runs of one.
+    Each is run once, then again in rounds while there is time: a short disturbance then affects one run of
+    each rather than all runs of one.
     """
     begun = clock()
     best: list[float] = []
     for work in works:
-        # The next is at least as long as the last, and needs two runs: the first finds its caches cold.
+        # The next one takes at least as long as the last and needs two runs: the first has cold caches.
         if best and clock() - begun + 2 * best[-1] > budget_s:
             break
         work()

@@ -1,8 +1,8 @@
-"""Kernels of larger steps compiled while the engine serves, in a process of its own.
+"""Compiles the kernels of larger steps in a child process while the engine serves.
 
-Compiling holds Python's lock too often to share it with the thread that steps. The child rehearses the steps
-(see `cuda_warm`) and compiles what they launch into Triton's cache on disk, where the engine finds it when
-it first needs it. It opens no GPU: it is told which one to compile for. It never outlives the engine.
+Compiling holds the GIL too often to run in the engine's process. The child dry-runs the steps (see
+`run.cuda.warm`) and compiles what they launch into Triton's disk cache, where the engine finds it on first
+use. It opens no GPU: it is told the target architecture. It never outlives the engine.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# -P: a random.py in the current directory is the user's, not ours.
+# -P: do not import modules such as a user's random.py from the current directory.
 PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.start.compile_ahead")
 NICENESS = 10
 PARENT_POLL_S = 0.25
 
 
-def compile_ahead(rehearsal: dict[str, Any], decode_sizes: list[int]) -> None:
-    """Have the child compile what a `StepRehearsal` of these arguments launches; returns when it has ended.
-    Whatever goes wrong is a line in the log: the engine compiles for itself what it does not find."""
+def compile_ahead(dry_run: dict[str, Any], decode_sizes: list[int]) -> None:
+    """Let the child compile what a `StepDryRun` with these arguments launches; returns when it has ended.
+    Errors are only logged: the engine compiles what is missing from the cache."""
     try:
-        answer = _answer(pickle.dumps((os.getpid(), rehearsal, decode_sizes)))
+        answer = _answer(pickle.dumps((os.getpid(), dry_run, decode_sizes)))
     except Exception as error:
-        log.warning("kernels could not be compiled ahead: %s", _in_a_line(error))
+        log.warning("could not compile kernels ahead: %s", _in_a_line(error))
         return
     log.info("%d kernels compiled ahead in %.1f s", answer["kernels"], answer["seconds"])
     if answer["errors"]:
         first, count = answer["errors"][0], len(answer["errors"])
-        log.warning("%d kernels could not be compiled ahead; the first: %s", count, first)
+        log.warning("could not compile %d kernels ahead; the first error: %s", count, first)
 
 
 def _answer(task: bytes) -> dict[str, Any]:
     from ridgeline.ops.cuda.launch import ASSUMED_CAPABILITY, capability
 
     environment = {**os.environ, ASSUMED_CAPABILITY: str(capability() or 0), "CUDA_VISIBLE_DEVICES": ""}
-    # The very package that runs here, wherever it was imported from.
+    # The package that runs here, wherever it was imported from.
     paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     child = subprocess.Popen(
@@ -56,7 +56,7 @@ def _answer(task: bytes) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
-        start_new_session=True,  # a group that ends with it: Triton runs ptxas and a C compiler
+        start_new_session=True,  # a process group that ends with it: Triton runs ptxas and a C compiler
     )
 
     def end() -> None:
@@ -70,7 +70,7 @@ def _answer(task: bytes) -> dict[str, Any]:
     finally:
         atexit.unregister(end)
     if child.returncode:
-        raise RuntimeError(f"the compiling process ended with {child.returncode}")
+        raise RuntimeError(f"the compiling process exited with status {child.returncode}")
     answer: dict[str, Any] = json.loads(said.splitlines()[-1])
     if "failure" in answer:
         raise RuntimeError(answer["failure"])
@@ -78,12 +78,12 @@ def _answer(task: bytes) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The child: its task comes by standard input, its answer is the last line of its output."""
+    """The child process: reads its task from standard input; the last line of its output is the answer."""
     os.nice(NICENESS)
-    parent, rehearsal, decode_sizes = pickle.load(sys.stdin.buffer)
+    parent, dry_run, decode_sizes = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
-        answer = _compile(rehearsal, decode_sizes)
+        answer = _compile(dry_run, decode_sizes)
     except Exception as error:
         answer = {"failure": _in_a_line(error)}
     print(json.dumps(answer), flush=True)
@@ -97,9 +97,9 @@ def _compile(arguments: dict[str, Any], decode_sizes: list[int]) -> dict[str, An
 
     started = time.monotonic()
     compile_for(capability() or 0)
-    # How many there are decides grids, never kernels; asking would open the GPU.
+    # The number affects grids, never kernels; querying it would open the GPU.
     prefill_specialized._multiprocessors = lambda device: 1  # type: ignore[assignment]
-    launches = cuda_warm.other_kernels(cuda_warm.StepRehearsal(**arguments), decode_sizes)
+    launches = cuda_warm.other_kernels(cuda_warm.StepDryRun(**arguments), decode_sizes)
     errors = compile_all(launches, threads=max(2, min(8, (os.cpu_count() or 1) // 2)))
     return {
         "kernels": len(launches) - len(errors),
@@ -109,8 +109,8 @@ def _compile(arguments: dict[str, Any], decode_sizes: list[int]) -> dict[str, An
 
 
 def _end_with(parent: int) -> None:
-    """End this process, and the compilers it runs, when its parent is gone. Asked again and again: a signal
-    at the parent's death would come at that of the thread that started this process."""
+    """End this process and the compilers it runs when its parent has exited. Polled: a parent-death signal
+    would fire when the parent's thread that started this process exits."""
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
     os.killpg(os.getpgrp(), signal.SIGKILL)

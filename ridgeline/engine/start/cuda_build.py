@@ -1,7 +1,7 @@
-"""What the GPU backend takes, and how it is loaded: weights streamed in, kernels compiled meanwhile.
+"""The GPU backend's memory needs and its loading: weights are streamed in while kernels compile.
 
-Used by `build_engine`. Sizes are arithmetic until `prepare` imports torch; the KV cache is planned from the
-device's free memory, never by trial runs.
+Used by `build_engine`. Sizes are computed without torch until `prepare` imports it; the KV cache is planned
+from the device's free memory, never by trial runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.limits.machine_limits import MeasuredLimits, limits_of
 from ridgeline.engine.start.compile_ahead import compile_ahead
-from ridgeline.engine.start.cuda_wake import clear_cublas, in_thread, tell_errors, wake_compiler, wake_cublas
+from ridgeline.engine.start.cuda_preload import (
+    clear_cublas,
+    in_thread,
+    log_errors,
+    preload_compiler,
+    preload_cublas,
+)
 from ridgeline.engine.start.gpu_probe import make_context
 from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import (
@@ -49,12 +55,12 @@ log = logging.getLogger(__name__)
 
 DEVICE = "cuda"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-NORM_BYTES = 4  # norms are float32 whatever the model is
-# What nobody here allocates: modules of kernels, cuBLAS and its workspace; a graph's nodes and arguments.
+NORM_BYTES = 4  # norms are float32 for every model
+# Memory not allocated here: kernel modules, cuBLAS and its workspace; a graph's nodes and arguments.
 LIBRARY_BYTES = 384 << 20
-GRAPH_BUCKETS = 40  # batch sizes that decode steps are captured for, at most
-GRAPH_BYTES, GRAPH_LAYER_BYTES = 896 << 20, 64 << 10  # once, and per layer of each bucket
-TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # steps that tell what --deterministic costs
+GRAPH_BUCKETS = 40  # most batch sizes that decode steps are captured for
+GRAPH_BYTES, GRAPH_LAYER_BYTES = 896 << 20, 64 << 10  # fixed, and per layer of each bucket
+TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # the steps that measure the cost of --deterministic
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
@@ -71,11 +77,11 @@ class CudaBuild:
         self._dtype = model_dtype(config, spec)
         if config.kv_dtype not in ("auto", self._dtype):
             raise InvalidConfig(
-                f"--kv-dtype {config.kv_dtype}: on a GPU keys and values are kept as the weights are, "
-                f"in {self._dtype}; leave it out, or choose both with --dtype"
+                f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache has the dtype of the weights, "
+                f"{self._dtype}. Leave the flag out, or set both with --dtype"
             )
         self._device = _Device()
-        self._ahead: Thread | None = None  # compiles what larger steps need, while others are served
+        self._ahead: Thread | None = None  # compiles what larger steps need while the engine serves
 
     @property
     def weights_bytes(self) -> int:
@@ -85,19 +91,19 @@ class CudaBuild:
         )
 
     def prepare(self) -> None:
-        """Torch, the runner with its kernels' sources, and the device's context; beside the import of torch,
-        which takes longest, what needs no torch."""
+        """Import torch and the runner with its kernels' sources, and create the device's context. Importing
+        torch takes longest; work that does not need it runs in parallel."""
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
         if self._config.load_format != "dummy":
             in_thread(read_ahead, self._path)
         context = in_thread(make_context)
-        self._compiler = in_thread(wake_compiler)
+        self._compiler = in_thread(preload_compiler)
         import torch
 
         with self._stage("import kernels"):
             if not torch.cuda.is_available():
                 raise BackendUnavailable(
-                    "torch finds no GPU that it can use; --backend native serves without"
+                    "torch finds no usable GPU; use --backend native to serve on the CPU"
                 )
             import ridgeline.engine.run.cuda.runner
             import ridgeline.engine.run.cuda.warm  # noqa: F401
@@ -128,7 +134,7 @@ class CudaBuild:
         dtype = getattr(torch, self._dtype)
         kernels = in_thread(self._warm_kernels, dtype, plan, sizes)
         device.mark("start")
-        cublas = in_thread(wake_cublas, dtype)
+        cublas = in_thread(preload_cublas, dtype)
         weights = self._weights(dtype, progress)
         with self._stage("cublas"):
             cublas.join()
@@ -167,7 +173,7 @@ class CudaBuild:
 
     @property
     def _step_bytes(self) -> int:
-        """Weights that one decode step reads: an embedding that is no head is only looked up."""
+        """Weights read by one decode step. An embedding that is not also the head is only looked up."""
         spec = self._spec
         embed = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * DTYPE_BYTES[self._dtype]
         return self.weights_bytes - embed
@@ -198,9 +204,9 @@ class CudaBuild:
         )
 
     def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:
-        """Compile, or take from the disk cache, what the first steps launch; then have another process, while
-        the engine already serves, compile what larger ones do. What fails here fails again where it is
-        launched, and is told there."""
+        """Compile, or load from the disk cache, the kernels of the first steps; then let a child process
+        compile those of larger steps while the engine serves. A kernel that fails here fails again at its
+        launch and is reported there."""
         try:
             from ridgeline.engine.run.cuda import warm as cuda_warm
             from ridgeline.engine.run.cuda.graphs import ladder
@@ -217,17 +223,17 @@ class CudaBuild:
                 "deterministic": self._config.deterministic,
                 "block_size": self._config.block_size,
             }
-            rehearsals = [cuda_warm.StepRehearsal(**wanted)]
-            first = cuda_warm.first_kernels(rehearsals[0])
+            dry_runs = [cuda_warm.StepDryRun(**wanted)]
+            first = cuda_warm.first_kernels(dry_runs[0])
             if self._config.deterministic:
-                rehearsals.append(cuda_warm.StepRehearsal(**{**wanted, "deterministic": False}))
+                dry_runs.append(cuda_warm.StepDryRun(**{**wanted, "deterministic": False}))
                 rows, tokens = min(TRIAL_ROWS, decode_sizes[-1]), min(TRIAL_TOKENS, sizes.step_tokens)
-                first = distinct(first + cuda_warm.trial_kernels(rehearsals, rows, tokens))
+                first = distinct(first + cuda_warm.trial_kernels(dry_runs, rows, tokens))
             self._compiler.join()
-            tell_errors(compile_all(first))
+            log_errors(compile_all(first))
             self._ahead = in_thread(compile_ahead, wanted, decode_sizes)
         except Exception as error:
-            tell_errors([error])
+            log_errors([error])
 
     def _kernels_are_ready(self) -> bool:
         return self._ahead is not None and not self._ahead.is_alive()
@@ -239,8 +245,8 @@ class CudaBuild:
             return cost_of_determinism(
                 runner.decoder, TRIAL_ROWS, TRIAL_TOKENS, plan.max_context, self._config.cuda_graphs
             )
-        except Exception as error:  # if it is more than the trial that fails, the first step tells
-            log.warning("the cost of --deterministic could not be measured", exc_info=True)
+        except Exception as error:  # if more than the trial is broken, the first step reports it
+            log.warning("could not measure the cost of --deterministic", exc_info=True)
             return f"its cost could not be measured ({error})"
         finally:
             clear_cublas()
@@ -251,11 +257,11 @@ class CudaBuild:
         if self._config.load_format == "dummy":
             notes.append(DUMMY_NOTE)
         elif self._config.dtype == "auto" and stored != self._dtype:
-            notes.append(f"weights are {stored} in the file and {self._dtype} here (--dtype)")
+            notes.append(f"weights are converted from {stored} in the file to {self._dtype} (--dtype)")
         return tuple(notes)
 
     def _receipt(self, plan: MemoryPlan, kv_bytes: int) -> Callable[[], MemoryReceipt]:
-        """kv_bytes: what the cache takes, as it was allocated."""
+        """kv_bytes: the allocated size of the cache."""
         planned = {
             "weights": plan.weights_bytes,
             "kv": plan.kv_bytes,
@@ -267,7 +273,7 @@ class CudaBuild:
 
 
 class _Device:
-    """The GPU's memory as torch and the driver tell it, at the moments that part it."""
+    """The GPU's memory as torch and the driver report it, at the points that separate its parts."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -276,10 +282,10 @@ class _Device:
         self._reserved_when_built = 0
 
     def open(self) -> None:
-        """Make the context; what is free afterwards is there to be planned."""
+        """Create the context. The memory free after this is planned."""
         import torch
 
-        torch.cuda.set_device(0)  # makes the context
+        torch.cuda.set_device(0)  # creates the context
         self.name = torch.cuda.get_device_name()
         self.free_at_start = torch.cuda.mem_get_info()[0]
 
@@ -313,15 +319,15 @@ class _Device:
 
 
 def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
-    """As asked for; else 16 bits that keep the file's range: float16 for itself, bfloat16 for the rest."""
+    """As configured; else a 16-bit type with the file's range: float16 stays, others become bfloat16."""
     if config.dtype != "auto":
         return config.dtype
     return "float16" if spec.weight_format == "float16" else "bfloat16"
 
 
 def read_ahead(path: Path) -> None:
-    """Have the system read the weights' files while torch is imported, where memory can keep them."""
-    with contextlib.suppress(OSError, ModelError):  # whoever loads them says what is wrong
+    """Let the kernel read the weights' files while torch is imported, if memory can hold them."""
+    with contextlib.suppress(OSError, ModelError):  # the loader reports what is wrong
         files = shard_paths(weights_file(path))
         if sum(file.stat().st_size for file in files) > available_memory() // 2:
             return
@@ -331,7 +337,7 @@ def read_ahead(path: Path) -> None:
 
 
 def what_to_lower(weights_bytes: int, buffers: dict[str, int]) -> str:
-    """The setting behind most of the buffers, or the model where the weights are larger than all of them."""
+    """The setting behind most of the buffers, or the model if the weights are larger than all of them."""
     by_flag = {
         "--max-running": buffers["logits"] + buffers["splits"] + buffers["sampling"],
         "--max-context": buffers["gather"] + buffers["rope"],
@@ -340,5 +346,5 @@ def what_to_lower(weights_bytes: int, buffers: dict[str, int]) -> str:
     flag = max(by_flag, key=lambda name: by_flag[name])
     advice = f"lower {flag} (it costs {by_flag[flag] / GIB:.2f} GiB)"
     if weights_bytes > sum(buffers.values()):
-        return f"choose a smaller model, or one of the CPU backends (--backend native); or {advice}"
+        return f"choose a smaller model, use a CPU backend (--backend native), or {advice}"
     return advice

@@ -1,7 +1,7 @@
-"""What --deterministic costs on a GPU: the same two steps with and without it, timed when the engine starts.
+"""Measures the cost of --deterministic on a GPU: the same two steps with and without it, at engine start.
 
-The cost depends on model and device. Both decoders compute over the runner's own buffers and cache, before
-any request is there; a decode without it is replayed from a graph, as the runner would.
+The cost depends on model and device. Both decoders use the runner's own buffers and cache, before any
+request arrives; the decode without it is replayed from a graph, as the runner does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPEATS = 5
 
 
 def cost_of_determinism(decoder: CudaDecoder, rows: int, tokens: int, max_context: int, graphs: bool) -> str:
-    """In words, of a decode step of `rows` and a prefill of `tokens`. `decoder` is the deterministic one."""
+    """The cost as text, for a decode step of `rows` and a prefill of `tokens`. `decoder`: deterministic."""
     fast = CudaDecoder(decoder.spec, decoder.weights, decoder.kv, decoder.buffers, max_context)
     rows, tokens = _with_room(decoder, rows, tokens, max_context)
     with torch.inference_mode():
@@ -36,14 +36,14 @@ def cost_of_determinism(decoder: CudaDecoder, rows: int, tokens: int, max_contex
 
 
 def _with_room(decoder: CudaDecoder, most_rows: int, most_tokens: int, max_context: int) -> tuple[int, int]:
-    """Sequences of the decode step and tokens of the prefill, as far as there is room."""
+    """Sequences of the decode step and tokens of the prefill, as far as they fit."""
     num_blocks, block_size = decoder.kv.shape[1], decoder.kv.shape[4]
     rows = min(most_rows, num_blocks, len(decoder.buffers.logits))
     return rows, min(most_tokens, max_context, num_blocks * block_size, len(decoder.buffers.residual))
 
 
 def trial_step(decoder: CudaDecoder, lengths: list[int], max_context: int) -> DeviceStep:
-    """Whole prompts of these lengths, each in blocks of its own; of one token each: a decode batch."""
+    """Whole prompts of these lengths, each in separate blocks; with one token each: a decode batch."""
     spec, device, block_size = decoder.spec, decoder.kv.device, decoder.kv.shape[4]
     width = -(-max(lengths) // block_size)
 

@@ -1,7 +1,7 @@
-"""Is there a GPU, and can torch and triton use it: asked of the driver and of files, importing neither.
+"""Finds out whether there is a GPU that torch and triton can use, from the driver and files, without imports.
 
-Used by the choice of a backend, before anything heavy is imported, and by `doctor`. Where there is no driver
-it costs nothing; where there is one, it is initialised here in place of a moment later.
+Used by the choice of a backend, before anything heavy is imported, and by `doctor`. Without a driver it
+costs nothing; with one, it initialises the driver, which would happen a moment later anyway.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _NAME_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The first device that this process may see."""
+    """The first device visible to this process."""
 
     name: str
     total_bytes: int
     capability: tuple[int, int]
-    driver_cuda: tuple[int, int]  # the newest CUDA that the driver knows
+    driver_cuda: tuple[int, int]  # the newest CUDA version the driver supports
 
 
 def find_gpu() -> Gpu | None:
-    """None where there is no driver, no device, or CUDA_VISIBLE_DEVICES hides them all."""
+    """None if there is no driver, no device, or CUDA_VISIBLE_DEVICES hides them all."""
     try:
         cuda = ctypes.CDLL(DRIVER)
         return _first_gpu(cuda)
-    except (OSError, AttributeError):  # no driver, or none that has these functions
+    except (OSError, AttributeError):  # no driver, or one without these functions
         return None
 
 
 def make_context() -> bool:
-    """Make the first device's context, the one that torch will use, and keep it. The driver works without
-    Python's lock, so this may go on in a thread while torch is imported."""
+    """Create the first device's context, which torch will use, and keep it. The driver releases the GIL, so
+    this can run in a thread while torch is imported."""
     try:
         cuda = ctypes.CDLL(DRIVER)
         device, context = ctypes.c_int(), ctypes.c_void_p()
@@ -48,7 +48,7 @@ def make_context() -> bool:
             or cuda.cuDeviceGet(ctypes.byref(device), 0)
             or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         )
-    except (OSError, AttributeError):  # whoever needs it says what is wrong
+    except (OSError, AttributeError):  # reported on first use
         return False
 
 
@@ -76,11 +76,11 @@ def _first_gpu(cuda: ctypes.CDLL) -> Gpu | None:
 
 
 def why_not_usable(gpu: Gpu) -> str | None:
-    """What keeps torch and triton from computing on this GPU; None: nothing that can be seen from here."""
+    """The reason why torch and triton cannot use this GPU; None if none is visible from here."""
     if gpu.capability < LEAST_CAPABILITY:
         return (
             f"the {gpu.name} has compute capability {_dotted(gpu.capability)}, "
-            f"and {_dotted(LEAST_CAPABILITY)} is needed"
+            f"but at least {_dotted(LEAST_CAPABILITY)} is needed"
         )
     torch = importlib.util.find_spec("torch")
     if torch is None or not torch.origin:
@@ -91,8 +91,8 @@ def why_not_usable(gpu: Gpu) -> str | None:
         return "this torch was built without CUDA: install the CUDA build of the same version"
     if gpu.driver_cuda[0] < built_for[0]:
         return (
-            f"the driver knows CUDA {_dotted(gpu.driver_cuda)}, and torch was built for "
-            f"{_dotted(built_for)}: update the driver, or install torch for an older CUDA"
+            f"the driver supports CUDA {_dotted(gpu.driver_cuda)}, but torch was built for "
+            f"{_dotted(built_for)}: update the driver or install torch for an older CUDA"
         )
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install 'ridgeline[cuda]'"
@@ -100,7 +100,7 @@ def why_not_usable(gpu: Gpu) -> str | None:
 
 
 def torch_cuda(folder: Path) -> tuple[int, int] | None:
-    """The CUDA version this installation of torch was built for, as its version.py says; None: for none."""
+    """The CUDA version this torch installation was built for, from its version.py; None without CUDA."""
     try:
         text = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:

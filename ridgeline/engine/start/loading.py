@@ -1,4 +1,4 @@
-"""What `build_engine` and the backends' builds say to each other. Types alone."""
+"""Types shared by `build_engine` and the backends' builds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ridgeline.engine.start.memory import Footprint, MemoryPlan
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
 
 Progress = Callable[[int, int], None]
-DUMMY_NOTE = "weights are random (--load-format dummy): for measuring, not for answers"
+DUMMY_NOTE = "weights are random (--load-format dummy): use it for measurements only"
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """How much one step computes at most, resolved: flags, else the machine's calibration, else defaults."""
+    """The most one step computes, resolved: flags, else the machine's calibration, else defaults."""
 
     step_tokens: int
     prefill_chunk: int
@@ -26,16 +26,16 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A backend with its weights, ready to execute, in words for the start-up lines."""
+    """A backend with loaded weights, ready to execute, and its description for the start-up lines."""
 
     runner: Runner
-    unit: str  # what computes: instruction set, threads
+    unit: str  # the processing unit: instruction set, threads
     weights: str  # their format
     kv: str
     weights_bytes: int
-    notes: tuple[str, ...] = ()  # what the person who starts it should know
-    before_first_step: Callable[[], None] | None = None  # what went on beside the loading ends here
-    memory: Callable[[], MemoryReceipt] | None = None  # of a device; as it is when called
+    notes: tuple[str, ...] = ()  # for the user who starts the server
+    before_first_step: Callable[[], None] | None = None  # waits for the work that ran during loading
+    memory: Callable[[], MemoryReceipt] | None = None  # of a device, when called
 
 
 class BackendBuild(Protocol):
@@ -45,7 +45,7 @@ class BackendBuild(Protocol):
     def weights_bytes(self) -> int: ...
 
     def prepare(self) -> None:
-        """Import what computing needs: timed apart from the weights. `footprint` comes after it."""
+        """Import what computing needs, timed separately from the weights. Called before `footprint`."""
         ...
 
     def footprint(self, sizes: StepSizes) -> Footprint: ...

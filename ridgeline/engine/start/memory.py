@@ -1,4 +1,4 @@
-"""The memory plan: how many bytes go to weights, KV cache and the rest, decided before anything is loaded."""
+"""The memory plan: bytes for weights, KV cache and the rest, decided before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ridgeline.engine.errors import OutOfMemoryPlan
 from ridgeline.models.spec.model_spec import ModelSpec
 
 GIB = 1 << 30
-# Without a wish from the user: room for this many tokens (or one full context, whichever is more). Enough
-# for dozens of chats; a laptop is not filled with cache for a small model.
+# Default: room for this many tokens (or one full context, if that is more). Enough for dozens of chats
+# without filling a laptop's memory with the cache of a small model.
 DEFAULT_KV_TOKENS = 65_536
-DEFAULT_FRACTION = 0.6  # other programs live in the machine's memory too
+DEFAULT_FRACTION = 0.6  # other programs use the machine's memory too
 DEVICE_FRACTION = 0.9
 SMALLER_ON_A_CPU = "choose a smaller --weights format (torch: --dtype) or model, lower --step-tokens"
 CGROUP = Path("/sys/fs/cgroup")
@@ -22,22 +22,22 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a backend takes of memory for a model, known before anything is loaded."""
+    """The memory a backend needs for a model, known before anything is loaded."""
 
     weights_bytes: int
     kv_bytes_per_token: int
-    activation_bytes: int  # the widest moment of the largest step
-    reserve_bytes: int = 0  # what libraries and graphs take, which nobody here allocates
-    device: DeviceRoom | None = None  # where all this goes; None: the machine's memory
+    activation_bytes: int  # peak of the largest step
+    reserve_bytes: int = 0  # used by libraries and graphs, not allocated here
+    device: DeviceRoom | None = None  # the device that holds all this; None: main memory
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoom:
-    """A GPU's memory: nothing else lives there, so the KV cache takes all that fits and can be of use."""
+    """A GPU's memory. It is not shared, so the KV cache takes all that fits and is useful."""
 
     free_bytes: int
     most_kv_tokens: int
-    lower: str  # which settings would make the footprint smaller, for people
+    lower: str  # settings that would reduce the footprint, for error messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class MemoryPlan:
 def plan_memory(
     spec: ModelSpec, config: EngineConfig, footprint: Footprint, available_bytes: int
 ) -> MemoryPlan:
-    """Weights first, then the largest step's activations, then KV. Says which limit to lower if it cannot.
+    """Weights first, then the largest step's activations, then KV. If it does not fit, says what to lower.
 
-    available_bytes: of the machine's memory; a device brings its own.
+    available_bytes: of main memory; a device has its own value.
     """
     max_context = planned_context(spec, config)
     kv_token_bytes, device = footprint.kv_bytes_per_token, footprint.device
@@ -78,13 +78,13 @@ def plan_memory(
     fitting = budget // kv_token_bytes
     if wanted > fitting and (config.kv_tokens or config.kv_memory_gib):
         raise OutOfMemoryPlan(
-            f"a KV cache of {wanted} tokens takes {wanted * kv_token_bytes / GIB:.2f} GiB, but only "
+            f"a KV cache of {wanted} tokens needs {wanted * kv_token_bytes / GIB:.2f} GiB, but only "
             f"{budget / GIB:.2f} GiB are left after the weights: lower --kv-tokens or --kv-memory-gib "
             f"(at most {fitting} tokens), or raise --memory-fraction"
         )
     num_blocks = min(wanted, fitting) // config.block_size
     if num_blocks < 1:
-        raise OutOfMemoryPlan(f"the KV cache would hold no block of {config.block_size} tokens")
+        raise OutOfMemoryPlan(f"the KV cache cannot hold a single block of {config.block_size} tokens")
     kv_tokens = num_blocks * config.block_size
     return MemoryPlan(
         weights_bytes=weights,
@@ -99,12 +99,12 @@ def plan_memory(
 
 
 def planned_context(spec: ModelSpec, config: EngineConfig) -> int:
-    """The longest sequence asked for; the KV cache may turn out to hold less."""
+    """The longest sequence requested; the KV cache may turn out to hold less."""
     if config.max_context is None:
         return spec.max_context
     if config.max_context > spec.max_context:
         raise OutOfMemoryPlan(
-            f"--max-context {config.max_context} is beyond the {spec.max_context} the model was made for"
+            f"--max-context {config.max_context} exceeds the model's context of {spec.max_context}"
         )
     return config.max_context
 
@@ -119,13 +119,13 @@ def _wanted_kv_tokens(config: EngineConfig, max_context: int, footprint: Footpri
 
 
 def available_memory() -> int:
-    """Bytes this process may still take: free memory of the machine, or of its cgroup if that is less."""
+    """Bytes this process may still allocate: the machine's free memory, or its cgroup's if that is less."""
     available = _meminfo_available()
     try:
         limit = int((CGROUP / "memory.max").read_text())
         current = int((CGROUP / "memory.current").read_text())
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        # Files read or written once count as used, but give way: a model just pulled must not fill the limit.
+        # The page cache counts as used but can be reclaimed: a model just pulled must not fill the limit.
         reclaimable = int(stat["inactive_file"])
     except (OSError, ValueError, KeyError):  # no cgroup v2, or its limit is "max"
         return available
@@ -139,12 +139,12 @@ def _meminfo_available() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    # Not Linux: half of what is built in is the best guess there is.
+    # Not Linux: assume half of the installed memory.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory now."""
+    """Resident memory of this process."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

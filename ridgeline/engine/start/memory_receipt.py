@@ -1,7 +1,7 @@
-"""The receipt of a GPU's memory: what was planned for each part, what it took, and the most there ever was.
+"""The receipt of a GPU's memory: planned and used bytes of each part, and the peaks.
 
-Made by the backend at start and whenever asked later; `serve` prints it. Crosses from the engine process to
-the front as plain numbers. No torch.
+Made by the backend at start and on request later; `serve` prints it. Sent from the engine process to the
+server as plain numbers. No torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PLANNED = "planned_"
 class MemoryReceipt:
     planned: dict[str, int]  # by part
     observed: dict[str, int]
-    peak_tensor_bytes: int  # the most that tensors took at once
-    peak_reserved_bytes: int  # the most the allocator held of the device for them
+    peak_tensor_bytes: int  # peak of all tensors together
+    peak_reserved_bytes: int  # peak of the allocator's reservation on the device
     device_free_bytes: int
     device_total_bytes: int
 
     def lines(self) -> list[str]:
-        """Planned beside taken, in GiB, for people."""
+        """Planned and used, in GiB, for display."""
         parts = [
             f"{name} {self.observed[part] / GIB:.2f} (planned {self.planned[part] / GIB:.2f})"
             for part, name in PARTS.items()
@@ -42,7 +42,7 @@ class MemoryReceipt:
         ]
 
     def as_bytes(self) -> dict[str, int]:
-        """Flat, as the start-up budget has its bytes."""
+        """Flat, as in the start-up budget's bytes."""
         return {
             **self.observed,
             **{PLANNED + part: size for part, size in self.planned.items()},
@@ -54,7 +54,7 @@ class MemoryReceipt:
 
 
 def receipt_of(sizes: Mapping[str, int]) -> MemoryReceipt | None:
-    """The receipt that `as_bytes` made flat; None where these are the bytes of another backend."""
+    """The receipt that `as_bytes` flattened; None if these are another backend's bytes."""
     if "device_total" not in sizes:
         return None
     return MemoryReceipt(

@@ -1,6 +1,6 @@
-"""What the native backend takes, and how it is loaded: packed weights, KV cache and threads of the library.
+"""The native backend's memory needs and its loading: packed weights, KV cache and the library's threads.
 
-Used by `build_engine`. Packed weights come from the disk cache where an earlier start left them. Never
+Used by `build_engine`. Packed weights come from the disk cache if an earlier start stored them. Never
 imports torch.
 """
 
@@ -33,7 +33,7 @@ from ridgeline.ops.cpu.library import (
 KV_FORMATS = {"float32": KvFormat.F32, "bfloat16": KvFormat.BF16, "int8": KvFormat.INT8}
 KV_BYTES = {KvFormat.F32: 4, KvFormat.BF16: 2, KvFormat.INT8: 1}
 PANEL = 16  # the library pads heads to a multiple of this
-TRIAL_ROWS, TRIAL_TOKENS, TRIAL_REPEATS = 8, 128, 5  # steps that tell what --deterministic costs
+TRIAL_ROWS, TRIAL_TOKENS, TRIAL_REPEATS = 8, 128, 5  # the steps that measure the cost of --deterministic
 
 
 class NativeBuild:
@@ -54,11 +54,11 @@ class NativeBuild:
         return self._plan.nbytes
 
     def prepare(self) -> None:
-        """Nothing more to import: the library is loaded since it was chosen."""
+        """Nothing to import: the library was loaded when it was chosen."""
 
     def footprint(self, sizes: StepSizes) -> Footprint:
-        """Step buffers are float32: residual, branch, q, k and v, attention, the gated FFN, and inputs as the
-        kernels want them. Logits are for the sequences that run, or for every token of a scored prompt."""
+        """Step buffers are float32: residual, branch, q, k and v, attention, the gated FFN, and inputs in the
+        kernels' format. Logits: one row per running sequence, or per token of a scored prompt."""
         spec = self._spec
         heads = spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)
         per_token = 3 * spec.hidden_size + heads + 3 * spec.ffn_size
@@ -123,19 +123,19 @@ class NativeBuild:
         )
 
     def _loaded(self) -> PackedDecoder:
-        assert self._packed is not None, "load comes first"
+        assert self._packed is not None, "call load() first"
         return self._packed
 
 
 def kv_bytes_per_token(spec: ModelSpec, format: KvFormat) -> int:
-    """A key and a value of every KV head in every layer; in int8 each has a float scale beside it."""
+    """A key and a value for every KV head of every layer; in int8, each with a float scale."""
     padded = -(-spec.head_dim // PANEL) * PANEL
     scale = 4 if format is KvFormat.INT8 else 0
     return 2 * spec.num_layers * spec.num_kv_heads * (padded * KV_BYTES[format] + scale)
 
 
 def units_for(packed: PackedDecoder) -> tuple[Peak, ...]:
-    """The units that may multiply by most of these weights; the processor need not have the first."""
+    """The units that can multiply by most of these weights; the processor may lack the first."""
     format = packed.matrix(0, "gate_up").format
     if format is Format.F32:
         return (Peak.F32,)
@@ -143,7 +143,7 @@ def units_for(packed: PackedDecoder) -> tuple[Peak, ...]:
 
 
 def decode_step(rows: int) -> StepArrays:
-    """The first token of each of `rows` sequences, a block for each."""
+    """The first token of each of `rows` sequences, one block each."""
     each = np.arange(rows, dtype=np.int32)
     return StepArrays(
         token_ids=each,
@@ -166,7 +166,7 @@ def prefill_step(tokens: int) -> StepArrays:
 
 
 def best_seconds(decoder: NativeDecoder, step: StepArrays) -> float:
-    decoder.execute(*step)  # pages and caches are cold
+    decoder.execute(*step)  # warm pages and caches
     best = float("inf")
     for _ in range(TRIAL_REPEATS):
         started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Imports numpy with a single BLAS thread: for the engine process, before anything else there imports numpy.
+"""Imports numpy with a single BLAS thread: for the engine process, before anything else imports numpy.
 
-numpy's OpenBLAS starts a thread for every CPU as it is loaded, and each spins for a while before it sleeps:
-on CPUs that the starting front and engine need, for matrix products that the engine never asks numpy for.
+numpy's OpenBLAS starts a thread for every CPU when it is loaded, and each spins for a while before it
+sleeps. That takes CPU time from the starting server and engine, for matrix products the engine never uses.
 """
 
 import os
@@ -13,7 +13,7 @@ else:
     os.environ[VARIABLE] = "1"
     import numpy
 
-    # OpenBLAS has read it, once and for all. torch may bring a BLAS of its own, which is to use every CPU.
+    # OpenBLAS reads it only once. torch may bring its own BLAS, which should use every CPU.
     del os.environ[VARIABLE]
 
 __all__ = ["numpy"]

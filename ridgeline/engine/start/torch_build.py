@@ -1,5 +1,5 @@
-"""What the torch backend takes, and how it is loaded: the reference, and the way for models the native
-library does not serve. Used by `build_engine`; the only module of the engine's start that imports torch.
+"""The torch backend's memory needs and its loading: the reference, and the backend for models that the
+native library does not support. Used by `build_engine`; the only module of the start that imports torch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.limits.machine_limits import Ceilings, MeasuredLimits, limits_of
+from ridgeline.engine.limits.machine_limits import DeviceCeilings, MeasuredLimits, limits_of
 from ridgeline.engine.limits.steady import steady_rate
 from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
@@ -31,7 +31,7 @@ class TorchBuild:
         return int(self._spec.weight_bytes(DTYPE_BYTES[self._dtype]))
 
     def footprint(self, sizes: StepSizes) -> Footprint:
-        """A step is widest with gate and up beside the residual, or with logits for every token."""
+        """A step's peak: gate and up next to the residual, or logits for every token."""
         spec = self._spec
         per_token = max(2 * spec.ffn_size + 4 * spec.hidden_size, spec.vocab_size)
         return Footprint(
@@ -81,5 +81,5 @@ class TorchBuild:
         read = steady_rate(lambda: read_bandwidth(size))
         multiply = steady_rate(lambda: matmul_rate(getattr(torch, self._dtype)))
         uncertainty = max(read.uncertainty, multiply.uncertainty)
-        ceilings = Ceilings(read.per_s, multiply.per_s, uncertainty)
+        ceilings = DeviceCeilings(read.per_s, multiply.per_s, uncertainty)
         return limits_of(self._spec, size, ceilings)

@@ -34,7 +34,7 @@ from ridgeline.ops.cuda import launch
 capability = int(sys.argv[2])
 launch.PDL = capability >= 90  # as on the device; the other modules take it from here
 import ridgeline.ops.cuda
-from ridgeline.models import cuda_warm
+from ridgeline.engine.run.cuda import warm as cuda_warm
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.ops.cuda.recording import distinct
 
@@ -62,18 +62,18 @@ def outcome(launch):
         found["error"] = traceback.format_exc()[-1500:]
     return found
 
-rehearsal = cuda_warm.StepRehearsal(
+dry_run = cuda_warm.StepDryRun(
     read_spec(Path(sys.argv[1])), torch.bfloat16, 64, 4096, 4096, num_blocks=4096
 )
 launches = []
 for rows in (1, 4, 16, 64):
-    launches += rehearsal.decodes(rows)
+    launches += dry_run.decodes(rows)
 for lengths, decodes in (([8], 0), ([100, 30], 5), ([2048, 2048], 0)):
-    launches += rehearsal.prompts(lengths, decodes)
-launches += rehearsal.decodes(64, sharing=True) + rehearsal.inputs() + rehearsal.samples(1)
+    launches += dry_run.prompts(lengths, decodes)
+launches += dry_run.decodes(64, sharing=True) + dry_run.inputs() + dry_run.samples(1)
 if sys.argv[3:]:  # of one kernel alone, and not of every size
-    launches = [*rehearsal.decodes(1), *rehearsal.decodes(64, sharing=True)]
-    launches += rehearsal.prompts([8]) + rehearsal.prompts([2048, 2048])
+    launches = [*dry_run.decodes(1), *dry_run.decodes(64, sharing=True)]
+    launches += dry_run.prompts([8]) + dry_run.prompts([2048, 2048])
     launches = [launch for launch in launches if sys.argv[3] in launch.kernel.__name__]
 with ThreadPoolExecutor(2) as pool:
     outcomes = list(pool.map(outcome, distinct(launches)))

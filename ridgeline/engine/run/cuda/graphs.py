@@ -1,8 +1,8 @@
-"""DecodeGraphs: CUDA graphs of decode steps, one per batch size of a ladder, captured when first wanted.
+"""DecodeGraphs: CUDA graphs of decode steps, one per batch size of a ladder, captured on demand.
 
 A batch is padded to the next size of the ladder. The first step of a size runs eagerly (its kernels may have
-to be compiled), the second is captured, the others are replayed; an idle engine captures ahead. All graphs
-share one memory pool. Used by the CUDA runner alone.
+to be compiled), the second is captured, later ones are replayed; an idle engine captures ahead. All graphs
+share one memory pool. Used only by the CUDA runner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def ladder(most: int) -> list[int]:
-    """Batch sizes with a graph of their own: 1, 2, 4, 8, then every 8th up to 256, every 32nd beyond."""
+    """Batch sizes that have a graph: 1, 2, 4, 8, then every 8th up to 256, every 32nd beyond."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, most + 32, 32)]
     return [size for size in sizes if size < most] + [next(size for size in sizes if size >= most)]
 
@@ -65,28 +65,28 @@ class DecodeGraphs:
         return logits
 
     def next_missing(self) -> GraphKey | None:
-        """The smallest size without a graph, for an engine with nothing to do."""
+        """The smallest size without a graph, to be captured while the engine is idle."""
         if not self._enabled:
             return None
         keys = (GraphKey(size) for size in self._sizes)
         return next((key for key in keys if key not in self._graphs and key not in self._given_up), None)
 
     def prepare(self, key: GraphKey) -> None:
-        """Run and capture a size nobody asked for yet. The input buffers must hold padding alone."""
+        """Run and capture a size ahead of its first use. The input buffers must hold padding only."""
         self._run(key)
         self._seen.add(key)
         self._try_to_capture(key)
 
-    def give_up(self, key: GraphKey, error: Exception) -> None:
-        """Batches of this kind run eagerly from now on."""
+    def disable(self, key: GraphKey, error: Exception) -> None:
+        """Run batches of this kind eagerly from now on."""
         self._given_up.add(key)
-        log.warning("no graph for batches of %d, which run without: %s", key.size, error)
+        log.warning("could not capture a graph for batches of %d; they run eagerly: %s", key.size, error)
 
     def _try_to_capture(self, key: GraphKey) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
         try:
             return self._capture(key)
-        except Exception as error:  # no memory, most likely: a step without a graph is slower, not wrong
-            self.give_up(key, error)
+        except Exception as error:  # most likely out of memory: a step without a graph is slower, not wrong
+            self.disable(key, error)
             return None
 
     def _capture(self, key: GraphKey) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -94,12 +94,12 @@ class DecodeGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Not torch.cuda.graph(): it waits for the device and collects garbage, and steps are in flight here.
+        # Not torch.cuda.graph(): it synchronizes the device and collects garbage while steps are in flight.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             logits = self._run(key)
         except BaseException:
-            with contextlib.suppress(Exception):  # it would hide what went wrong
+            with contextlib.suppress(Exception):  # its error would hide the original one
                 graph.capture_end()
             raise
         graph.capture_end()

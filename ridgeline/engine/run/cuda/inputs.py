@@ -1,7 +1,7 @@
-"""CudaInputs: a plan's rows as the integers a step sends to the device, and the permanent buffers they fill.
+"""CudaInputs: encodes a plan's rows as integers for the device, and owns the permanent buffers they fill.
 
-Used by the CUDA runner alone. Graphs read the permanent buffers, so their addresses never change; what the
-host writes for each step goes through one StepBlock.
+Used only by the CUDA runner. Graphs read the permanent buffers, so their addresses never change; the host
+sends the data of each step through one StepBlock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, prefix_part
 from ridgeline.ops.cuda.inputs import apply_diffs, prepare_step
 
 _FROM_DEVICE = -1  # a token the device is still sampling
-_PADDING = -1  # a row that is nobody's
+_PADDING = -1  # a row without a sequence
 
 
 class CudaInputs:
@@ -46,7 +46,7 @@ class CudaInputs:
         self._block_size = block_size
         self._tile_tokens = tile_tokens
         self._num_heads, self._num_kv_heads = num_heads, num_kv_heads
-        # Tokens, positions, rows, logit rows; prefill plans; differences of every table at once at worst.
+        # Tokens, positions, rows, logit rows; prefill plans; in the worst case, updates of every table.
         self.block = StepBlock(16 * aligned(max_tokens) + 2 * num_rows * (width + 32) + 4096, device)
         self.tables = ints(num_rows, width)
         self.last_tokens = ints(num_rows)
@@ -55,7 +55,7 @@ class CudaInputs:
     # ── host side: one step's integers ───────────────────────────────────────────────────────────────────
 
     def stage_decodes(self, rows: list[StepRow], size: int, tiles: PrefixTiles | None = None) -> None:
-        """Rows of one token each, padded to `size` rows; `tiles`: those that share their first blocks."""
+        """Rows of one token each, padded to `size` rows; `tiles`: rows that share their first blocks."""
         index_of = self._rows.index_of
         tokens = [
             row.seq.tokens[row.start] if row.start < len(row.seq.tokens) else _FROM_DEVICE for row in rows
@@ -64,7 +64,7 @@ class CudaInputs:
         self.block.put(tokens, size)
         self.block.put([row.start for row in rows], size)
         self.block.put([index_of(row.seq) for row in rows], size, fill=_PADDING)
-        if tiles is not None:  # as `prefix` finds them
+        if tiles is not None:  # in the layout that `prefix` expects
             for values in (tiles.tokens, tiles.first_rows, tiles.row_counts, tiles.tile_tokens):
                 self.block.put(values)
 
@@ -73,7 +73,7 @@ class CudaInputs:
     ) -> tuple[PrefillViews | None, Tensor]:
         """Rows of any length, those of one token first. Returns the views that the forward pass needs.
 
-        logit_tokens: tokens whose hidden states are wanted
+        logit_tokens: tokens whose hidden states are needed
         """
         counts = np.array([row.count for row in rows], np.int32)
         starts = np.array([row.start for row in rows], np.int32)
@@ -100,13 +100,13 @@ class CudaInputs:
         return plan.device_views(block.view(first, len(packed))), wanted
 
     def stage(self, values: Numbers[int]) -> Tensor:
-        """More of the step's integers, as the device will see them."""
+        """Append more of the step's integers. Returns their view on the device."""
         return self.block.view(self.block.put(values), len(values))
 
     # ── device side ──────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, num_tokens: int) -> None:
-        """Upload what was staged with the tables' differences, and make the step's inputs of it."""
+        """Upload the staged integers with the block table updates, and build the step's inputs from them."""
         places, blocks = self._rows.take_differences()
         first = self.block.put([*places, *blocks])
         self.block.upload()
@@ -133,7 +133,7 @@ class CudaInputs:
         logit_rows: Tensor | None = None,
         prefix: SharedPrefix | None = None,
     ) -> DeviceStep:
-        """The inputs as the decoder takes them."""
+        """The inputs in the decoder's format."""
         return DeviceStep(
             token_ids=self.token_ids[:num_tokens],
             positions=self.positions[:num_tokens],
@@ -148,7 +148,7 @@ class CudaInputs:
         )
 
     def prefix(self, size: int, num_tiles: int) -> SharedPrefix:
-        """What `stage_decodes` says of shared blocks, at the place it always has for batches of this size."""
+        """The shared blocks staged by `stage_decodes`, at a fixed address for batches of this size."""
         first = 3 * aligned(size)
         second = first + aligned(size)
         each = aligned(num_tiles)
@@ -162,6 +162,6 @@ class CudaInputs:
 
 
 def _known_tokens(row: StepRow) -> list[int]:
-    """The row's tokens; the one that is still being sampled, if any, is its last."""
+    """The row's tokens. If one is still being sampled, it is the last."""
     tokens = row.seq.tokens[row.start : row.start + row.count]
     return tokens if len(tokens) == row.count else [*tokens, _FROM_DEVICE]

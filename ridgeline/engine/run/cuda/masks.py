@@ -1,7 +1,7 @@
-"""DeviceMasks: the masks of a step's constrained samples, found on the host and sent with one copy.
+"""DeviceMasks: the masks of a step's constrained samples, computed on the host and sent with one copy.
 
-Used by the device's sampler after the forward pass was launched, so that they are found while it runs. Only
-rows with a grammar have a mask; a step without any sends nothing.
+Called by the device's sampler after the forward pass is launched, so that both overlap. Only rows with a
+grammar have a mask; a step without any sends no data.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ridgeline.engine.grammar.masks import NoToken, mask_words
 from ridgeline.engine.plan.request import Sequence
 from ridgeline.engine.run.sequence_mask import fill_mask
 
-_TURNS = 4  # host buffers in turn: more than steps that can be in flight
+_RING_SIZE = 4  # host buffers, used in rotation: more than steps that can be in flight
 
 
 @dataclass(frozen=True, slots=True)
 class SentMasks:
-    """on_device: as `ops.cuda.sampling.process` takes them. failures: by place, why it has an empty mask."""
+    """on_device: as `ops.cuda.sampling.process` takes them. failures: by place, why the mask is empty."""
 
     on_device: Tensor
     failures: dict[int, str]
@@ -29,9 +29,9 @@ class SentMasks:
 class DeviceMasks:
     def __init__(self, most_picks: int, vocab: int, device: torch.device) -> None:
         self._most_picks, self._words, self._device = most_picks, mask_words(vocab), device
-        self._hosts = [torch.zeros(0, dtype=torch.int32)] * _TURNS
+        self._hosts = [torch.zeros(0, dtype=torch.int32)] * _RING_SIZE
         self._on_device = torch.zeros(0, dtype=torch.int32, device=device)
-        self._turn = 0
+        self._slot = 0
 
     def send(self, seqs: list[Sequence], places: list[int]) -> SentMasks:
         """Masks of the sequences at these places, for a step that samples `seqs`."""
@@ -56,8 +56,8 @@ class DeviceMasks:
         return SentMasks(self._on_device, failures)
 
     def _host(self, size: int) -> Tensor:
-        turn = self._turn = (self._turn + 1) % _TURNS
-        if self._hosts[turn].numel() < size:
+        slot = self._slot = (self._slot + 1) % _RING_SIZE
+        if self._hosts[slot].numel() < size:
             on_gpu = self._device.type == "cuda"
-            self._hosts[turn] = torch.zeros(2 * size, dtype=torch.int32, pin_memory=on_gpu)
-        return self._hosts[turn]
+            self._hosts[slot] = torch.zeros(2 * size, dtype=torch.int32, pin_memory=on_gpu)
+        return self._hosts[slot]

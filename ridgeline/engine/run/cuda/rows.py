@@ -1,7 +1,7 @@
-"""DeviceRows: which permanent row of the device each sequence has, and what the device knows of its blocks.
+"""DeviceRows: assigns each sequence a permanent row on the device and tracks which of its blocks were sent.
 
-A row holds a sequence's block table, its newest token and its sampling parameters for as long as it runs. The
-host sends differences: here they are found. Pure logic; the runner moves the numbers.
+A row holds a sequence's block table, newest token and sampling parameters while it runs. The host sends
+only differences, which are computed here. Pure logic; the runner copies the numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ridgeline.engine.plan.request import Sequence
 
 
 class DeviceRow:
-    """One sequence's row. `sent` blocks of its table are on the device, the last of them `tail`."""
+    """One sequence's row. `sent` blocks of its table are on the device, the last of them is `tail`."""
 
     __slots__ = ("index", "sent", "tail")
 
@@ -25,7 +25,7 @@ class DeviceRows:
         self.table_width = table_width
         self._free = list(range(num_rows - 1, -1, -1))
         self._rows: dict[Sequence, DeviceRow] = {}
-        self.places: list[int] = []  # flat places in the device's tables …
+        self.places: list[int] = []  # flat positions in the device's tables …
         self.blocks: list[int] = []  # … and the blocks to write there before the next step
 
     def __len__(self) -> int:
@@ -41,24 +41,24 @@ class DeviceRows:
         return self._rows[seq].index
 
     def take(self, seq: Sequence) -> DeviceRow:
-        """A row for a sequence that has none."""
+        """Assign a row to a sequence that has none."""
         row = self._rows[seq] = DeviceRow(self._free.pop())
         return row
 
     def release(self, seq: Sequence) -> None:
-        """The sequence has ended or lost its blocks. Unknown ones are ignored: it may never have run.
+        """Free the row of a sequence that finished or was preempted. Unknown sequences are ignored.
 
-        The row may be given away at once, even with a step of the old owner still on the device: whatever the
-        next owner needs is written by a later launch on the same stream.
+        The row may be reused at once, even while a step of the old sequence is on the device: a later launch
+        on the same stream writes everything the next sequence needs.
         """
         row = self._rows.pop(seq, None)
         if row is not None:
             self._free.append(row.index)
 
     def note_blocks(self, row: DeviceRow, table: list[int]) -> None:
-        """Collect what the device does not know yet of this table.
+        """Record which blocks of this table the device does not have yet.
 
-        Tables grow at their end; before that end only their last block is ever exchanged (copy on write).
+        Tables grow at their end; of the blocks already sent, only the last is ever replaced (copy on write).
         """
         length, sent = len(table), row.sent
         if sent and (sent > length or table[sent - 1] != row.tail):
@@ -71,7 +71,7 @@ class DeviceRows:
         row.sent, row.tail = length, table[-1]
 
     def take_differences(self) -> tuple[list[int], list[int]]:
-        """(places, blocks) noted since the last call. No place is named twice."""
+        """(places, blocks) recorded since the last call. No place appears twice."""
         found = self.places, self.blocks
         self.places, self.blocks = [], []
         return found

@@ -1,10 +1,10 @@
-"""CudaRunner: a StepPlan as one forward pass on a CUDA device, launched without waiting for it.
+"""CudaRunner: executes a StepPlan as one forward pass on a CUDA device, launched without waiting for it.
 
-Sequences have permanent rows on the device; the host sends each step one block of integers (differences of
-block tables, positions, tokens it knows) and gets back token ids. The input of a decode whose token is still
-being sampled by the step before is taken on the device, so `launch` may be called again before `collect`.
-Where a grammar must see that token first, the forward pass is launched, and `complete` launches the rest.
-All work is on one stream: a step sees everything that earlier steps wrote. It never decides what runs.
+Sequences have permanent rows on the device. For each step the host sends one block of integers (block table
+updates, positions, known tokens) and gets token ids back. A decode whose input token is still being sampled
+by the previous step reads it on the device, so `launch` may be called again before `collect`. If a grammar
+must see that token first, `launch` starts the forward pass and `complete` launches the rest. All work is on
+one stream: a step sees everything that earlier steps wrote. The runner never decides what runs.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from ridgeline.ops.cuda.blocks import copy_blocks
 
 
 @dataclass(slots=True)
-class Flight:
-    """A launched step: the plan's rows in the order they were computed, and what comes back of them.
+class LaunchedStep:
+    """A launched step: the plan's rows in the order they were computed, and their results.
 
-    samples, scores: there when the step has been completed; of each row its own score
+    samples, scores: set when the step has been completed; scores has one entry per row
     """
 
     plan: StepPlan
-    order: list[int]  # places in the plan
+    order: list[int]  # positions in the plan
     rows: list[StepRow]
     logits: Tensor | None  # until they have been sampled
     picks: list[Pick]
-    staged: tuple[Tensor, Tensor]  # the picks' rows and positions, on the device
-    scored: list[range | None]  # of each row, the tokens to score
+    staged: tuple[Tensor, Tensor]  # device rows and positions of the picks, on the device
+    scored: list[range | None]  # for each row, the tokens to score
     samples: SampleTicket | None = None
     scores: list[PromptScores | None] = field(default_factory=list)
 
@@ -76,14 +76,15 @@ class CudaRunner:
         sizes = ladder(max_running)
         tokens = max(step_tokens, sizes[-1])
         kv_shape = (spec.num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
-        # Split sums of cuBLAS in full precision: what a batch of another size changes must stay small.
+        # cuBLAS reduces split sums in full precision, so that the batch size changes results as little as
+        # possible.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.kv = torch.empty(kv_shape, dtype=kv_dtype or dtype, device=device)
         buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context)
         self.decoder = CudaDecoder(spec, weights, self.kv, buffers, max_context, deterministic)
-        # Twice as many rows as run: those that ended keep theirs until the step in flight has landed.
+        # Twice max_running rows: finished sequences keep theirs until the step in flight has landed.
         num_rows = 2 * sizes[-1] + 8
         self._rows = DeviceRows(num_rows, -(-max_context // block_size))
         tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype)
@@ -92,15 +93,16 @@ class CudaRunner:
         )
         self._shared = SharedRows(rows_per_tile(spec.num_heads, spec.num_kv_heads), block_size)
         self._sampler = DeviceSampler(spec.eos_ids, spec.vocab_size, num_rows, sizes[-1], device)
-        self.kernels_are_ready: Callable[[], bool] = lambda: True  # whoever compiles ahead sets it
-        # In deterministic mode decodes are rows like others, so there is no batch size to have a graph for.
+        # Set by the build, which compiles kernels ahead.
+        self.kernels_are_ready: Callable[[], bool] = lambda: True
+        # In deterministic mode decodes are computed like other rows, so no batch size needs a graph.
         self.graphs = DecodeGraphs(self._run_decodes, sizes, cuda_graphs and on_gpu and not deterministic)
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
 
     # ── the runner's contract ────────────────────────────────────────────────────────────────────────────
 
-    def launch(self, plan: StepPlan) -> Flight:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the plan on the device and return at once. KV writes are idempotent."""
         with self._launching(plan):
             flight = self._launch(plan)
@@ -108,14 +110,14 @@ class CudaRunner:
                 self._choose(flight)
             return flight
 
-    def complete(self, flight: Flight) -> None:
-        """Choose the tokens of a step in which a grammar had to see the one before."""
+    def complete(self, flight: LaunchedStep) -> None:
+        """Sample the tokens of a step in which a grammar had to see the previous token."""
         if flight.logits is not None:
             with self._launching(flight.plan):
                 self._choose(flight)
 
-    def collect(self, flight: Flight) -> StepResult:
-        """Wait for the step and give its tokens, in the order of the plan's rows."""
+    def collect(self, flight: LaunchedStep) -> StepResult:
+        """Wait for the step and return its tokens, in the order of the plan's rows."""
         try:
             samples = iter(flight.samples.collect() if flight.samples is not None else [])
         except Exception as error:
@@ -135,9 +137,9 @@ class CudaRunner:
         return self._sampler.refusal(params)
 
     def idle(self) -> bool:
-        """Nothing to compute: capture one more graph. True while there is more of that to do.
+        """Nothing to compute: capture one more graph. Returns True while there is more to capture.
 
-        Not before the kernels are compiled: a request that comes meanwhile would wait for the compiler.
+        Not before the kernels are compiled: a request arriving now would wait for the compiler.
         """
         key = self.graphs.next_missing()
         if key is None or not self.kernels_are_ready():
@@ -149,11 +151,11 @@ class CudaRunner:
                 self.graphs.prepare(key)
         except Exception as error:
             self._raise_if_lost(error)
-            self.graphs.give_up(key, error)
+            self.graphs.disable(key, error)
         return True
 
-    def forget_all(self) -> None:
-        """Every sequence that ever ran here is gone, and nobody will name them: the warm-up's."""
+    def drop_sequences(self) -> None:
+        """Drop the state of every sequence that ran here, after the warm-up."""
         for seq in self._rows.sequences():
             self._release(seq)
 
@@ -161,12 +163,12 @@ class CudaRunner:
 
     @contextmanager
     def _launching(self, plan: StepPlan) -> Iterator[None]:
-        """On the stream. What breaks off half-way is forgotten as a whole."""
+        """Run a launch on the stream. If it fails, drop the device rows of all its sequences."""
         try:
             with self._on_stream():
                 yield
         except BaseException as error:
-            self._forget(plan)
+            self._drop_rows(plan)
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
                 raise DeviceOutOfMemory(str(error)) from error
@@ -183,21 +185,21 @@ class CudaRunner:
                 with torch.cuda.stream(self._stream):
                     yield
 
-    def _launch(self, plan: StepPlan) -> Flight:
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         for seq in plan.retired:
             self._release(seq)
-        order = sorted(range(len(plan.rows)), key=lambda place: _turn(plan.rows[place]))
+        order = sorted(range(len(plan.rows)), key=lambda place: _launch_order(plan.rows[place]))
         rows = [plan.rows[place] for place in order]
         for row in rows:
             self._note(row)
         self._sampler.flush()
-        # In deterministic mode a decode is a row like any other: one arithmetic for all.
+        # In deterministic mode decodes are computed like other rows, so that all use the same arithmetic.
         num_decodes = 0 if self.decoder.deterministic else sum(map(_is_decode, rows))
         if num_decodes == len(rows):
             return self._launch_decodes(plan, order, rows)
         return self._launch_mixed(plan, order, rows, num_decodes)
 
-    def _launch_decodes(self, plan: StepPlan, order: list[int], rows: list[StepRow]) -> Flight:
+    def _launch_decodes(self, plan: StepPlan, order: list[int], rows: list[StepRow]) -> LaunchedStep:
         size = self.graphs.padded(len(rows))
         arrangement = self._shared.arrange(rows, size)
         tiles = arrangement.tiles
@@ -208,10 +210,10 @@ class CudaRunner:
         picks, staged = self._stage_picks(rows)
         self._send(plan, size)
         logits = self.graphs.step(GraphKey(size, tiles is not None))
-        return Flight(plan, order, rows, logits, picks, staged, [None] * len(rows))
+        return LaunchedStep(plan, order, rows, logits, picks, staged, [None] * len(rows))
 
     def _run_decodes(self, key: GraphKey) -> Tensor:
-        """A padded decode batch from the permanent buffers: what graphs are made of."""
+        """Compute a padded decode batch from the permanent buffers. This is what graphs capture."""
         prefix = (
             self._inputs.prefix(key.size, self._shared.num_tiles(key.size)) if key.shares_prefix else None
         )
@@ -219,17 +221,17 @@ class CudaRunner:
 
     def _launch_mixed(
         self, plan: StepPlan, order: list[int], rows: list[StepRow], num_decodes: int
-    ) -> Flight:
+    ) -> LaunchedStep:
         logit_tokens, scored = _wanted_tokens(rows)
         prefill, logit_rows = self._inputs.stage_mixed(rows, num_decodes, logit_tokens)
         picks, staged = self._stage_picks(rows)
         tokens = sum(row.count for row in rows)
         self._send(plan, tokens)
         step = self._inputs.step(tokens, num_decodes, len(picks), prefill, logit_rows)
-        return Flight(plan, order, rows, self.decoder.forward(step), picks, staged, scored)
+        return LaunchedStep(plan, order, rows, self.decoder.forward(step), picks, staged, scored)
 
     def _send(self, plan: StepPlan, tokens: int) -> None:
-        """Upload the step's integers, make its inputs of them, and copy blocks before they are written."""
+        """Upload the step's integers, build its inputs from them, and copy blocks before they are written."""
         sources = self._inputs.stage([copy.source for copy in plan.copies])
         targets = self._inputs.stage([copy.target for copy in plan.copies])
         self._inputs.send(tokens)
@@ -244,8 +246,8 @@ class CudaRunner:
         device_rows = self._inputs.stage([pick.row for pick in picks])
         return picks, (device_rows, self._inputs.stage([pick.position for pick in picks]))
 
-    def _choose(self, flight: Flight) -> None:
-        """The step's tokens from its logits; then the scores of prompts, which overwrite them."""
+    def _choose(self, flight: LaunchedStep) -> None:
+        """Sample the step's tokens from its logits, then score the prompts, which overwrites the logits."""
         picks, logits = flight.picks, flight.logits
         if picks and logits is not None:
             last_tokens = self._inputs.last_tokens
@@ -257,7 +259,7 @@ class CudaRunner:
         flight.logits = None
 
     def _score(self, row: StepRow, where: range) -> PromptScores:
-        """How likely the row's prompt tokens were. Waited for: its sequence is never planned ahead."""
+        """Log-probabilities of the row's prompt tokens. Synchronous: its sequence is never planned ahead."""
         targets = row.seq.tokens[row.start + 1 : min(row.start + row.count + 1, row.seq.prompt_len)]
         hidden = self.decoder.buffers.normed[where.start : where.start + len(targets)]
         return PromptScores.of(hidden, targets, row.seq.params.prompt_logprobs or 0, self.decoder)
@@ -284,9 +286,9 @@ class CudaRunner:
             self._sampler.clear_row(row.index)
             self._rows.release(seq)
 
-    def _forget(self, plan: StepPlan) -> None:
-        """A launch failed half-way: what the device knows of these sequences is in doubt. Should they come
-        again, they begin anew, in new rows; their tokens are all known by then."""
+    def _drop_rows(self, plan: StepPlan) -> None:
+        """A launch failed part-way, so the device state of these sequences is undefined. If they run again,
+        they get new rows; all their tokens are known by then."""
         self._rows.take_differences()
         for row in plan.rows:
             for seq in (row.seq, *row.samplers):
@@ -295,34 +297,34 @@ class CudaRunner:
             self._sampler.clear_scratch()
 
     def _raise_if_lost(self, error: Exception) -> None:
-        """A fault in a kernel is told by every later call: then only a new process helps."""
+        """After a fault in a kernel every later call fails: only a new process helps."""
         if self._stream is None:
             return
         try:
             self._stream.synchronize()
         except Exception as fault:
-            raise DeviceLost(f"the GPU does not answer any more: {fault}") from error
+            raise DeviceLost(f"the GPU no longer responds: {fault}") from error
 
 
 def _is_decode(row: StepRow) -> bool:
-    """One token in, one sample out. (A prompt may end in a row of one token from which siblings sample.)"""
+    """One token in, one sample out. (A prompt may end in a row of one token that siblings sample from.)"""
     return row.count == 1 and len(row.samplers) == 1 and not row.prompt_logprobs
 
 
 def _awaits_its_grammar(row: StepRow) -> bool:
-    """Its last token is still being sampled, and says what may come next."""
+    """Its last token is still being sampled and decides which tokens the grammar allows."""
     return row.seq.matcher is not None and row.start + row.count > len(row.seq.tokens)
 
 
-def _turn(row: StepRow) -> int:
-    """Decodes come first, long contexts before short ones: the device is then even to the end of its work."""
+def _launch_order(row: StepRow) -> int:
+    """Decodes first, long contexts before short ones, so that the device's work ends evenly."""
     return -row.start if _is_decode(row) else 1
 
 
 def _wanted_tokens(rows: list[StepRow]) -> tuple[list[int], list[range | None]]:
-    """Tokens of the step whose hidden states are wanted: one per sample first, then those of scored prompts.
+    """Tokens of the step whose hidden states are needed: one per sample, then those of scored prompts.
 
-    Also where the latter are among them, row by row.
+    Also the position of each row's scored tokens among them.
     """
     wanted: list[int] = []
     end = 0

@@ -1,7 +1,7 @@
-"""DeviceSampler: a step's samples chosen on the device, and fetched when the step is collected.
+"""DeviceSampler: samples a step's tokens on the device; they are fetched when the step is collected.
 
-Used by the CUDA runner. Only token ids, and log-probabilities where asked for, cross to the host. Parameters
-live in the sequence's device row; `ops.cuda.sampling.sampling` holds the kernels.
+Used by the CUDA runner. Only token ids, and log-probabilities where requested, are copied to the host.
+Parameters are kept in the sequence's device row; `ops.cuda.sampling.sampling` has the kernels.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling.sampling import SampleScratch, sample
 from ridgeline.ops.cuda.sampling.state import MAX_BIASED, MAX_SUPPRESSED, RowParams, SamplerState
 
-_TURNS = 4  # results in turn: more than steps that can be in flight
-MAX_STOP_IDS = MAX_SUPPRESSED - 128  # the rest is left for the model's own end tokens
+_RING_SIZE = 4  # result buffers, used in rotation: more than steps that can be in flight
+MAX_STOP_IDS = MAX_SUPPRESSED - 128  # the rest is reserved for the model's own end tokens
 NOT_FINITE = "sampling failed: the model's logits are not finite"
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A sample to take: the device row of its sequence, and how many tokens that had before."""
+    """A sample to take: its sequence's device row, and the sequence's length before it."""
 
     row: int
     seq: Sequence
@@ -39,17 +39,17 @@ class DeviceSampler:
         self._eos_ids = eos_ids
         self._state = SamplerState(num_rows, vocab, device)
         self._scratch = SampleScratch(most_picks, vocab, device)
-        self._logprobs: LogprobBuffers | None = None  # made when somebody asks
+        self._logprobs: LogprobBuffers | None = None  # created on first use
         self._masks: DeviceMasks | None = None  # likewise
         self._constrained: set[int] = set()  # rows
         self._sizes = most_picks, vocab, device
         on_gpu = device.type == "cuda"
-        self._tokens = torch.zeros(_TURNS, most_picks, dtype=torch.int32, device=device)
-        self._fetched = torch.zeros(_TURNS, most_picks, dtype=torch.int32, pin_memory=on_gpu)
-        self._turn = 0
+        self._tokens = torch.zeros(_RING_SIZE, most_picks, dtype=torch.int32, device=device)
+        self._fetched = torch.zeros(_RING_SIZE, most_picks, dtype=torch.int32, pin_memory=on_gpu)
+        self._slot = 0
 
     def set_row(self, row: int, seq: Sequence) -> None:
-        """A sequence moves into a row; what it has of output was chosen before a preemption."""
+        """Assign a row to a sequence. It may already have output from before a preemption."""
         self._state.set_row(
             row, self._row_params(seq), seq.tokens[: seq.prompt_len], seq.tokens[seq.prompt_len :]
         )
@@ -62,31 +62,31 @@ class DeviceSampler:
         self._constrained.discard(row)
 
     def clear_scratch(self) -> None:
-        """A step broke off: what its kernels count among themselves begins at nothing again."""
+        """A step failed part-way: reset the counters its kernels share."""
         self._scratch.filters.gathered.zero_()
         self._scratch.filters.arrived.zero_()
 
     @staticmethod
     def refusal(params: SamplingParams) -> tuple[str, str] | None:
-        """(field, why) where a request asks for more than the device's tables hold."""
+        """(field, reason) if a request asks for more than the device's tables hold."""
         if len(params.logit_bias) > MAX_BIASED:
-            return "logit_bias", f"has {len(params.logit_bias)} entries; at most {MAX_BIASED} can be served"
+            return "logit_bias", f"has {len(params.logit_bias)} entries; the limit is {MAX_BIASED}"
         if params.min_tokens and len(params.stop_token_ids) > MAX_STOP_IDS:
-            most = f"at most {MAX_STOP_IDS} can be served together with min_tokens"
+            most = f"the limit together with min_tokens is {MAX_STOP_IDS}"
             return "stop_token_ids", f"has {len(params.stop_token_ids)} entries; {most}"
         return None
 
     def flush(self) -> None:
-        """Send the rows' changed parameters. Before the step's own launches."""
+        """Send the rows' changed parameters, before the step's own launches."""
         self._state.flush()
 
     def sample(
         self, logits: Tensor, picks: list[Pick], rows: Tensor, positions: Tensor, last_tokens: Tensor
     ) -> SampleTicket:
-        """Launch the choice of a token per row of logits. `rows`, `positions`: the picks', on the device."""
-        turn = self._turn = (self._turn + 1) % _TURNS
+        """Launch sampling, one token per row of logits. `rows`, `positions`: the picks', on the device."""
+        slot = self._slot = (self._slot + 1) % _RING_SIZE
         count = len(picks)
-        tokens, fetched = self._tokens[turn, :count], self._fetched[turn, :count]
+        tokens, fetched = self._tokens[slot, :count], self._fetched[slot, :count]
         plan = self._state.plan([pick.row for pick in picks], [pick.position for pick in picks])
         masks = self._send_masks(picks) if self._constrained else None
         if plan.logprobs is not None and self._logprobs is None:
@@ -109,8 +109,8 @@ class DeviceSampler:
         return SampleTicket(picks, fetched, logprobs, _record(logits.device), failures)
 
     def _send_masks(self, picks: list[Pick]) -> SentMasks | None:
-        """Found while the device is at the forward pass. Who has ended since that was launched has no mask:
-        the token is nobody's."""
+        """Computed while the device runs the forward pass. A sequence that finished since the launch gets no
+        mask: its token is discarded."""
         places = [
             place
             for place, pick in enumerate(picks)
@@ -123,7 +123,7 @@ class DeviceSampler:
         return self._masks.send([pick.seq for pick in picks], places)
 
     def _fetch_logprobs(self, count: int) -> FetchedLogprobs:
-        """Host copies of their own: rare, so not kept."""
+        """Allocated per call: rare, so not kept."""
         found = self._logprobs
         assert found is not None
         columns = (found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
@@ -144,7 +144,7 @@ class DeviceSampler:
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            min_tokens=params.min_tokens if seq.matcher is None else 0,  # its masks see to that
+            min_tokens=params.min_tokens if seq.matcher is None else 0,  # its masks enforce min_tokens
             suppressed=params.stop_token_ids + (() if params.ignore_eos else self._eos_ids),
             bias=params.logit_bias,
             logprobs=params.logprobs,
@@ -154,7 +154,7 @@ class DeviceSampler:
 
 @dataclass(frozen=True, slots=True)
 class FetchedLogprobs:
-    """Of each pick, on the host when its step is done; of picks that did not ask, anything."""
+    """For each pick, on the host when its step is done; undefined for picks without logprobs."""
 
     logprobs: Tensor
     ranks: Tensor
@@ -169,16 +169,16 @@ class FetchedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampleTicket:
-    """Samples on their way from the device."""
+    """Samples being copied from the device."""
 
     picks: list[Pick]
     tokens: Tensor  # on the host, when `done`
     logprobs: FetchedLogprobs | None
     done: torch.cuda.Event | None
-    failures: dict[int, str] = field(default_factory=dict)  # by place: why no token could be allowed
+    failures: dict[int, str] = field(default_factory=dict)  # by place: why no token is allowed
 
     def collect(self) -> list[Sampled]:
-        """Wait for the step, and give one Sampled per pick."""
+        """Wait for the step and return one Sampled per pick."""
         if self.done is not None:
             self.done.synchronize()
         tokens: list[int] = self.tokens.tolist()

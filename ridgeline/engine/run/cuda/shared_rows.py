@@ -1,7 +1,7 @@
-"""SharedRows: which decode rows of a step stand on the same first blocks, remembered while the batch stays.
+"""SharedRows: finds the decode rows of a step that share their first blocks, and caches the answer per batch.
 
-The runner asks once per decode step; almost always the batch is the one of the step before, and the answer is
-at hand. Rows that share are put side by side, as the kernel for shared prefixes wants them. No tensors.
+The runner calls it once per decode step; the batch is nearly always the same as in the previous step. Rows
+that share blocks are made adjacent, as the shared-prefix kernel requires. No tensors.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ridgeline.engine.plan.request import Sequence
 from ridgeline.engine.plan.step import StepRow
 from ridgeline.ops.cuda.attention.prefix_groups import PrefixTiles, find_shared_prefixes, prefix_tiles
 
-# Reads of so many cached tokens must be saved for a kernel more per layer to pay.
+# One more kernel per layer pays off if it saves reading at least this many cached tokens.
 LEAST_SAVED_TOKENS = 16_384
-SPARE_TILES = 4  # groups end in tiles that are not full
+SPARE_TILES = 4  # the last tile of a group may be partly filled
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    order: list[int]  # places of the step's rows; groups side by side
-    tiles: PrefixTiles | None  # None: nothing worth sharing; then the order is as it was
+    order: list[int]  # positions of the step's rows; groups are adjacent
+    tiles: PrefixTiles | None  # None: no prefix worth sharing, and the order is unchanged
 
 
 class SharedRows:
@@ -37,7 +37,7 @@ class SharedRows:
     def arrange(self, rows: list[StepRow], padded_rows: int) -> Arrangement:
         """Rows of one token each, in a batch padded to `padded_rows`."""
         batch = [row.seq for row in rows]
-        # A running sequence never changes the blocks it shares, so the same batch shares the same.
+        # A running sequence never changes the blocks it shares, so the same batch shares the same blocks.
         if batch != self._batch or padded_rows != self._padded:
             self._batch, self._padded = batch, padded_rows
             self._known = self._arrange(batch, padded_rows)

@@ -1,6 +1,5 @@
-"""Compiling kernels ahead of the first step: steps of each kind are run over tensors without memory, from
-their inputs to their samples, and what they would launch is compiled. Called by the build while the weights
-are read.
+"""Compile kernels ahead of the first step: run steps of each kind over tensors without memory, from their
+inputs to their samples, and compile what they would launch. Called by the build while the weights are read.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ridgeline.ops.cuda.sampling.state import RowParams, SamplerState
 
 NOWHERE = torch.device("meta")
 PLAIN_ROW = RowParams(temperature=0.0)
-# What requests ask for beyond a temperature, the usual first.
+# Sampling parameters that requests use besides a temperature, most common first.
 OTHER_ROWS = (
     RowParams(top_p=0.9, top_k=20),
     RowParams(logprobs=1),
@@ -39,8 +38,8 @@ OTHER_ROWS = (
 PROMPTS = (1, 3, 16, 17, 32, 65, 100, 128, 300, 512, 1040, 2048, 4097)  # tokens
 
 
-class StepRehearsal:
-    """A decoder and a sampler without memory, for what their steps launch. Sizes are those of the runner: a
+class StepDryRun:
+    """A decoder and a sampler without memory; records what their steps launch. Sizes follow the runner: a
     multiple of 16 there must be one here."""
 
     def __init__(
@@ -58,7 +57,7 @@ class StepRehearsal:
         self.max_context = max_context
         self.deterministic = deterministic
         buffers = Buffers.allocate(spec, dtype, NOWHERE, self.step_tokens, max_rows, max_context)
-        # Layers of a kind launch the same kernels; the last one of all launches others.
+        # Layers of one kind launch the same kernels; the last layer launches different ones.
         few = replace(spec, layers=(*dict.fromkeys(spec.layers), spec.layers[-1]))
         num_layers = max(spec.num_layers, few.num_layers)
         kv_shape = (num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
@@ -75,12 +74,12 @@ class StepRehearsal:
         self.shares_prefixes = not deterministic and any(layer.window is None for layer in spec.layers)
 
     def decodes(self, rows: int, *, sharing: bool = False) -> list[Launch]:
-        """A decode batch of so many rows; `sharing`: some of them stand on the same first blocks."""
+        """A decode batch of `rows` rows; `sharing`: some of them share their first blocks."""
         step = self._step(rows, rows, rows, prefix=self._prefix(rows) if sharing else None)
         return recorded(lambda: self._decoder.forward(step))
 
     def prompts(self, lengths: list[int], decodes: int = 0, cached: int = 0) -> list[Launch]:
-        """Prompts, or what follows `cached` tokens of each, beside some decodes."""
+        """Prompts, or the part after `cached` tokens of each, together with some decodes."""
         plan = plan_prefill(
             lengths,
             [cached + length for length in lengths],
@@ -95,7 +94,7 @@ class StepRehearsal:
         return recorded(lambda: self._decoder.forward(step))
 
     def inputs(self) -> list[Launch]:
-        """What comes before a step: the host's numbers taken in."""
+        """The kernels before a step, which read the host's integers."""
         staged, tokens = _ints(4096), _ints(16)
 
         def take_in() -> None:
@@ -105,11 +104,11 @@ class StepRehearsal:
         return recorded(take_in)
 
     def copies(self) -> list[Launch]:
-        """KV blocks copied where sequences part."""
+        """Copies of KV blocks where sequences fork."""
         return recorded(lambda: copy_blocks(self._kv, _ints(1), _ints(1)))
 
     def samples(self, rows: int, params: RowParams = PLAIN_ROW) -> list[Launch]:
-        """A sequence's parameters sent, and tokens chosen for so many rows."""
+        """Sending a sequence's parameters and sampling tokens for `rows` rows."""
 
         def choose() -> None:
             self._sampler.set_row(0, params, prompt=[0], output=[0])
@@ -152,47 +151,47 @@ def _ints(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int32, device=NOWHERE)
 
 
-def first_kernels(rehearsal: StepRehearsal) -> list[Launch]:
-    """What a short prompt and one stream need: without these nothing can be answered."""
-    one = rehearsal.prompts([1]) if rehearsal.deterministic else rehearsal.decodes(1)
-    launches = distinct(rehearsal.prompts([8]) + one + rehearsal.inputs() + rehearsal.samples(1))
+def first_kernels(dry_run: StepDryRun) -> list[Launch]:
+    """The kernels for a short prompt and one stream, needed before any request can be answered."""
+    one = dry_run.prompts([1]) if dry_run.deterministic else dry_run.decodes(1)
+    launches = distinct(dry_run.prompts([8]) + one + dry_run.inputs() + dry_run.samples(1))
     return sorted(launches, key=lambda launch: "attend" not in launch.kernel.__name__)  # they take longest
 
 
-def trial_kernels(rehearsals: list[StepRehearsal], rows: int, tokens: int) -> list[Launch]:
-    """What a decode batch of so many rows and a prompt of so many tokens need, of each decoder."""
+def trial_kernels(dry_runs: list[StepDryRun], rows: int, tokens: int) -> list[Launch]:
+    """The kernels for a decode batch of `rows` and a prompt of `tokens`, for each decoder."""
     launches: list[Launch] = []
-    for rehearsal in rehearsals:
-        decode = rehearsal.prompts([1] * rows) if rehearsal.deterministic else rehearsal.decodes(rows)
-        launches += decode + rehearsal.prompts([tokens])
+    for dry_run in dry_runs:
+        decode = dry_run.prompts([1] * rows) if dry_run.deterministic else dry_run.decodes(rows)
+        launches += decode + dry_run.prompts([tokens])
     return distinct(launches)
 
 
-def other_kernels(rehearsal: StepRehearsal, decode_sizes: list[int]) -> list[Launch]:
-    """What larger batches, longer prompts and other sampling parameters need; `first_kernels` too."""
-    most = rehearsal.step_tokens
+def other_kernels(dry_run: StepDryRun, decode_sizes: list[int]) -> list[Launch]:
+    """The kernels for larger batches, longer prompts and other sampling parameters, and `first_kernels`."""
+    most = dry_run.step_tokens
     launches: list[Launch] = []
-    if not rehearsal.deterministic:
+    if not dry_run.deterministic:
         for rows in decode_sizes:
-            launches += rehearsal.decodes(rows)
+            launches += dry_run.decodes(rows)
     for rows in decode_sizes:
-        launches += rehearsal.samples(rows)
+        launches += dry_run.samples(rows)
     half = max(1, most // 2)
     for lengths in ([half, half], [33] * 3, [65] * 4):
         if sum(lengths) <= most:
-            launches += rehearsal.prompts(lengths)
-    for length in (17, 512, half):  # a chunk of a long prompt, or what differs from a cached one
-        if length <= most and length < rehearsal.max_context:
-            launches += rehearsal.prompts([length], cached=rehearsal.max_context - length)
+            launches += dry_run.prompts(lengths)
+    for length in (17, 512, half):  # a chunk of a long prompt, or the part after a cached one
+        if length <= most and length < dry_run.max_context:
+            launches += dry_run.prompts([length], cached=dry_run.max_context - length)
     for length in PROMPTS:
-        for decodes in (0,) if rehearsal.deterministic else (0, 1, 5, 16, 40):
-            if length + decodes <= most and decodes < rehearsal.max_rows:
-                launches += rehearsal.prompts([length], decodes)
+        for decodes in (0,) if dry_run.deterministic else (0, 1, 5, 16, 40):
+            if length + decodes <= most and decodes < dry_run.max_rows:
+                launches += dry_run.prompts([length], decodes)
     for params in OTHER_ROWS:
         for rows in (1, 8):
-            launches += rehearsal.samples(min(rows, rehearsal.max_rows), params)
-    if rehearsal.shares_prefixes:
+            launches += dry_run.samples(min(rows, dry_run.max_rows), params)
+    if dry_run.shares_prefixes:
         for rows in decode_sizes:
             if rows >= LEAST_ROWS:
-                launches += rehearsal.decodes(rows, sharing=True)
-    return distinct(launches + rehearsal.copies() + rehearsal.inputs())
+                launches += dry_run.decodes(rows, sharing=True)
+    return distinct(launches + dry_run.copies() + dry_run.inputs())

@@ -1,6 +1,6 @@
-"""What goes on beside a GPU engine's start, in threads: Triton and cuBLAS are woken.
+"""Loads Triton and cuBLAS in threads during a GPU engine's start.
 
-Used by `cuda_build`. Nothing here can fail the start: what is not done beforehand is done when it is needed.
+Used by `cuda_build`. Nothing here can fail the start: what is not preloaded is loaded on first use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def wake_compiler() -> None:
-    """What Triton does once and needs no torch for: a fingerprint of itself (it reads its whole library), and
-    the C part of its driver. Both are private: where they are not found, the first kernel waits for them."""
+def preload_compiler() -> None:
+    """The one-time work of Triton that needs no torch: a fingerprint of itself (it reads its whole library),
+    and the C part of its driver. Both are private: if they are not found, the first kernel pays for them."""
     with contextlib.suppress(Exception):
         from triton.runtime.cache import triton_key
 
@@ -30,11 +30,11 @@ def wake_compiler() -> None:
         CudaUtils()
 
 
-def wake_cublas(dtype: torch.dtype) -> None:
-    """Have cuBLAS load itself and its kernels beside the weights. Its workspace is given back."""
+def preload_cublas(dtype: torch.dtype) -> None:
+    """Load cuBLAS and its kernels while the weights load. Its workspace is released."""
     import torch
 
-    with contextlib.suppress(Exception):  # the first step tells
+    with contextlib.suppress(Exception):  # the first step reports it
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.inference_mode(), torch.cuda.stream(stream):
             for size in (1024, 128):
@@ -46,7 +46,7 @@ def wake_cublas(dtype: torch.dtype) -> None:
 
 
 def clear_cublas() -> None:
-    """Give back the workspace of every stream that multiplied so far; those that go on get new ones."""
+    """Release the workspaces of all streams that used cuBLAS; streams that continue get new ones."""
     import torch
 
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
@@ -54,10 +54,10 @@ def clear_cublas() -> None:
         clear()
 
 
-def tell_errors(errors: list[Exception]) -> None:
+def log_errors(errors: list[Exception]) -> None:
     """One line for all of them, with the first in full."""
     if errors:
-        log.warning("%d kernels could not be compiled beforehand", len(errors), exc_info=errors[0])
+        log.warning("could not compile %d kernels ahead", len(errors), exc_info=errors[0])
 
 
 def in_thread(target: Callable[..., object], *args: object) -> threading.Thread:
