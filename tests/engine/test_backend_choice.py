@@ -140,7 +140,7 @@ def test_what_only_a_gpu_has_is_refused_without_one(spec, settings):
 @pytest.mark.parametrize(
     ("gpu", "complaint"),
     [
-        (Gpu("Old", 1 << 30, (7, 5), (13, 0)), "compute capability 7.5, and 8.0 is needed"),
+        (Gpu("Old", 1 << 30, (7, 5), (13, 0)), "compute capability 7.5, but at least 8.0 is needed"),
         (Gpu("New", 1 << 30, (9, 0), (12, 4)), "driver supports CUDA 12.4, but torch was built for 13.0"),
     ],
 )

@@ -40,14 +40,14 @@ def test_what_an_earlier_step_left_in_a_turn_is_not_seen_again():
         assert block.view(first, 4).tolist() == [value + 1, 0, 0, 0]
 
 
-def test_the_turns_are_memory_of_their_own():
+def test_each_buffer_of_the_ring_has_separate_memory():
     """Until the copy of a step is done, its numbers must stay: three steps may be under way."""
     block = StepBlock(16, CPU)
     hosts = []
     for value in (1, 2, 3):
         block.begin()
         block.put([value])
-        hosts.append(block._hosts[block._turn])
+        hosts.append(block._hosts[block._slot])
     assert [int(host[0]) for host in hosts] == [1, 2, 3]
 
 

@@ -9,7 +9,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 def fill_mask(seq: Sequence, mask: Mask) -> None:
-    """Raises NoToken where no token is allowed."""
+    """Raises NoToken if no token is allowed."""
     assert seq.matcher is not None
     barred = seq.end_ids if seq.num_output < seq.params.min_tokens else _NONE
     reason = seq.matcher.fill(mask, barred, seq.params.ignore_eos)
