@@ -34,6 +34,8 @@ VERBS = {
     "run": "run",
     "batch": "batch",
     "models": "models",
+    "ps": "ps",
+    "stop": "stop",
     "doctor": "doctor.doctor",
     "bench": "lab.bench",
     "plan": "lab.plan",
@@ -60,6 +62,7 @@ examples:
   ridgeline run "Name three rivers"      one answer, to stdout
   ridgeline batch in.jsonl out.jsonl     every line of a file
   ridgeline models list                  which models there are
+  ridgeline ps                           which servers run; `ridgeline stop` ends one
   ridgeline doctor                       what is slow or missing on this machine
   ridgeline bench http://127.0.0.1:8000  measure a server under load
   ridgeline plan smollm2-135m            what serving a model takes, with a prediction

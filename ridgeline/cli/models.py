@@ -12,24 +12,28 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.progress import fetch
 from ridgeline.models.errors import ModelError
+from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import (
     KNOWN_MODELS,
     KnownModel,
     cached_file,
     find_known,
     model_path,
+    not_found,
     resolve,
 )
+from ridgeline.running import RunRecord, running
 
 if TYPE_CHECKING:
     from ridgeline.models.files.generation_config import SamplingDefaults
     from ridgeline.models.spec.model_spec import ModelSpec
 
-DESCRIPTION = "List the models known by short name, fetch one into the cache, or inspect any model's files."
+DESCRIPTION = "List the models known by short name; fetch, remove or inspect one."
 
 EXAMPLES = """\
   ridgeline models list
   ridgeline models pull smollm2-135m
+  ridgeline models rm smollm2-135m
   ridgeline models inspect ./my-model --json
 """
 
@@ -44,6 +48,15 @@ PULL_EXAMPLES = """\
   ridgeline models pull --force smollm2-135m
 """
 
+REMOVE = """\
+Remove models from the cache: short names from ridgeline's, org/name with all its revisions from the hub's.
+The next use fetches them again. A model that a running server serves is kept, unless --force is given."""
+
+REMOVE_EXAMPLES = """\
+  ridgeline models rm smollm2-135m
+  ridgeline models rm Qwen/Qwen3-8B gemma3-270m
+"""
+
 INSPECT = """\
 Everything read off config.json or GGUF metadata: family, parameters, bytes, KV bytes per token, FLOPs
 per token, context, chat template, recommended sampling. Reads no weights."""
@@ -55,7 +68,7 @@ INSPECT_EXAMPLES = """\
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "models", "list, pull or inspect models", DESCRIPTION, EXAMPLES)
+    parser = add_verb(verbs, "models", "list, fetch, remove or inspect models", DESCRIPTION, EXAMPLES)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     lister = add_verb(actions, "list", "the short names, and which are here", LIST, "  ridgeline models list")
@@ -66,6 +79,11 @@ def add_parser(verbs: Verbs) -> None:
     puller.add_argument("model", metavar="MODEL", help="short name, or org/name[@revision] of the hub")
     puller.add_argument("--force", action="store_true", help="fetch again, whatever is in the cache")
     puller.set_defaults(run=run_pull)
+
+    remover = add_verb(actions, "rm", "remove models from the cache", REMOVE, REMOVE_EXAMPLES)
+    remover.add_argument("models", nargs="+", metavar="MODEL", help="short name, or org/name of the hub")
+    remover.add_argument("--force", action="store_true", help="remove a model that is being served")
+    remover.set_defaults(run=run_remove)
 
     inspector = add_verb(actions, "inspect", "what a model's files say of it", INSPECT, INSPECT_EXAMPLES)
     inspector.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
@@ -102,6 +120,47 @@ def run_pull(args: argparse.Namespace) -> int:
     found = fetch(args.model, sys.stderr, force=args.force)
     print(found.path)
     return 0
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    from ridgeline.models.files.hub import remove_repo
+    from ridgeline.models.files.pull import remove
+
+    for name in args.models:
+        identity = cache_identity(name)
+        if not args.force and (record := serving(identity)):
+            raise ModelError(
+                f"{name} is served by {record.kind} {record.pid} at {record.url}: stop it first with "
+                f"`ridgeline stop {record.pid}`, or give --force"
+            )
+        known = find_known(name)
+        freed = remove(known) if known is not None else remove_repo(identity)
+        if freed is None:
+            raise ModelError(f"{name} is not in the cache: nothing to remove")
+        print(f"removed {identity} ({freed / 1e6:.0f} MB)", file=sys.stderr)
+    return 0
+
+
+def cache_identity(name: str) -> str:
+    """What the cache keeps the model under: its short name, or org/name."""
+    known = find_known(name)
+    if known is not None:
+        return known.name
+    if (on_hub := hub_id(name)) is not None:
+        return on_hub.partition("@")[0]
+    if Path(name).expanduser().exists():
+        raise ModelError(f"{name} is a path and not in the cache: delete it with rm if you want to")
+    raise not_found(name)
+
+
+def serving(identity: str) -> RunRecord | None:
+    """The running server that serves a model of the cache."""
+    for record in running():
+        for source in record.sources:
+            known, on_hub = find_known(source), hub_id(source)
+            if identity == (known.name if known else on_hub and on_hub.partition("@")[0]):
+                return record
+    return None
 
 
 def run_inspect(args: argparse.Namespace) -> int:

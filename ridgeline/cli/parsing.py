@@ -18,7 +18,8 @@ MODEL_HELP = (
 DEFAULT_MODEL: str = next(option.default for option in options_of(EngineConfig) if option.name == "model")
 
 
-# What users of other tools type first, and the command here.
+# What users of other tools type, and the command here.
+OTHER_ACTIONS = {"ls": "list", "remove": "rm", "delete": "rm", "show": "inspect", "download": "pull"}
 OTHER_VERBS = {
     "pull": "ridgeline models pull",
     "list": "ridgeline models list",
@@ -75,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from ridgeline.cli.flags.suggest import verb_suggestion
 
-            others = OTHER_VERBS if self.prog == "ridgeline" else {}
+            others = {"ridgeline": OTHER_VERBS, "ridgeline models": OTHER_ACTIONS}.get(self.prog, {})
             near = verb_suggestion(value, action.choices, others)
             self.error(f"unknown {str(action.metavar).lower()} {value!r}{near}")
         super()._check_value(action, value)

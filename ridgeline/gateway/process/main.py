@@ -24,6 +24,7 @@ from ridgeline.gateway.objects.spool import remove_stale_uploads
 from ridgeline.gateway.observe.metrics import merged
 from ridgeline.gateway.process.worker_process import WorkerProcess, WorkerRefused
 from ridgeline.options import OptionError
+from ridgeline.running import SetState, announced
 from ridgeline.telemetry import logs
 from ridgeline.version import __version__
 
@@ -48,11 +49,13 @@ def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int
                 path.unlink(missing_ok=True)
         remove_stale_uploads(state_dir)
         listener = _bind(gateway.host, gateway.port, "[gateway]")
-        if sys.platform != "win32":
-            import uvloop
+        with announced("gateway", _url(settings, listener), _names(settings)) as set_state:
+            serving = Supervisor(settings, reread, listener, set_state).run()
+            if sys.platform != "win32":
+                import uvloop
 
-            return uvloop.run(Supervisor(settings, reread, listener).run())
-        return asyncio.run(Supervisor(settings, reread, listener).run())
+                return uvloop.run(serving)
+            return asyncio.run(serving)
 
 
 @contextlib.contextmanager
@@ -73,10 +76,15 @@ def _alone(state_dir: Path) -> Iterator[None]:
 
 class Supervisor:
     def __init__(
-        self, settings: GatewaySettings, reread: Callable[[], GatewaySettings], listener: socket.socket
+        self,
+        settings: GatewaySettings,
+        reread: Callable[[], GatewaySettings],
+        listener: socket.socket,
+        set_state: SetState,
     ) -> None:
         self._settings, self._reread = settings, reread
         self._listener = listener
+        self._set_state = set_state
         self._workers: dict[int, WorkerProcess] = {}  # that serve, by number
         self._leaving: set[WorkerProcess] = set()  # that answer what they still have
         self._changing = asyncio.Lock()  # one start, restart or reload at a time
@@ -102,6 +110,7 @@ class Supervisor:
             if starting.done():
                 starting.result()
                 self._say_ready(admin)
+                self._set_state("ready")
             else:
                 starting.cancel()
             await stopped
@@ -110,6 +119,7 @@ class Supervisor:
             return 1
         finally:
             self._stopping = True
+            self._set_state("stopping")
             await self._end_workers()
             await admin.stop()
         return 0
@@ -253,10 +263,7 @@ class Supervisor:
             log.error("not reloaded: %s", error)
 
     def _say_ready(self, admin: Any) -> None:
-        host, port = self._listener.getsockname()[:2]
-        scheme = "http" if self._settings.gateway.ssl_certfile is None else "https"
-        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        models = [one.name for one in self._settings.models] + [one.name for one in self._settings.routes]
+        url, models = _url(self._settings, self._listener), _names(self._settings)
         lines = f"{self._started_lines(admin)}\nserving on {url}"
         logs.say(lines, "serving", version=__version__, url=url, admin_url=admin.url, models=models)
 
@@ -282,6 +289,16 @@ async def _kill(workers: Sequence[WorkerProcess]) -> None:
     for worker in workers:
         worker.kill()
         await worker.wait()
+
+
+def _url(settings: GatewaySettings, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if settings.gateway.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _names(settings: GatewaySettings) -> list[str]:
+    return [one.name for one in settings.models] + [one.name for one in settings.routes]
 
 
 def _bind(host: str, port: int, section: str) -> socket.socket:

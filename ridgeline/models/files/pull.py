@@ -59,6 +59,17 @@ def ensure(name: str, report: Report | None = None) -> ResolvedModel:
     return resolve(name)
 
 
+def remove(known: KnownModel) -> int | None:
+    """Remove the model's files from the cache; returns the bytes freed, None where it was not there."""
+    folder = cached_file(known).parent
+    if not folder.is_dir():
+        return None
+    with _locked(folder / ".lock", _silent):
+        freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        shutil.rmtree(folder)
+    return freed if freed else None
+
+
 def pull(known: KnownModel, *, force: bool = False, report: Report | None = None) -> Path:
     """Fetch, verify and keep the model's file; returns at once if it is already there and intact."""
     report = report or _silent

@@ -227,7 +227,7 @@ def resolve(name: str) -> ResolvedModel:
         return ResolvedModel(path.resolve().name, _checked_directory(path), "directory")
     if path.is_file():
         return ResolvedModel(path.stem, _checked_file(path), "gguf")
-    raise _not_found(name)
+    raise not_found(name)
 
 
 def find_known(name: str) -> KnownModel | None:
@@ -338,7 +338,8 @@ def _checked_file(path: Path) -> Path:
     raise UnsupportedModel(f"{path}: not a .gguf file and not a model directory")
 
 
-def _not_found(name: str) -> ModelNotFound:
+def not_found(name: str) -> ModelNotFound:
+    """For a MODEL that is neither known nor a path: what it may be instead."""
     if os.sep in name or name.startswith((".", "~")) or Path(name).suffix in {".gguf", *PICKLE_SUFFIXES}:
         return ModelNotFound(f"{name}: no such file or directory")
     names = [alias for known in KNOWN_MODELS for alias in (known.name, *known.aliases)]

@@ -25,6 +25,7 @@ from ridgeline.engine.errors import EngineError
 from ridgeline.engine.limits.steady import UNCERTAIN
 from ridgeline.engine.start.memory_receipt import receipt_of
 from ridgeline.models.files.pull import ensure
+from ridgeline.running import SetState, announced
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.process.errors import PortTaken
 from ridgeline.server.process.setup import ModelSetup, sharing_memory
@@ -124,17 +125,25 @@ def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
             Supervised(setup, Supervisor(setup.engine, path, server))
             for setup, path in zip(sharing_memory(models, paths), paths, strict=True)
         ]
-        if sys.platform != "win32":
-            import uvloop
+        names = [name for setup in models for name in setup.names]
+        sources = [setup.engine.model for setup in models]
+        with announced("server", _url(listener.getsockname(), server), names, sources) as set_state:
+            serving = _serve(supervised, server, state, listener, set_state)
+            if sys.platform != "win32":
+                import uvloop
 
-            return uvloop.run(_serve(supervised, server, state, listener))
-        return asyncio.run(_serve(supervised, server, state, listener))
+                return uvloop.run(serving)
+            return asyncio.run(serving)
     finally:
         state.close()
 
 
 async def _serve(
-    models: Sequence[Supervised], server: ServerConfig, state: StateStore, listener: socket.socket
+    models: Sequence[Supervised],
+    server: ServerConfig,
+    state: StateStore,
+    listener: socket.socket,
+    set_state: SetState,
 ) -> int:
     supervisors = [model.supervisor for model in models]
     stop = asyncio.Event()
@@ -154,8 +163,10 @@ async def _serve(
         if starting.done():
             await starting
             _say_ready(models, _url(listener.getsockname(), server))
+            set_state("ready")
             batches = await _begun_batches(front, app)
             await stop.wait()
+            set_state("stopping")
             await batches.stop()  # first of all: nobody waits for their lines, and they are asked again
             await _drain(supervisors, server.drain_s)
         else:

@@ -1,0 +1,183 @@
+"""Servers and gateways of this user that run now: each keeps a small record in a file while it runs.
+
+`serve` and `gateway` write it; `ps`, `stop` and `models rm` read it. There is no daemon: a record counts only
+while its process lives, and a reader removes those of dead processes. Stands outside the layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.version import __version__
+
+Kind = Literal["server", "gateway"]
+State = Literal["starting", "ready", "stopping"]
+SetState = Callable[[State], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """
+    ticks:     when the process began, in the kernel's clock ticks: another process that gets the same number
+               later has another
+    place:     boot and PID namespace, which process numbers belong to
+    names:     what clients may ask for
+    sources:   the MODEL arguments behind them
+    """
+
+    kind: Kind
+    pid: int
+    ticks: int
+    machine: str
+    place: str
+    url: str
+    names: tuple[str, ...]
+    sources: tuple[str, ...]
+    state: State
+    started_at: float
+    version: str
+
+    @property
+    def port(self) -> str:
+        return self.url.rpartition(":")[2]
+
+
+@contextlib.contextmanager
+def announced(kind: Kind, url: str, names: Sequence[str], sources: Sequence[str] = ()) -> Iterator[SetState]:
+    """Keep a record of this process inside the context. A home that cannot be written has none."""
+    pid = os.getpid()
+    ticks = _ticks(pid) or 0
+    first = RunRecord(
+        kind,
+        pid,
+        ticks,
+        platform.node(),
+        _place(),
+        url,
+        tuple(names),
+        tuple(sources),
+        "starting",
+        time.time(),
+        __version__,
+    )
+    folder = _folder()
+    path = None if folder is None else folder / f"{pid}.json"
+
+    def write(state: State) -> None:
+        if path is None:
+            return
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary = path.with_suffix(".tmp")
+            temporary.touch(mode=0o600)
+            temporary.write_text(json.dumps(asdict(replace(first, state=state))), encoding="utf-8")
+            temporary.replace(path)
+
+    write("starting")
+    try:
+        yield write
+    finally:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def running() -> list[RunRecord]:
+    """Records of processes that live, the oldest first. Removes those of dead ones."""
+    folder = _folder()
+    if folder is None or not folder.is_dir():
+        return []
+    found = []
+    for path in folder.glob("*.json"):
+        record = _read(path)
+        if record is None or record.machine != platform.node():
+            continue  # written by a later version, or on another machine with the same home directory
+        if is_alive(record):
+            found.append(record)
+        elif _is_over(record):
+            path.unlink(missing_ok=True)
+    return sorted(found, key=lambda record: record.started_at)
+
+
+def is_alive(record: RunRecord) -> bool:
+    return record.place == _place() and _ticks(record.pid) == record.ticks
+
+
+def end(record: RunRecord, timeout_s: float, *, at_once: bool = False) -> bool:
+    """Send SIGTERM and wait for the end; False where the process outlives the timeout.
+
+    at_once: send it again and again, which ends a server without its running answers.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        process = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        # Held by the descriptor, the number cannot pass to another process between the check and the signal.
+        if not is_alive(record):
+            return True
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        while is_alive(record):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+            if at_once:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGTERM)
+        return True
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(process)
+
+
+def _read(path: Path) -> RunRecord | None:
+    try:
+        if path.stat().st_uid != os.getuid():
+            return None
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return RunRecord(**values | {name: tuple(values[name]) for name in ("names", "sources")})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _is_over(record: RunRecord) -> bool:
+    """Dead for certain. In another PID namespace of the same boot it may live, unseen from here."""
+    boot, _, namespace = record.place.partition(" ")
+    own_boot, _, own_namespace = _place().partition(" ")
+    return boot != own_boot or namespace == own_namespace
+
+
+def _folder() -> Path | None:
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a container's user without an entry in /etc/passwd
+        return None
+    return Path(base) / "ridgeline" / "run"
+
+
+def _place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _ticks(pid: int) -> int | None:
+    """When the process began; None where there is none, or only its exit code is left."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
