@@ -8,10 +8,10 @@ class RemoteError(Exception):
 
 
 def check_trust(url: str, error: Exception) -> None:
-    """Raises RemoteError that says what to do if a connection failed because of the certificate."""
+    """Raise a RemoteError that says what to do if `error` was caused by the server's certificate."""
     import ssl
 
-    reason = getattr(error, "reason", error)
+    reason = error.__cause__
     if isinstance(reason, ssl.SSLCertVerificationError):
         raise RemoteError(
             f"the certificate of {url} is not trusted: {reason.verify_message}. Name the PEM file of its "

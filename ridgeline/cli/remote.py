@@ -1,26 +1,25 @@
-"""Answers from a running server, over OpenAI's HTTP API and its event stream. Standard library only."""
+"""Answers from a running server, over OpenAI's HTTP API and its event stream."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 from ridgeline.cli.answers import AnswerStats, Message, Piece
 from ridgeline.cli.errors import RemoteError, check_trust
 from ridgeline.cli.sampling import Sampling
+from ridgeline.proxy.blocking_client import BlockingClient, OpenAnswer
+from ridgeline.proxy.errors import BrokenOff, Unreachable
 
 TIMEOUT_S = 600.0
 
 
 class RemoteAnswers:
     def __init__(self, url: str, model: str | None = None, api_key: str = "") -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._api_key = api_key
+        self._client = BlockingClient(url, timeout_s=TIMEOUT_S, api_key=api_key)
+        self._url = self._client.url
         self.model = model or self._first_model()
 
     def chat(self, messages: list[Message], sampling: Sampling) -> Iterator[Piece]:
@@ -31,8 +30,10 @@ class RemoteAnswers:
 
     def _first_model(self) -> str:
         try:
-            with self._open("/v1/models") as answer:
-                models = [str(model["id"]) for model in json.load(answer)["data"]]
+            with self._open("GET", "/v1/models") as answer:
+                models = [str(model["id"]) for model in json.loads(answer.read())["data"]]
+        except BrokenOff as error:
+            raise RemoteError(f"the connection to {self._url} broke off: {error}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise RemoteError(f"{self._url} answers, but not as a server of models: {error!r}") from error
         if not models:
@@ -46,7 +47,7 @@ class RemoteAnswers:
         usage: dict[str, Any] = {}
         finish_reason = ""
         try:
-            with self._open(path, body) as answer:
+            with self._open("POST", path, json.dumps(body).encode()) as answer:
                 for event in _events(answer):
                     usage = event.get("usage") or usage
                     for choice in event.get("choices", ()):
@@ -56,7 +57,7 @@ class RemoteAnswers:
                             last = time.monotonic()
                             first = first or last
                             yield Piece(text)
-        except (OSError, http.client.HTTPException) as error:
+        except BrokenOff as error:
             raise RemoteError(f"the connection to {self._url} broke off: {error}") from error
         if not finish_reason:
             raise RemoteError(
@@ -64,28 +65,26 @@ class RemoteAnswers:
             )
         yield Piece("", _stats(usage, finish_reason, started, first, last))
 
-    def _open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
-        headers = {"content-type": "application/json"}
-        if self._api_key:
-            headers["authorization"] = f"Bearer {self._api_key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data=data, headers=headers)
+    def _open(self, method: str, path: str, body: bytes | None = None) -> OpenAnswer:
         try:
-            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
-            return answer
-        except urllib.error.HTTPError as error:
-            raise RemoteError(f"{self._url} answered {error.code}: {_error_message(error.read())}") from error
-        except (OSError, ValueError) as error:
+            answer = self._client.open(method, path, body)
+        except Unreachable as error:
             check_trust(self._url, error)
-            reason = getattr(error, "reason", error)
             raise RemoteError(
-                f"cannot reach {self._url}: {reason}; is `ridgeline serve` running there?"
+                f"cannot reach {self._url}: {error}; is `ridgeline serve` running there?"
             ) from error
+        if answer.status == 200:
+            return answer
+        with answer:
+            message = f"{self._url} answered {answer.status}: "
+            if "location" in answer.headers and answer.status < 400:
+                raise RemoteError(f"{message}it is at {answer.headers['location']}; name that address")
+            raise RemoteError(message + _error_message(answer.read()))
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(answer: OpenAnswer) -> Iterator[dict[str, Any]]:
     """The JSON of each `data:` line up to [DONE]; comments and blank lines are passed over."""
-    for line in answer:
+    for line in answer.lines():
         if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()

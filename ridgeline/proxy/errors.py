@@ -80,3 +80,11 @@ class QueueRefused(ProxyError):
         reason = "too many requests wait already" if code == "queue_full" else "its turn did not come in time"
         super().__init__(f"the model is busy and {reason}")
         self.code, self.retry_after_s = code, retry_after_s
+
+
+class Unreachable(ProxyError):
+    """A blocking request got no answer. The message is the reason; `__cause__` is the original error."""
+
+
+class BrokenOff(ProxyError):
+    """The answer to a blocking request did not arrive whole."""

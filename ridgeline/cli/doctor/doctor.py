@@ -9,8 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -257,15 +255,16 @@ def check_calibration() -> Finding:
 
 
 def check_hub(url: str = HUB_URL) -> Finding:
+    from ridgeline.proxy.blocking_client import BlockingClient
+    from ridgeline.proxy.errors import Unreachable
+
     try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
-    except urllib.error.HTTPError as error:
-        return Finding("ok", "hub", f"{url} answers ({error.code})")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+        with BlockingClient(url, timeout_s=HUB_TIMEOUT_S).open("HEAD", "") as answer:
+            said = "" if answer.status < 400 else f" ({answer.status})"
+    except Unreachable as error:
         advice = "org/name cannot be fetched from the hub; short names, directories and .gguf files work"
-        return Finding("missing", "hub", f"{url}: {reason}", advice)
-    return Finding("ok", "hub", f"{url} answers")
+        return Finding("missing", "hub", f"{url}: {error}", advice)
+    return Finding("ok", "hub", f"{url} answers{said}")
 
 
 def check_native(measured: measure.Measured) -> Finding:

@@ -1,4 +1,4 @@
-"""The admin API of a gateway, as the verbs for keys, teams and usage ask it. Standard library only.
+"""The admin API of a gateway, as the verbs for keys, teams and usage ask it.
 
 No proxy is used and no redirect followed: the admin key goes to the address that was named, and nowhere else.
 """
@@ -9,9 +9,7 @@ import argparse
 import json
 import os
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from ridgeline.cli.errors import RemoteError, check_trust
 from ridgeline.cli.parsing import path_argument
 from ridgeline.gateway.admin.credentials import read_admin_keys
 from ridgeline.gateway.tenants.errors import StoreError
+from ridgeline.proxy.blocking_client import BlockingClient, WholeAnswer
+from ridgeline.proxy.errors import BrokenOff, Unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 DEFAULT_KEY_FILE = "~/.local/state/ridgeline/gateway/admin-key"
@@ -50,8 +50,9 @@ class AdminClient:
         self._url = url.rstrip("/")
         if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
             raise RemoteError(f"--admin-url must begin with http:// or https://, not {url!r}")
-        self._key = _first_key(key_file)
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+        self._client = BlockingClient(
+            self._url, timeout_s=TIMEOUT_S, api_key=_first_key(key_file), direct=True
+        )
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> AdminClient:
@@ -75,38 +76,32 @@ class AdminClient:
 
     def _ask(self, method: str, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None) -> Any:
         given = {name: value for name, value in query.items() if value is not None}
-        url = self._url + path + ("?" + urllib.parse.urlencode(given) if given else "")
-        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         try:
-            request = urllib.request.Request(url, data=data, headers=headers, method=method)
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            raise RemoteError(self._refused(error)) from error
-        except json.JSONDecodeError as error:
-            raise RemoteError(f"{self._url} answers, but not as the admin API of a gateway") from error
-        except (OSError, ValueError) as error:
+            answer = self._client.ask(method, path, data, given)
+        except Unreachable as error:
             check_trust(self._url, error)
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise RemoteError(
-                f"no gateway listens at {self._url} ({reason}): start one with `ridgeline gateway`, "
+                f"no gateway listens at {self._url} ({error}): start one with `ridgeline gateway`, "
                 "or name its admin address with --admin-url"
             ) from error
-
-    def _refused(self, error: urllib.error.HTTPError) -> str:
+        except BrokenOff as error:
+            raise RemoteError(f"the connection to {self._url} broke off: {error}") from error
+        if not 200 <= answer.status < 300:
+            raise RemoteError(self._refused(answer))
         try:
-            message = str(json.loads(error.read(65536))["error"]["message"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return f"{self._url} answered {error.code}, but not as the admin API of a gateway"
-        if error.code == 401:
+            return json.loads(answer.body)
+        except ValueError as error:
+            raise RemoteError(f"{self._url} answers, but not as the admin API of a gateway") from error
+
+    def _refused(self, answer: WholeAnswer) -> str:
+        try:
+            message = str(json.loads(answer.body)["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            return f"{self._url} answered {answer.status}, but not as the admin API of a gateway"
+        if answer.status == 401:
             return f"{self._url} does not accept this admin key: name its file with --admin-key-file"
         return message
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
 
 
 def duration_s(text: str) -> float | None:

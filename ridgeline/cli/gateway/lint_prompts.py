@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -114,20 +112,19 @@ def _system_stands_first(url: str, model: str | None, prompts: list[Prompt]) -> 
 
 
 def _post(url: str, path: str, model: str | None, body: dict[str, Any], source: str) -> dict[str, Any]:
-    request = urllib.request.Request(
-        url.rstrip("/").removesuffix("/v1") + path,
-        json.dumps(body | ({"model": model} if model else {})).encode(),
-        {"content-type": "application/json"},
-    )
+    from ridgeline.proxy.blocking_client import BlockingClient
+    from ridgeline.proxy.errors import BrokenOff, Unreachable
+
+    asked = json.dumps(body | ({"model": model} if model else {})).encode()
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except urllib.error.HTTPError as error:
-        hint = "; a gateway has no such path: name a server behind it" if error.code == 404 else ""
-        raise RemoteError(f"{source}: {url} answers {path} with {error.code}{hint}") from None
-    except (OSError, ValueError) as error:
+        answer = BlockingClient(url, timeout_s=TIMEOUT_S).ask("POST", path, asked)
+        if answer.status != 200:
+            hint = "; a gateway has no such path: name a server behind it" if answer.status == 404 else ""
+            raise RemoteError(f"{source}: {url} answers {path} with {answer.status}{hint}")
+        found: dict[str, Any] = json.loads(answer.body)
+    except (Unreachable, BrokenOff, ValueError) as error:
         raise RemoteError(f"{url} cannot be asked: {error}; is `ridgeline serve` running there?") from error
+    return found
 
 
 def _shown(prompts: list[Prompt]) -> Iterable[Prompt]:

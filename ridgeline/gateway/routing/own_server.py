@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from ridgeline.gateway.routing.embedder import EmbeddingFailed
 from ridgeline.options import without_settings
+from ridgeline.proxy.blocking_client import BlockingClient
 
 READY_S = 300.0  # a model that is not here yet is fetched first
 STOP_S = 10.0
@@ -65,16 +64,15 @@ class OwnServer:
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         url = f"http://127.0.0.1:{port}"
+        client = BlockingClient(url, timeout_s=5.0, direct=True)
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 last = log_path.read_text("utf-8", "replace").strip().splitlines()[-1:]
                 raise EmbeddingFailed(f"`ridgeline serve {self._model}` ended: {' '.join(last)}")
-            try:
-                with urllib.request.urlopen(url + "/ready", timeout=5.0):
-                    return url
-            except (urllib.error.URLError, OSError):
-                time.sleep(POLL_S)
+            if client.is_ready("/ready"):
+                return url
+            time.sleep(POLL_S)
         raise EmbeddingFailed(f"`ridgeline serve {self._model}` was not ready within {READY_S:.0f} s")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,8 @@ from ridgeline.lab.profile.sampling import (
 )
 from ridgeline.lab.profile.table import function_lines
 from ridgeline.lab.profile.work import idle_share
+from ridgeline.proxy.blocking_client import BlockingClient
+from ridgeline.proxy.errors import BrokenOff, Unreachable
 from ridgeline.telemetry.stats import StepRecord
 
 ANSWER_S = 10.0  # longest wait for the server's step records
@@ -97,11 +98,14 @@ def host_lines(profile: HostProfile, top: int = 12) -> Iterator[str]:
 
 def read_steps(url: str) -> list[StepRecord]:
     """The step records that a server still has, of its first model."""
-    address = f"{url.rstrip('/')}/debug/steps"
+    client = BlockingClient(url, timeout_s=ANSWER_S)
+    address = f"{client.url}/debug/steps"
     try:
-        with urllib.request.urlopen(address, timeout=ANSWER_S) as answer:
-            return [StepRecord(**json.loads(line)) for line in answer if line.strip()]
-    except (OSError, ValueError, TypeError) as error:
+        answer = client.ask("GET", "/debug/steps")
+        if answer.status != 200:
+            raise LabError(f"{address} answered {answer.status}")
+        return [StepRecord(**json.loads(line)) for line in answer.body.splitlines() if line.strip()]
+    except (Unreachable, BrokenOff, ValueError, TypeError) as error:
         raise LabError(f"{address} did not answer with step records: {error}") from error
 
 

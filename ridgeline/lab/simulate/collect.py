@@ -7,15 +7,14 @@ that fails is made up for by the next one.
 from __future__ import annotations
 
 import asyncio
-import urllib.error
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.proxy.blocking_client import BlockingClient
+from ridgeline.proxy.errors import BrokenOff, Unreachable
 from ridgeline.telemetry.stats import StepRecord
 
 EVERY_S = 1.0
@@ -89,17 +88,15 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 def _ask(url: str, since: int, model: str, api_key: str) -> list[StepRecord]:
     query = {"since": str(since)} | ({"model": model} if model else {})
-    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    request = urllib.request.Request(f"{base}/debug/steps?{urllib.parse.urlencode(query)}")
-    if api_key:
-        request.add_header("authorization", f"Bearer {api_key}")
+    address = url if "://" in url else f"http://{url}"
+    client = BlockingClient(address, timeout_s=TIMEOUT_S, api_key=api_key)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            lines = answer.read().splitlines()
-        return [_decoder.decode(line) for line in lines]
-    except urllib.error.HTTPError as error:
-        raise LabError(
-            f"{base} answers /debug/steps with {error.code}: step times are fitted on ridgeline servers"
-        ) from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise LabError(f"{base}/debug/steps: {error}; is a ridgeline server running there?") from error
+        answer = client.ask("GET", "/debug/steps", query=query)
+        if answer.status != 200:
+            raise LabError(
+                f"{client.url} answers /debug/steps with {answer.status}: step times are fitted on ridgeline "
+                "servers"
+            )
+        return [_decoder.decode(line) for line in answer.body.splitlines()]
+    except (Unreachable, BrokenOff, msgspec.DecodeError) as error:
+        raise LabError(f"{client.url}/debug/steps: {error}; is a ridgeline server running there?") from error

@@ -14,13 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from ridgeline.lab.tune.climb import NotMeasured
 from ridgeline.lab.tune.ledger import Settings
 from ridgeline.options import without_settings
+from ridgeline.proxy.blocking_client import BlockingClient
 
 POLL_S = 0.1
 STOP_S = 20.0  # then it is killed
@@ -86,22 +86,16 @@ class TunedServer:
 
     def _await_ready(self) -> None:
         assert self._process is not None
+        client = BlockingClient(self.url, timeout_s=5.0, direct=True)
         deadline = time.monotonic() + self._ready_s
         while time.monotonic() < deadline:
             code = self._process.poll()
             if code is not None:
                 raise NotMeasured("refused", last_words(self.log) or f"the server ended ({_how(code)})")
-            if self._is_ready():
+            if client.is_ready("/ready"):
                 return
             time.sleep(POLL_S)
         raise NotMeasured("refused", f"it was not ready within {self._ready_s:.0f} s: {last_words(self.log)}")
-
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:  # not listening yet, or 503
-            return False
 
 
 def engine_toml(settings: Settings) -> str:

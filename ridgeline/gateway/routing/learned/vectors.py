@@ -6,7 +6,6 @@ requests at run time go through `embedder`.
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +16,8 @@ import numpy as np
 
 from ridgeline.gateway.routing.embedder import EmbeddingFailed, Vectors, decode
 from ridgeline.options import OptionError
+from ridgeline.proxy.blocking_client import BlockingClient
+from ridgeline.proxy.errors import BrokenOff, Unreachable
 
 BATCH = 64
 KEY_BYTES = 16
@@ -27,15 +28,13 @@ Report = Callable[[int, int], None]  # texts done, texts in all
 
 
 class VectorServer:
-    """`/v1/embeddings` at a URL, one request after the other on one connection."""
+    """`/v1/embeddings` at a URL, one request after the other."""
 
     def __init__(self, url: str, model: str, max_tokens: int, timeout_s: float = 120.0) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise OptionError(f"--embeddings-url {url!r}: must begin with http:// or https://")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
+        self._client = BlockingClient(url, timeout_s=timeout_s, direct=True)
         self._model, self._max_tokens = model, max_tokens
 
     def fetch(self, texts: Sequence[str]) -> Vectors:
@@ -48,19 +47,13 @@ class VectorServer:
             }
         )
         try:
-            self._connection.request("POST", self._path, body, {"content-type": "application/json"})
-            answer = self._connection.getresponse()
-            data = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
+            answer = self._client.ask("POST", "/v1/embeddings", body)
+        except (Unreachable, BrokenOff) as error:
             raise EmbeddingFailed(f"the embedding server cannot be reached: {error}") from None
         if answer.status != 200:
-            said = data[:200].decode("utf-8", "replace")
+            said = answer.body[:200].decode("utf-8", "replace")
             raise EmbeddingFailed(f"the embedding server answered {answer.status}: {said}")
-        return decode(data, len(texts))
-
-    def close(self) -> None:
-        self._connection.close()
+        return decode(answer.body, len(texts))
 
 
 def vectors_of(texts: Sequence[str], store: Path, fetch: Callable[[], Fetch], report: Report) -> Vectors:

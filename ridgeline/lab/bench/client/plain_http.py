@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+from time import monotonic
 from typing import Any
 
-import httptools
 import msgspec
 
 from ridgeline.lab.bench.client.client import Address
+from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.origin import Origin
+from ridgeline.proxy.request_head import Headers
 
 TIMEOUT_S = 30.0
 MAX_BYTES = 64 << 20
-
-
-class _Reply:
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.is_complete = False
-
-    def on_body(self, body: bytes) -> None:
-        self.body += body
-
-    def on_message_complete(self) -> None:
-        self.is_complete = True
+HEADERS: Headers = [(b"accept", b"application/json"), (b"content-type", b"application/json")]
 
 
 async def ask(
@@ -34,37 +25,22 @@ async def ask(
     headers: str = "",
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Status and body. Raises OSError (TimeoutError too) where there is no whole answer."""
-    data = b"" if body is None else msgspec.json.encode(body)
-    head = (
-        f"{method} {path} HTTP/1.1\r\nhost: {address.authority}\r\naccept: application/json\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(data)}\r\nconnection: close\r\n{headers}\r\n"
-    )
-    async with asyncio.timeout(timeout_s):
-        reader, writer = await asyncio.open_connection(
-            address.ip,
-            address.port,
-            ssl=address.tls,
-            server_hostname=address.host if address.tls else None,
+    """Status and body. Raises ProxyError where there is no whole answer in `timeout_s`.
+
+    headers: more lines of the head, each with its line end.
+    """
+    client = HttpClient()
+    try:
+        answer = await client.ask(
+            Origin(address.host, address.port, tls=address.tls),
+            method,
+            path,
+            HEADERS,
+            b"" if body is None else msgspec.json.encode(body),
+            deadlines=Deadlines(timeout_s, timeout_s, timeout_s),
+            until=monotonic() + timeout_s,
+            fixed=headers.encode(),
         )
-        try:
-            writer.write(head.encode() + data)
-            return await _read(reader)
-        finally:
-            writer.close()
-
-
-async def _read(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    reply = _Reply()
-    parser = httptools.HttpResponseParser(reply)
-    try:
-        while not reply.is_complete and (data := await reader.read(65536)):
-            parser.feed_data(data)
-            if len(reply.body) > MAX_BYTES:
-                raise ConnectionError("the answer has no end")
-    except httptools.HttpParserError as error:
-        raise ConnectionError(f"the answer is not HTTP: {error}") from None
-    try:
-        return parser.get_status_code(), bytes(reply.body)
-    except AttributeError:  # httptools has no parser state before the first byte
-        raise ConnectionError("the connection was closed without an answer") from None
+        return answer.status, await answer.read(MAX_BYTES)
+    finally:
+        client.close()

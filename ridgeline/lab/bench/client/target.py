@@ -21,6 +21,7 @@ from ridgeline.lab.bench.client.client import Address
 from ridgeline.lab.bench.client.plain_http import ask
 from ridgeline.lab.bench.config import Api, BenchConfig
 from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.proxy.errors import ProxyError
 
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 TRIAL_TIMEOUT_S = 120.0  # the first request of a server that compiles or loads on demand
@@ -83,8 +84,8 @@ class Target:
             status, answer = await ask(
                 self.address, "POST", self.base + path, body, self.headers, TRIAL_TIMEOUT_S
             )
-        except OSError as error:
-            raise LabError(f"the server did not answer {path} before the run: {error!r}") from error
+        except ProxyError as error:
+            raise LabError(f"the server did not answer {path} before the run: {error}") from error
         if status != 200:
             return None
         try:
@@ -165,8 +166,8 @@ async def _locate(url: str, connect_s: float) -> tuple[Address, str]:
 async def _card(address: Address, base: str, headers: str, config: BenchConfig) -> _Card:
     try:
         status, body = await ask(address, "GET", f"{base}/v1/models", None, headers)
-    except OSError as error:
-        raise LabError(f"{config.url} accepts connections but does not answer: {error!r}") from error
+    except ProxyError as error:
+        raise LabError(f"{config.url} accepts connections but does not answer: {error}") from error
     if status in (401, 403):
         raise LabError(f"{config.url} answered {status}: {body_message(body)}; give --api-key")
     cards: list[_Card] = []
@@ -223,8 +224,8 @@ async def _tried(target: Target, config: BenchConfig) -> Target:
             status, answer = await ask(
                 target.address, "POST", target.base + target.path, body, target.headers, TRIAL_TIMEOUT_S
             )
-        except OSError as error:
-            raise LabError(f"{config.url} did not answer a first small request: {error!r}") from error
+        except ProxyError as error:
+            raise LabError(f"{config.url} did not answer a first small request: {error}") from error
         if status == 200:
             break
         words = body_message(answer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import http.client
 import os
 import platform
 import shlex
@@ -28,8 +27,11 @@ from typing import IO, Any, Literal
 import msgspec
 
 from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.proxy.blocking_client import BlockingClient
+from ridgeline.proxy.errors import ProxyError, Unreachable
 
 POLL_S = 0.004  # between looks at the port and at readiness: the resolution of those two stamps
+PROBE_S = 5.0  # for an answer about readiness
 STOP_S = 10.0  # for a server to end by itself, before it is killed
 READY_PATHS = ("/ready", "/health")  # ours; vLLM's, SGLang's and llama-server's
 TOKENS = 8
@@ -132,22 +134,24 @@ def one_start(config: ColdStartConfig) -> Start:
         stamps: dict[str, float] = {}
         try:
             deadline = begun + config.timeout_s
+            client = BlockingClient(f"http://127.0.0.1:{port}", timeout_s=config.timeout_s, direct=True)
+            prober = BlockingClient(client.url, timeout_s=PROBE_S, direct=True)
             _wait(process, deadline, "its port was not open", lambda: _is_open(port))
             stamps["port_open_s"] = time.perf_counter() - begun
-            path = _ready_path(port, process, deadline)
-            _wait(process, deadline, f"{path} did not say it was ready", lambda: _status(port, path) == 200)
+            path = _ready_path(prober, process, deadline)
+            _wait(process, deadline, f"{path} did not say it was ready", lambda: prober.is_ready(path))
             stamps["ready_s"] = time.perf_counter() - begun
-            model = config.model or _first_model(port)
+            model = config.model or _first_model(client)
             stamps["sent_s"] = time.perf_counter() - begun
-            tokens = _tokens(port, model, config.prompt, config.timeout_s)
+            tokens = _tokens(client, model, config.prompt, config.timeout_s)
             stamps["first_token_s"] = next(tokens) - begun
             stamps["second_token_s"] = next(tokens) - begun
             for _ in tokens:
                 pass
             again = time.perf_counter()
             # Other words, or a prefix cache would answer for the prefill.
-            stamps["warm_ttft_s"] = next(_tokens(port, model, "Name a river:", config.timeout_s)) - again
-        except (_NotUp, OSError, http.client.HTTPException, StopIteration, ValueError) as error:
+            stamps["warm_ttft_s"] = next(_tokens(client, model, "Name a river:", config.timeout_s)) - again
+        except (_NotUp, OSError, ProxyError, StopIteration, ValueError) as error:
             words = str(error) or "the stream ended before a second token"
             return _stamped(stamps, f"{words}{_last_words(log)}")
         return _stamped(stamps)
@@ -246,24 +250,21 @@ def _is_open(port: int) -> bool:
     return True
 
 
-def _status(port: int, path: str) -> int:
+def _status(client: BlockingClient, path: str) -> int:
     """0: no answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
+        with client.open("GET", path) as answer:
+            return answer.status
+    except Unreachable:
         return 0
-    finally:
-        connection.close()
 
 
-def _ready_path(port: int, process: subprocess.Popen[bytes], deadline: float) -> str:
+def _ready_path(client: BlockingClient, process: subprocess.Popen[bytes], deadline: float) -> str:
     """The first path that the server knows at all."""
     found: list[str] = []
 
     def known() -> bool:
-        statuses = {path: _status(port, path) for path in READY_PATHS}
+        statuses = {path: _status(client, path) for path in READY_PATHS}
         found[:] = [path for path, status in statuses.items() if status not in (0, 404, 405)]
         return bool(found)
 
@@ -271,38 +272,28 @@ def _ready_path(port: int, process: subprocess.Popen[bytes], deadline: float) ->
     return found[0]
 
 
-def _first_model(port: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+def _first_model(client: BlockingClient) -> str:
     try:
-        connection.request("GET", "/v1/models")
-        listed = msgspec.json.decode(connection.getresponse().read())
+        listed = msgspec.json.decode(client.ask("GET", "/v1/models").body)
         return str(listed["data"][0]["id"])
     except (KeyError, IndexError, TypeError, msgspec.DecodeError) as error:
         raise ValueError("/v1/models names no model; give its name as MODEL beside --command") from error
-    finally:
-        connection.close()
 
 
-def _tokens(port: int, model: str, prompt: str, timeout_s: float) -> Iterator[float]:
+def _tokens(client: BlockingClient, model: str, prompt: str, timeout_s: float) -> Iterator[float]:
     """Moments of the chunks with text, of a streamed completion; all of them within timeout_s."""
     deadline = time.perf_counter() + timeout_s
     body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
     body["ignore_eos"] = True
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
-    try:
-        headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/completions", msgspec.json.encode(body), headers)
-        answer = connection.getresponse()
+    with client.open("POST", "/v1/completions", msgspec.json.encode(body)) as answer:
         if answer.status != 200:
             raise ValueError(f"/v1/completions answered {answer.status}: {answer.read(300)!r}")
-        for line in answer:
+        for line in answer.lines():
             moment = time.perf_counter()
             if moment > deadline:
                 raise _NotUp("its first tokens were not whole in time")
             if line.startswith(b"data: {") and _has_text(line[6:]):
                 yield moment
-    finally:
-        connection.close()
 
 
 def _has_text(data: bytes) -> bool:
