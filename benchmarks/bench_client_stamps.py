@@ -27,7 +27,8 @@ from ridgeline.proxy.pool import ClientLimits, ConnectionPool
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
 EVENT = (
     b'data: {"id":"c-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
-    b'"delta":{"content":" word"},"finish_reason":null}],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
+    b'"delta":{"content":" word"},"finish_reason":null}],'
+    b'"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
 )
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
 
