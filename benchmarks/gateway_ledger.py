@@ -42,7 +42,7 @@ sys.path.insert(0, str(ROOT))
 
 from ridgeline.gateway.accounting.store.places import JOURNALS, store_at  # noqa: E402
 from ridgeline.gateway.accounting.store.reports import Reports, usd  # noqa: E402
-from ridgeline.gateway.accounting.store.table import TABLE  # noqa: E402
+from ridgeline.gateway.accounting.store.schema import TABLE  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 from tests.gateway.services import OwnPostgres, OwnRedis  # noqa: E402
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ridgeline.cli.main import main
+from ridgeline.gateway.accounting.store.places import sqlite_ledger
 from ridgeline.gateway.accounting.store.records import line_of
-from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
 from ridgeline.gateway.admin.listener import AdminListener
 from ridgeline.gateway.config import make_settings
 from tests.gateway.accounting.books import row
@@ -24,7 +24,7 @@ from tests.gateway.accounting.books import row
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    store = SqliteLedger(tmp_path / "ledger.sqlite")
+    store = sqlite_ledger(tmp_path / "ledger.sqlite")
     store.insert(
         [row(number, key_id=f"key_{number % 2}", cost_pusd=10**11 + number) for number in range(1, 6)]
     )
@@ -152,7 +152,7 @@ def test_keys_go_by_their_names_where_people_read(
         return [record.key.id for record, _ in made]
 
     (id,) = asyncio.run(make(1))
-    ledger = SqliteLedger(state_dir / "ledger.sqlite")
+    ledger = sqlite_ledger(state_dir / "ledger.sqlite")
     ledger.insert([row(9, key_id=id)])
     ledger.close()
     assert main(["usage", "--state-dir", str(state_dir), "--key", "app"]) == 0

@@ -79,6 +79,7 @@ class TestCourse:
             await server.over(made["id"])
         for name in ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"):
             await state.run(lambda sql, name=name: sql.execute(f"ALTER TABLE batches DROP COLUMN {name}"))
+        await state.run(lambda sql: sql.execute("DROP TABLE ridgeline_schema"))
         async with Server(state) as server:
             assert (await server.show(made["id"]))["usage"]["total_tokens"] == 0
             again = await server.over((await server.create(lines(1)))["id"])

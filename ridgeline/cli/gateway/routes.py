@@ -262,8 +262,7 @@ def _scored(args: argparse.Namespace, gap: float, report: Callable[[str], None])
 
 def run_decisions(args: argparse.Namespace) -> int:
     from ridgeline.gateway.accounting.errors import LedgerError
-    from ridgeline.gateway.accounting.store.places import sqlite_path, store_at
-    from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
+    from ridgeline.gateway.accounting.store.places import sqlite_ledger, sqlite_path, store_at
     from ridgeline.gateway.accounting.store.table import LedgerStore
     from ridgeline.gateway.routing.decisions import decisions_of, lines_of, read_prices, read_rows
 
@@ -276,7 +275,7 @@ def run_decisions(args: argparse.Namespace) -> int:
         path = sqlite_path("", state_dir)
         if not path.exists():
             raise LedgerError(f"{path}: no ledger is there; give --state-dir or --store")
-        store = SqliteLedger(path, STORE_S, read_only=True)
+        store = sqlite_ledger(path, STORE_S, read_only=True)
     try:
         found = decisions_of(read_rows(store, args.route, since_ms), read_prices(store, since_ms))
     finally:

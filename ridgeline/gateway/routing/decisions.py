@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.gateway.accounting.store.table import TABLE, LedgerStore
+from ridgeline.gateway.accounting.store.schema import TABLE
+from ridgeline.gateway.accounting.store.table import LedgerStore
 
 MOST_ROWS = 200_000  # the latest
 

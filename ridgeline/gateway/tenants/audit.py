@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ridgeline.gateway.tenants.database import Row, Work, statement
+from ridgeline.storage.database import Row, Work, statement
 
 Outcome = Literal["done", "refused", "failed"]
 

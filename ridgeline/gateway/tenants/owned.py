@@ -14,9 +14,9 @@ import msgspec
 
 from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.errors import BadRequest
-from ridgeline.gateway.tenants.database import Row, Work, statement
 from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.store import Store
+from ridgeline.storage.database import Row, Work, statement
 
 MAX_ID = 256
 MAX_META = 16 * 1024  # bytes, as JSON

@@ -16,10 +16,10 @@ import msgspec
 from ridgeline.gateway.errors import BadRequest, GatewayError, NotFound
 from ridgeline.gateway.tenants import audit
 from ridgeline.gateway.tenants.audit import Actor, AuditEntry
-from ridgeline.gateway.tenants.database import Row, Work, statement
 from ridgeline.gateway.tenants.digest import digester, new_secret
 from ridgeline.gateway.tenants.keys import Key, Team
 from ridgeline.gateway.tenants.store import Store
+from ridgeline.storage.database import Row, Work, statement
 
 MAX_LIVE_SECRETS = 4  # of one key: the current one and those in their grace
 MAX_TEAMS = 10_000

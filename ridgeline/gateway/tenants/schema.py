@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.gateway.tenants.database import Dialect
+from ridgeline.storage.database import Dialect, Step
 
 COMPONENT = "tenants"
 
@@ -57,7 +57,7 @@ _POSTGRES_APPEND_ONLY = (
 )
 
 
-def steps(dialect: Dialect) -> Sequence[Sequence[str]]:
+def steps(dialect: Dialect) -> Sequence[Step]:
     if dialect == "sqlite":
         identity, append_only = "INTEGER PRIMARY KEY AUTOINCREMENT", _SQLITE_APPEND_ONLY
     else:

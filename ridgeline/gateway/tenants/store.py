@@ -11,19 +11,18 @@ import asyncio
 import hashlib
 import hmac
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ridgeline.gateway.tenants import schema
 from ridgeline.gateway.tenants.config import StoreConfig
-from ridgeline.gateway.tenants.database import Database, Row, T, Work, statement
 from ridgeline.gateway.tenants.digest import MIN_SERVER_SECRET, new_server_secret
-from ridgeline.gateway.tenants.errors import StoreError
+from ridgeline.gateway.tenants.errors import StoreError, store_errors
 from ridgeline.gateway.tenants.keys import Key, Team
 from ridgeline.gateway.tenants.policy import Changes, KeyEntry, Secret
 from ridgeline.gateway.tenants.secret_file import made_once, read_secret
-from ridgeline.gateway.tenants.sqlite import SqliteDatabase
+from ridgeline.storage.database import Database, Row, T, Value, Work, statement
+from ridgeline.storage.sqlite import SqliteDatabase
 
 _key_of = msgspec.json.Decoder(Key).decode
 _team_of = msgspec.json.Decoder(Team).decode
@@ -33,7 +32,7 @@ class Store:
     def __init__(self, config: StoreConfig, state_dir: Path) -> None:
         self.config = config
         self.state_dir = state_dir.expanduser()
-        self.database = _database(config, self.state_dir)
+        self._database = _database(config, self.state_dir)
         self._secret = ""
         self._preparing = asyncio.Lock()
 
@@ -46,19 +45,21 @@ class Store:
     @property
     def is_shared(self) -> bool:
         """In PostgreSQL, which may be away while this gateway runs."""
-        return self.database.dialect == "postgres"
+        return self._database.dialect == "postgres"
 
     async def prepare(self) -> None:
         """StoreUnavailable: later perhaps. StoreError: somebody must look."""
         async with self._preparing:
             if self._secret:
                 return
-            await self.database.migrate(schema.COMPONENT, schema.steps(self.database.dialect))
+            with store_errors():
+                await self._database.migrate(schema.COMPONENT, schema.steps(self._database.dialect))
             own = await asyncio.to_thread(self._own_secret)
-            self._secret = await self.database.write(_settle_secret(own))
+            with store_errors():
+                self._secret = await self._database.write(_settle_secret(own))
 
     async def close(self) -> None:
-        await self.database.close()
+        await self._database.close()
 
     # ---- what workers poll ----
 
@@ -74,15 +75,18 @@ class Store:
 
     async def write(self, work: Work[T]) -> T:
         await self._prepared()
-        return await self.database.write(work)
+        with store_errors():
+            return await self._database.write(work)
 
     async def read(self, work: Work[T]) -> T:
         await self._prepared()
-        return await self.database.read(work)
+        with store_errors():
+            return await self._database.read(work)
 
-    async def ask(self, sql: str, *values: Any) -> list[Row]:
+    async def ask(self, sql: str, *values: Value) -> list[Row]:
         await self._prepared()
-        return await self.database.ask(sql, *values)
+        with store_errors():
+            return await self._database.ask(sql, *values)
 
     async def _prepared(self) -> None:
         if not self._secret:
@@ -105,7 +109,8 @@ class Store:
 
 def _database(config: StoreConfig, state_dir: Path) -> Database:
     if config.url:
-        from ridgeline.gateway.tenants.postgres import PostgresDatabase
+        with store_errors():
+            from ridgeline.storage.postgres import PostgresDatabase  # needs asyncpg
 
         return PostgresDatabase(config.url, config.connections, config.timeout_s)
     try:

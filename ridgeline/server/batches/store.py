@@ -28,6 +28,7 @@ from ridgeline.server.batches.bodies import (
     OutputTokensDetails,
     RequestCounts,
 )
+from ridgeline.server.batches.schema import VERSIONS
 from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.records.state import StateStore
 
@@ -35,20 +36,6 @@ T = TypeVar("T")
 End = Literal["completed", "cancelled", "expired"]
 PENDING, DONE, FAILED = 0, 1, 2
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS files (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, purpose TEXT NOT NULL,
-    bytes INTEGER NOT NULL, expires_at INTEGER, body BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS batches (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, status TEXT NOT NULL,
-    input_file_id TEXT NOT NULL, expires_at INTEGER NOT NULL, ending TEXT, output_seconds INTEGER NOT NULL,
-    completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL,
-    input_tokens INTEGER NOT NULL DEFAULT 0, cached_tokens INTEGER NOT NULL DEFAULT 0,
-    output_tokens INTEGER NOT NULL DEFAULT 0, reasoning_tokens INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS batch_lines (
-    batch_id TEXT NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
-    custom_id TEXT NOT NULL, outcome INTEGER NOT NULL DEFAULT 0, answer BLOB, PRIMARY KEY (batch_id, number));
-"""
 _USED = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 _COUNTED = f"body, completed, failed, {', '.join(_USED)}"
 _file = msgspec.json.Decoder(File)
@@ -101,6 +88,7 @@ class BatchStore:
         if not self._opened:
             async with self._opening:  # by the first who comes
                 if not self._opened:
+                    await self._state.migrate("batches", VERSIONS)
                     await self._state.run(self._open)
                     self._opened = True
         return await self._state.run(work)
@@ -108,8 +96,6 @@ class BatchStore:
     def _open(self, sql: sqlite3.Connection) -> None:
         """Contents without a row were being written when the last server ended."""
         self.folder.mkdir(exist_ok=True, mode=0o700)
-        sql.executescript(_SCHEMA)
-        _add_usage_columns(sql)
         known = {row[0] for row in sql.execute("SELECT id FROM files")}
         for path in self.folder.iterdir():
             if path.name not in known:
@@ -355,14 +341,6 @@ def _with_counts(
     details = InputTokensDetails(cached), OutputTokensDetails(reasoning)
     usage = BatchUsage(used, details[0], written, details[1], used + written)
     return msgspec.structs.replace(batch, request_counts=counts, usage=usage)
-
-
-def _add_usage_columns(sql: sqlite3.Connection) -> None:
-    """To a table of an earlier version."""
-    there = {row[1] for row in sql.execute("PRAGMA table_info(batches)")}
-    for name in _USED:
-        if name not in there:
-            sql.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
 
 
 def _write_batch(sql: sqlite3.Connection, batch: Batch) -> None:

@@ -12,18 +12,23 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from ridgeline.options import OptionError
+from ridgeline.storage.database import Step
+from ridgeline.storage.migrations import migration
+from ridgeline.storage.sqlite_file import in_transaction, open_sqlite, run_work
 
 T = TypeVar("T")
 
+BUSY_S = 5.0  # longest wait for another process that reads the file
+
 
 class StateStore:
-    """Close it when the server ends. Each part makes its own tables, with CREATE TABLE IF NOT EXISTS."""
+    """Close it when the server ends. Each part has its own tables: it calls `migrate` before it uses them."""
 
     def __init__(self, folder: Path, is_temporary: bool = False) -> None:
         self.folder = folder
@@ -31,10 +36,7 @@ class StateStore:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _only_one(folder)
-            self._connection = sqlite3.connect(folder / "state.sqlite", check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.execute("PRAGMA busy_timeout=5000")
+            self._connection = open_sqlite(folder / "state.sqlite", BUSY_S)
         except (OSError, sqlite3.Error) as error:
             raise OptionError(
                 f"the state directory {folder} cannot be used: {error}; choose another with --state-dir "
@@ -46,9 +48,12 @@ class StateStore:
         """`work` in one transaction: committed when it returns, rolled back when it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
 
+    async def migrate(self, component: str, steps: Sequence[Step]) -> None:
+        """Bring a part's tables to the newest version. StorageError where they are newer than this server."""
+        await self.run(lambda connection: run_work(connection, migration(component, steps)))
+
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with self._connection:
-            return work(self._connection)
+        return in_transaction(self._connection, lambda: work(self._connection))
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -21,21 +21,26 @@ from ridgeline.server.records.state import StateStore
 from ridgeline.server.responses_api.bodies import Item, ResponseBody, ResponseError
 from ridgeline.server.responses_api.items import Placed
 from ridgeline.server.responses_api.protocol import MAX_ITEMS
+from ridgeline.storage.database import Step
+from ridgeline.storage.errors import StorageError
 
 T = TypeVar("T")
 
-TABLES = """
-CREATE TABLE IF NOT EXISTS responses (
+# The tables, by version. A released step is never edited. Earlier servers made the same without a version.
+VERSIONS: tuple[Step, ...] = (
+    (
+        """CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, previous TEXT, status TEXT NOT NULL, used_at REAL NOT NULL, bytes INTEGER NOT NULL,
     body BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used_at, bytes);
-CREATE TABLE IF NOT EXISTS response_items (
+) WITHOUT ROWID""",
+        "CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used_at, bytes)",
+        """CREATE TABLE IF NOT EXISTS response_items (
     response TEXT NOT NULL, place INTEGER NOT NULL, id TEXT NOT NULL, is_output INTEGER NOT NULL,
     is_ours INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (response, place)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS response_items_by_id ON response_items (id);
-"""
+) WITHOUT ROWID""",
+        "CREATE INDEX IF NOT EXISTS response_items_by_id ON response_items (id)",
+    ),
+)
 UNFINISHED = ("queued", "in_progress")
 OUTPUT_PLACE = MAX_ITEMS  # output items stand behind every possible input item
 RESTARTED = ResponseError("server_error", "the server was restarted before the answer was complete")
@@ -212,9 +217,10 @@ class ResponseStore:
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             if not self._is_open:  # by itself: what a request that is refused undoes is only its own
+                await self._state.migrate("responses", VERSIONS)
                 await self._state.run(self._open)
             return await self._state.run(work)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StorageError) as error:
             message = f"the server's store of responses cannot be used now: {error}"
             raise ApiError(500, message, type=SERVER, code="internal_error") from error
 
@@ -222,8 +228,6 @@ class ResponseStore:
         """In the state's one thread: whoever comes meanwhile waits, and finds it done."""
         if self._is_open:
             return
-        for statement in TABLES.split(";"):
-            connection.execute(statement)
         unfinished = connection.execute(f"SELECT body FROM responses WHERE status IN {UNFINISHED}").fetchall()
         for (raw,) in unfinished:
             _write(connection, msgspec.structs.replace(_body.decode(raw), status="failed", error=RESTARTED))

@@ -17,10 +17,11 @@ from ridgeline.gateway.accounting.config import LedgerConfig
 from ridgeline.gateway.accounting.errors import StoreAway
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.row import LedgerRow
-from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
+from ridgeline.gateway.accounting.store.table import LedgerStore
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import Unavailable
 from ridgeline.options import OptionError
+from ridgeline.storage.sqlite_file import SqliteFile
 from tests.gateway.accounting.books import (
     QUICK,
     files_of_at_most,
@@ -75,7 +76,7 @@ async def test_segments_end_at_their_size_and_go_when_their_rows_are_stored(
 
 
 async def test_rows_outlive_a_store_that_fails_before_or_after_its_commit(tmp_path: Path) -> None:
-    class Unsteady(SqliteLedger):
+    class Unsteady(LedgerStore):
         def insert(self, rows: Sequence[LedgerRow]) -> int:
             fate = chance.random()
             if fate < 0.3:
@@ -86,7 +87,7 @@ async def test_rows_outlive_a_store_that_fails_before_or_after_its_commit(tmp_pa
             return count
 
     chance = random.Random(7)
-    store = Unsteady(tmp_path / "ledger.sqlite")
+    store = Unsteady(SqliteFile(tmp_path / "ledger.sqlite", 10.0))
     async with started(tmp_path, store=store) as ledger:
         for number in range(200):
             ledger.open(opening(number))
@@ -116,11 +117,11 @@ async def test_rows_wait_while_the_sqlite_file_is_locked(tmp_path: Path) -> None
 
 
 async def test_a_store_that_is_away_holds_nothing_in_memory(tmp_path: Path) -> None:
-    class Away(SqliteLedger):
+    class Away(LedgerStore):
         def insert(self, rows: Sequence[LedgerRow]) -> int:
             raise StoreAway("away")
 
-    ledger = Ledger(QUICK, tmp_path, "w0", store=Away(tmp_path / "ledger.sqlite"))
+    ledger = Ledger(QUICK, tmp_path, "w0", store=Away(SqliteFile(tmp_path / "ledger.sqlite", 10.0)))
     await ledger.start()
     for number in range(3000):
         ledger.open(opening(number))
@@ -159,7 +160,7 @@ async def test_a_very_long_text_is_cut_and_the_row_kept(tmp_path: Path) -> None:
 async def test_files_of_a_dead_worker_are_taken_over_and_its_open_requests_booked_as_lost(
     tmp_path: Path,
 ) -> None:
-    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(tmp_path / "x.sqlite"))
+    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(SqliteFile(tmp_path / "x.sqlite", 10.0)))
     await dead.start()
     for number in range(5):
         dead.open(opening(number))
@@ -201,7 +202,7 @@ async def test_files_of_a_dead_worker_are_taken_over_and_its_open_requests_booke
 async def test_a_lost_request_is_estimated_by_its_input_and_by_the_time_its_gateway_lived(
     tmp_path: Path,
 ) -> None:
-    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(tmp_path / "x.sqlite"))
+    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(SqliteFile(tmp_path / "x.sqlite", 10.0)))
     await dead.start()
     now_ms = int(time.time() * 1000)
     dead.open(opening(1, at_ms=now_ms - 3000, tokens_in_estimate=50, answers=2))
@@ -221,7 +222,7 @@ async def test_a_lost_request_is_estimated_by_its_input_and_by_the_time_its_gate
 
 
 async def test_a_living_worker_s_files_are_left_alone(tmp_path: Path) -> None:
-    living = Ledger(QUICK, tmp_path, "w0", store=Gone(tmp_path / "x.sqlite"))
+    living = Ledger(QUICK, tmp_path, "w0", store=Gone(SqliteFile(tmp_path / "x.sqlite", 10.0)))
     await living.start()
     living.open(opening(1))
     async with started(tmp_path) as ledger:
@@ -236,7 +237,7 @@ async def test_a_living_worker_s_files_are_left_alone(tmp_path: Path) -> None:
 
 async def test_files_that_may_grow_no_more_refuse_new_requests_and_book_the_running(tmp_path: Path) -> None:
     config = LedgerConfig(flush_ms=10, max_bytes=20_000, segment_bytes=5_000, stop_s=0.1)
-    ledger = Ledger(config, tmp_path, "w0", store=Gone(tmp_path / "x.sqlite"))
+    ledger = Ledger(config, tmp_path, "w0", store=Gone(SqliteFile(tmp_path / "x.sqlite", 10.0)))
     await ledger.start()
     admitted = 0
     while ledger.state().waiting_bytes <= 20_000:
@@ -316,7 +317,7 @@ def test_a_setting_that_cannot_work_is_refused_by_its_name(name: str, value: int
 
 
 async def test_what_was_spent_counts_what_a_dead_worker_had_left(tmp_path: Path) -> None:
-    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(tmp_path / "x.sqlite"))
+    dead = Ledger(QUICK, tmp_path, "w0", store=Gone(SqliteFile(tmp_path / "x.sqlite", 10.0)))
     await dead.start()
     for number in range(3):
         dead.close(row(number, key_id="key_a", cost_pusd=5))
@@ -326,7 +327,7 @@ async def test_what_was_spent_counts_what_a_dead_worker_had_left(tmp_path: Path)
         assert await ledger.spent("key", "key_b", 0) == 0
 
 
-class Gone(SqliteLedger):
+class Gone(LedgerStore):
     """A store that is never there: everything stays in the files."""
 
     def insert(self, rows: Sequence[LedgerRow]) -> int:

@@ -14,11 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.accounting.routes import usage_routes
-from ridgeline.gateway.accounting.store.postgres import PostgresLedger
+from ridgeline.gateway.accounting.store.places import postgres_ledger, sqlite_ledger
 from ridgeline.gateway.accounting.store.reader import LedgerReader
 from ridgeline.gateway.accounting.store.records import line_of
 from ridgeline.gateway.accounting.store.reports import Question, Reports, question_of, total, usd
-from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
 from ridgeline.gateway.accounting.store.table import LedgerStore
 from ridgeline.gateway.errors import GatewayError
 from tests.gateway.accounting.books import opening, row
@@ -39,9 +38,9 @@ ROWS = [
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LedgerStore]:
     made: LedgerStore
     if request.param == "sqlite":
-        made = SqliteLedger(tmp_path / "ledger.sqlite")
+        made = sqlite_ledger(tmp_path / "ledger.sqlite")
     else:
-        made = PostgresLedger(request.getfixturevalue("postgres_url"))
+        made = postgres_ledger(request.getfixturevalue("postgres_url"))
     made.insert(ROWS)
     yield made
     made.close()
@@ -129,7 +128,7 @@ def test_dollars_are_written_to_the_last_picodollar() -> None:
 
 @pytest.fixture
 async def http(tmp_path: Path) -> Iterator[httpx.AsyncClient]:  # type: ignore[misc]
-    made = SqliteLedger(tmp_path / "ledger.sqlite")
+    made = sqlite_ledger(tmp_path / "ledger.sqlite")
     made.insert([*ROWS, row(6, at_ms=DAY, key_id="=HYPERLINK()", team_id='a,"b"')])
     reader = LedgerReader(Reports(made, tmp_path / "ledger"))
     app = refusing(Router(list(usage_routes(reader))))

@@ -11,8 +11,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.gateway.accounting.row import LedgerRow
-from ridgeline.gateway.accounting.store.places import sqlite_path
-from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
+from ridgeline.gateway.accounting.store.places import sqlite_ledger, sqlite_path
 
 
 def row(
@@ -32,7 +31,7 @@ def row(
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    store = SqliteLedger(sqlite_path("", tmp_path), 5.0)
+    store = sqlite_ledger(sqlite_path("", tmp_path), 5.0)
     shadowed = {"by": "predicted", "decide_ms": 4.0}
     store.insert(
         [

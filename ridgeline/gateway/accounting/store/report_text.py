@@ -9,7 +9,7 @@ import msgspec
 
 from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.accounting.routes import csv_of, report_of
-from ridgeline.gateway.accounting.store.places import JOURNALS, sqlite_path, store_at
+from ridgeline.gateway.accounting.store.places import JOURNALS, sqlite_ledger, sqlite_path, store_at
 from ridgeline.gateway.accounting.store.reports import (
     MAX_LINES,
     Reports,
@@ -17,7 +17,6 @@ from ridgeline.gateway.accounting.store.reports import (
     question_of,
     total,
 )
-from ridgeline.gateway.accounting.store.sqlite import SqliteLedger
 
 _TIMEOUT_S = 60.0
 _COLUMNS = ("requests", "answered", "tokens_in", "tokens_cached", "tokens_out", "cost_usd")
@@ -45,7 +44,7 @@ def read_usage(
         path = sqlite_path("", state_dir)
         if not path.exists():
             raise LedgerError(f"{path}: no ledger is there; give --state-dir, --store or --admin-url")
-        reports = Reports(SqliteLedger(path, _TIMEOUT_S, read_only=True), root)
+        reports = Reports(sqlite_ledger(path, _TIMEOUT_S, read_only=True), root)
     try:
         lines = reports.usage(question)
         return Report(question.by, lines, reports.waiting(), len(lines) == MAX_LINES)

@@ -18,7 +18,9 @@ import msgspec
 from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.accounting.store.journal import JournalReader, journals
 from ridgeline.gateway.accounting.store.records import CLOSED, Damaged, value_of
-from ridgeline.gateway.accounting.store.table import COLUMNS, TABLE, LedgerStore, Value
+from ridgeline.gateway.accounting.store.schema import TABLE
+from ridgeline.gateway.accounting.store.table import COLUMNS, LedgerStore
+from ridgeline.storage.database import Value
 
 GROUPS = {
     "key": "key_id",

@@ -1,57 +1,74 @@
-"""The table of the ledger, one column for each field of LedgerRow; and what every store of it can do.
-
-Columns are made from the type: a field that is new gets its column when a store is next opened.
-"""
+"""LedgerStore: the ledger's table in SQLite or PostgreSQL. Blocking; used by one thread at a time."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+from msgspec.structs import astuple
+
+from ridgeline.gateway.accounting.errors import RowsRefused, StoreAway
 from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.accounting.store import schema
+from ridgeline.gateway.accounting.store.schema import TABLE
+from ridgeline.storage.database import BlockingDatabase, Dialect, Row, Value, statement
+from ridgeline.storage.errors import StorageError, ValuesRefused
 
-TABLE = "ridgeline_ledger"
+T = TypeVar("T")
+
 COLUMNS: tuple[str, ...] = LedgerRow.__struct_fields__
-INDEXES = {
-    f"{TABLE}_at": "at_ms",
-    f"{TABLE}_key": "key_id, at_ms",
-    f"{TABLE}_team": "team_id, at_ms",
-    f"{TABLE}_model": "model, at_ms",
+_KNOWN_AT_ONCE = 500  # values in one statement
+_REMOVE: dict[Dialect, str] = {
+    "sqlite": f"DELETE FROM {TABLE} WHERE rowid IN"
+    f" (SELECT rowid FROM {TABLE} WHERE at_ms < ? LIMIT ?) RETURNING 1",
+    "postgres": f"DELETE FROM {TABLE} WHERE ctid = ANY(ARRAY("
+    f"SELECT ctid FROM {TABLE} WHERE at_ms < ? LIMIT ? FOR UPDATE SKIP LOCKED)) RETURNING 1",
 }
-Value = str | int | float | bool | None
-Values = tuple[Value, ...]
 
 
-class LedgerStore(Protocol):
-    """Blocking; used by one thread at a time. StoreAway where it cannot be reached: ask it again later."""
+class LedgerStore:
+    """StoreAway where the database cannot be used: ask again later. read_only: the table is not migrated."""
+
+    def __init__(self, database: BlockingDatabase, read_only: bool = False) -> None:
+        self._database = database
+        self._is_ready = self._read_only = read_only
 
     def insert(self, rows: Sequence[LedgerRow]) -> int:
         """Add those that are not there yet, all in one transaction; how many these were. RowsRefused where
-        the store does not take one of them."""
+        the database does not take one of them."""
+        records = [astuple(row) for row in rows]
+        return self._run(lambda: self._database.insert_new(TABLE, "request_id", COLUMNS, records))
 
     def known(self, request_ids: Sequence[str]) -> set[str]:
         """Which of them have their row."""
+        found: set[str] = set()
+        for start in range(0, len(request_ids), _KNOWN_AT_ONCE):
+            some = request_ids[start : start + _KNOWN_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            rows = self.query(f"SELECT request_id FROM {TABLE} WHERE request_id IN ({marks})", some)
+            found.update(row[0] for row in rows)
+        return found
 
-    def query(self, statement: str, values: Iterable[Value] = ()) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, values: Iterable[Value] = ()) -> list[Row]:
         """Rows of a SELECT, whose values are written ? in their order."""
+        return self._run(lambda: self._database.ask(sql, *values))
 
     def remove_before(self, at_ms: int, limit: int) -> int:
         """Remove at most `limit` rows that are older; how many there were."""
+        removed = statement(_REMOVE[self._database.dialect], at_ms, limit)
+        return len(self._run(lambda: self._database.write(removed)))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._database.close()
 
-
-def definitions(type_names: dict[type, str]) -> dict[str, str]:
-    """Each column's type and constraints, in the words of one database."""
-    hints = get_type_hints(LedgerRow)
-    return {name: _definition(hints[name], type_names) for name in COLUMNS}
-
-
-def _definition(hint: Any, type_names: dict[type, str]) -> str:
-    if get_origin(hint) is Literal:
-        hint = str
-    if get_origin(hint) in (Union, types.UnionType):
-        return type_names[next(part for part in get_args(hint) if part is not types.NoneType)]
-    default = {str: "''", bool: "false"}.get(hint, "0")
-    return f"{type_names[hint]} NOT NULL DEFAULT {default}"
+    def _run(self, job: Callable[[], T]) -> T:
+        try:
+            if not self._is_ready:
+                self._database.migrate(schema.COMPONENT, schema.steps(self._database.dialect))
+                self._is_ready = True
+            return job()
+        except ValuesRefused as error:
+            raise RowsRefused(f"the ledger's store does not take a row: {error}") from error
+        except StorageError as error:
+            self._is_ready = self._read_only  # another database may be there next time
+            raise StoreAway(f"the ledger's store is away: {error}") from error
