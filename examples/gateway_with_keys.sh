@@ -44,7 +44,7 @@ done
 export RIDGELINE_ADMIN_URL=http://127.0.0.1:$ADMIN_PORT RIDGELINE_ADMIN_KEY_FILE=$folder/state/admin-key
 
 echo '--- a key: 60 requests per minute, $5 per day'
-KEY=$(ridgeline keys create --name app --rpm 60 --daily-usd 5)
+KEY=$(ridgeline gateway keys create --name app --rpm 60 --daily-usd 5)
 
 ask() {
   curl --silent --write-out '\nHTTP %{http_code}\n' "$GATEWAY/v1/chat/completions" \
@@ -58,8 +58,8 @@ echo '--- a request with a wrong key'
 ask wrong-key
 
 echo '--- what was used'
-ridgeline usage --by key,model
+ridgeline gateway usage --by key,model
 
 echo '--- the key is revoked'
-ridgeline keys revoke app
+ridgeline gateway keys revoke app
 ask "$KEY"
