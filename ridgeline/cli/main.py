@@ -43,6 +43,7 @@ VERBS = {
     "profile": "lab.profile",
     "explain": "lab.explain",
     "lint-prompts": "gateway.lint_prompts",
+    "completion": "completion",
 }
 
 # Verbs that stand below `gateway` now, by the names that they had before.
@@ -73,6 +74,7 @@ examples:
   ridgeline gateway keys create --name app
   ridgeline gateway usage --by team,day  what was used through the gateway, and its cost
   ridgeline lint-prompts requests.jsonl  what keeps prompts from sharing a prefix
+  source <(ridgeline completion bash)    complete verbs and flags in this shell; also zsh, fish
 
 `ridgeline VERB --help` explains each verb.
 """

@@ -37,7 +37,10 @@ def modules_after(*words: str) -> set[str]:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["serve", "--help"], ["models", "list"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["serve", "--help"], ["models", "list"], ["ps"], ["completion", "bash"]],
+)
 def test_help_and_listing_import_nothing_heavy(words: list[str]) -> None:
     assert modules_after(*words).isdisjoint(HEAVY)
 
@@ -54,8 +57,9 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def verb_helps() -> list[list[str]]:
-    return [[verb] for verb in ("serve", "chat", "run", "models", "doctor")] + [
-        ["models", action] for action in ("list", "pull", "inspect")
+    return [[verb] for verb in ("serve", "chat", "run", "models", "ps", "stop", "doctor", "bench")] + [
+        *(["models", action] for action in ("list", "pull", "rm", "inspect")),
+        *(["gateway", verb] for verb in ("keys", "teams", "usage", "routes")),
     ]
 
 
