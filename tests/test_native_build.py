@@ -26,11 +26,10 @@ pytest.importorskip("scikit_build_core", reason="the build backend is installed 
 
 CHECKOUT = Path(__file__).parents[1]
 BUILD = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2], {}))"
+ONE_ISA = [f"RL_COMPILES_{isa}=OFF" for isa in ("avx2", "avx512vnni", "avx512", "amx")]
 QUICK = {
     "SKBUILD_CMAKE_BUILD_TYPE": "Debug",
-    "SKBUILD_CMAKE_DEFINE": ";".join(
-        f"RL_COMPILES_{isa}=OFF" for isa in ("avx2", "avx512vnni", "avx512", "amx")
-    ),
+    "SKBUILD_CMAKE_DEFINE": ";".join([*ONE_ISA, "RL_PORTABLE=ON"]),
 }
 
 
@@ -84,6 +83,10 @@ def test_a_wheel_holds_the_library_for_any_python_of_the_platform(tmp_path: Path
     assert Path(path).is_relative_to(tmp_path)
     assert isas == "('portable',)"  # the others were left out, as an old compiler leaves them out
     assert "the avx512 kernels are left out" in done.stdout + done.stderr or platform.machine() != "x86_64"
+    if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
+        needed, glibc = dependencies(Path(path))
+        assert "libstdc++.so.6" not in needed
+        assert glibc <= (2, 28), "symbols newer than manylinux_2_28: see native/cmake/portable.cmake"
 
 
 def test_a_source_distribution_holds_what_the_build_needs_and_nothing_built(tmp_path: Path) -> None:
@@ -109,6 +112,17 @@ def test_without_a_compiler_the_build_says_what_to_install_and_how_to_do_without
     assert "RIDGELINE_NATIVE=0 pip install" in said
 
 
+def test_a_compiler_installed_after_a_failed_configuration_is_found(tmp_path: Path) -> None:
+    without = os.environ | without_compilers(tmp_path)
+    command = ["cmake", "-S", CHECKOUT / "native", "-B", tmp_path / "build", "-G", "Ninja"]
+    command += [f"-D{define}" for define in ONE_ISA]
+    first = subprocess.run(command, env=without, capture_output=True, text=True, timeout=60)
+    assert "no C++ compiler that works was found" in " ".join(first.stderr.split())
+    with_tools = os.environ | {"PATH": f"{without['PATH']}{os.pathsep}{os.environ['PATH']}"}
+    second = subprocess.run(command, env=with_tools, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 0, second.stderr
+
+
 def test_a_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = build("build_wheel", tmp_path, CXX="/no/such/compiler")
     assert done.returncode != 0
@@ -129,6 +143,38 @@ def test_python_alone_can_be_installed_without_a_compiler(tmp_path: Path) -> Non
         "except library.NativeUnavailable as error: print(error)",
     )
     assert "was installed without its native library" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.system() != "Linux", reason="auditwheel names wheels for Linux")
+def test_make_wheel_builds_what_installs_and_serves_without_a_compiler(tmp_path: Path) -> None:
+    checkout, bare = tmp_path / "checkout", tmp_path / "bare"
+    copy_checkout(checkout)
+    made = subprocess.run(
+        ["make", "wheel", f"PYTHON={sys.executable}"],
+        cwd=checkout,
+        env=os.environ | QUICK,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert re.search(r"^make: building the wheel: done in \d+ s$", made.stdout, re.MULTILINE)
+    (wheel,) = (checkout / "dist").iterdir()
+    assert re.fullmatch(r"ridgeline-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
+    assert wheel.name in made.stdout
+    subprocess.run([sys.executable, "-m", "venv", bare], check=True, timeout=120)
+    without = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CXX")}
+    without["PATH"] = str(bare / "bin")
+    for command in (
+        ["pip", "install", "--quiet", "--only-binary", ":all:", str(wheel)],
+        ["ridgeline", "models", "pull", "smollm2-135m"],
+        ["ridgeline", "run", "--max-tokens", "4", "What is 2+2?"],
+    ):
+        program = [str(bare / "bin" / command[0]), *command[1:]]
+        done = subprocess.run(program, cwd=bare, env=without, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads ELF files")
@@ -158,6 +204,27 @@ def exported(path: Path, *options: str) -> set[str]:
     command = [nm, "--demangle", "--defined-only", "--extern-only", *options, str(path)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return {line.split(" ", 2)[2] for line in lines if line.strip()}
+
+
+def dependencies(path: Path) -> tuple[set[str], tuple[int, int]]:
+    """The libraries that a shared object loads, and the newest glibc that its symbols ask for."""
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        pytest.skip("readelf is not installed")
+    command = [readelf, "--wide", "--dynamic", "--version-info", str(path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    versions = [(int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", text)]
+    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", text)), max(versions)
+
+
+def copy_checkout(target: Path) -> None:
+    """What git tracks or would track, as it is on disk: no environment, nothing built."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (CHECKOUT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CHECKOUT / name, target / name)
 
 
 def files_of(folder: str) -> set[str]:

@@ -2,6 +2,7 @@
 include(CheckLanguage)
 check_language(CXX)
 if(NOT CMAKE_CXX_COMPILER)
+  unset(CMAKE_CXX_COMPILER CACHE)  # or the next run in this folder would not look for a compiler again
   set(tried "c++, g++ and clang++ on PATH")
   if(DEFINED ENV{CXX})
     set(tried "CXX=$ENV{CXX}")
