@@ -47,6 +47,17 @@ def test_cores_are_cut_by_the_control_groups_quota(tmp_path: Path) -> None:
     assert machine.cores(fake_root(tmp_path, sys__fs__cgroup__cpu_dot_max="max 100000\n")).quota is None
 
 
+def test_a_compiler_is_missed_only_where_the_library_is_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.check_compiler().status == "ok"
+    monkeypatch.setattr(doctor, "LIBRARY_PATH", tmp_path / "libridgeline_native.so")
+    finding = doctor.check_compiler()
+    assert (finding.status, finding.fatal) == ("missing", False)
+    assert "install g++" in finding.advice
+
+
 def test_memory_is_cut_by_the_control_groups_limit(tmp_path: Path) -> None:
     root = fake_root(
         tmp_path,

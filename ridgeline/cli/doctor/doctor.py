@@ -19,6 +19,7 @@ from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
 from ridgeline.machine import cache_dir
 from ridgeline.models.files.pull import needed_bytes
 from ridgeline.models.files.registry import cached_file, find_known
+from ridgeline.ops.cpu.interface import LIBRARY_PATH
 from ridgeline.options import OptionError
 from ridgeline.server.records.state import default_folder
 
@@ -223,6 +224,8 @@ def check_compiler() -> Finding:
             done = subprocess.run([name, "--version"], capture_output=True, text=True)
             first = done.stdout.splitlines()[:1]
             return Finding("ok", "compiler", first[0] if first else name)
+    if LIBRARY_PATH.exists():
+        return Finding("ok", "compiler", "none, and none is needed: the native library is built")
     return Finding(
         "missing", "compiler", "no c++, g++ or clang++", "needed to build native kernels: install g++"
     )
