@@ -83,6 +83,9 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 pipe closed."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        build_parser().print_help()
+        return EXIT_USAGE
     first = next((argument for argument in arguments if not argument.startswith("-")), "")
     known = first in VERBS or first in OLD_NAMES
     args, unknown = build_parser([first] if known else list(VERBS)).parse_known_args(arguments)

@@ -32,6 +32,8 @@ OTHER_VERBS = {
     "benchmark": "ridgeline bench",
     "run-batch": "ridgeline batch",
     "collect-env": "ridgeline doctor",
+    "help": "ridgeline --help",
+    "version": "ridgeline --version",
 }
 
 

@@ -56,6 +56,11 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.strip() == f"ridgeline {ridgeline.__version__}"
 
 
+def test_the_bare_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "ridgeline serve " in capsys.readouterr().out
+
+
 def verb_helps() -> list[list[str]]:
     return [[verb] for verb in ("serve", "chat", "run", "models", "ps", "stop", "doctor", "bench")] + [
         *(["models", action] for action in ("list", "pull", "rm", "inspect")),

@@ -9,7 +9,7 @@ import msgspec
 from ridgeline.engine.link.messages import Hello
 from ridgeline.engine.start.memory_receipt import PARTS, MemoryReceipt
 from ridgeline.models.files.generation_config import SamplingDefaults
-from ridgeline.server.process.main import serving_line, startup_lines
+from ridgeline.server.process.startup_text import serving_line, startup_lines
 
 HELLO = Hello(
     pid=1,

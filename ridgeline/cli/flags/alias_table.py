@@ -180,7 +180,11 @@ IGNORED: tuple[Ignored, ...] = (
         ("--trust-remote-code",), VLLM, "engine", "none", "no code from a model's repository is ever executed"
     ),
     Ignored(
-        ("-q", "--quantization"), VLLM, "engine", "one", "the model's files declare their own quantization"
+        ("-q", "--quantization"),
+        VLLM,
+        "engine",
+        "one",
+        "weights stay as the files store them; --weights quantizes on a CPU",
     ),
     Ignored(("--enable-chunked-prefill",), VLLM, "engine", "none", "prefill is always chunked"),
     Ignored(("--swap-space",), VLLM, "engine", "one", "preempted sequences are computed again"),

@@ -38,7 +38,10 @@ def named(
         owners = [known for known in all_names if old in known]
         if not (new and equals and owners):
             served = ", ".join(name for known in all_names for name in known)
-            raise OptionError(f"--alias {alias}: write NAME=MODEL, with MODEL one of {served}")
+            raise OptionError(
+                f"--alias {alias}: write NAME=MODEL, with MODEL one of {served}; "
+                "--served-model-name renames the first model"
+            )
         if new not in owners[0]:  # a printed configuration has it among the names too
             owners[0].append(new)
     flat = [name for known in all_names for name in known]
