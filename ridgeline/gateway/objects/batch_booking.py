@@ -11,13 +11,15 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from ridgeline.gateway.accounting.prices import TokenPrices
 from ridgeline.gateway.accounting.row import LedgerRow, Outcome
 from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.errors import REVOKED, GatewayError, UpstreamFailed
+from ridgeline.gateway.objects.batch_meta import BatchMeta, Stopped, meta_of
 from ridgeline.gateway.objects.batch_orders import ORDER, drop_order, reservation_of
 from ridgeline.gateway.objects.batch_use import (
     ASK_S,
@@ -81,7 +83,8 @@ class BatchBooking:
                 await asyncio.sleep(RESTORE_AGAIN_S)
 
     async def _hold_again(self, owned: Owned) -> None:
-        cost = owned.meta.get("held_pusd", owned.meta.get("cost_pusd", 0))
+        meta = meta_of(owned)
+        cost = meta.cost_pusd if meta.held_pusd is None else meta.held_pusd
         await self._parts.limiter.hold(reservation_of(self._parts, owned), cost)
 
     async def look_after_all(self) -> None:
@@ -112,7 +115,7 @@ class BatchBooking:
                 owned, batch.status, await used_in_all(self._parts.upstreams, owned, batch, prices)
             )
         else:
-            await self._hold(owned, batch, used_so_far(batch, owned.meta, prices))
+            await self._hold(owned, batch, used_so_far(batch, meta_of(owned), prices))
 
     async def book_before_deletion(self, batch_id: str) -> None:
         """Its output file is about to go. Raises where it could not be booked: then the file must stay."""
@@ -131,34 +134,32 @@ class BatchBooking:
     # ---- while it runs ----
 
     async def _hold(self, owned: Owned, batch: Batch, used: Used) -> None:
-        meta, spent_before = owned.meta, owned.meta.get("spent_pusd", 0)
-        held = used.cost_pusd + used.left_pusd
-        noted = {
-            **meta,
-            "used": [used.usage.tokens_in, used.usage.tokens_out],
-            "spent_pusd": used.cost_pusd,
-            "held_pusd": held,
-        }
+        meta = meta_of(owned)
+        held, stopped = used.cost_pusd + used.left_pusd, meta.stopped
         room = await self._parts.limiter.hold(reservation_of(self._parts, owned), held)
         self._tight.discard(owned.id)
         if room is not None and room < 0:
             self._tight.add(owned.id)
-        step = max(used.cost_pusd - spent_before, 1)  # until the next look it may spend as much again
-        if room is not None and room < 0 and used.left_pusd + room < step and "stopped" not in meta:
+        step = max(used.cost_pusd - meta.spent_pusd, 1)  # until the next look it may spend as much again
+        if room is not None and room < 0 and used.left_pusd + room < step and stopped is None:
             spent = used.cost_pusd / 10**12
             message = (
                 f"stopped by the gateway after {spent:.6g} USD: "
                 "the budget of its key or team has no room for its next lines"
             )
-            noted["stopped"] = {"code": "budget_exceeded", "message": message}
-        if self._parts.policy.policy.ends_requests(meta.get("key", "")) and "stopped" not in meta:
-            noted["stopped"] = {
-                "code": REVOKED,
-                "message": "stopped by the gateway: its key has been revoked",
-            }
+            stopped = Stopped("budget_exceeded", message)
+        if self._parts.policy.policy.ends_requests(meta.key) and meta.stopped is None:
+            stopped = Stopped(REVOKED, "stopped by the gateway: its key has been revoked")
+        noted = msgspec.structs.replace(
+            meta,
+            used=(used.usage.tokens_in, used.usage.tokens_out),
+            spent_pusd=used.cost_pusd,
+            held_pusd=held,
+            stopped=stopped,
+        )
         if noted != meta:
-            await self._parts.owned.note(owned.id, noted)
-        if "stopped" in noted and batch.status in RUNNING:
+            await self._parts.owned.note(owned.id, noted.stored())
+        if stopped is not None and batch.status in RUNNING:
             await self._cancel(owned)
 
     async def _cancel(self, owned: Owned) -> None:
@@ -189,19 +190,19 @@ class BatchBooking:
             self._tight.discard(owned.id)
 
     def _row(self, owned: Owned, status: str, used: Used) -> LedgerRow:
-        meta, usage = owned.meta, used.usage
+        meta, usage = meta_of(owned), used.usage
         outcome, code, http_status = _ending(status, meta)
-        at_ms = meta.get("at_ms", owned.created_ms)
+        at_ms = meta.at_ms or owned.created_ms
         return LedgerRow(
             owned.id,
             at_ms,
-            key_id=meta.get("key", ""),
-            team_id=meta.get("team", ""),
+            key_id=meta.key,
+            team_id=meta.team,
             endpoint="batches",
-            model_asked=meta.get("model", ""),
-            model=meta.get("model", ""),
+            model_asked=meta.model,
+            model=meta.model,
             upstream=owned.upstream,
-            upstream_model=meta.get("upstream_model", ""),
+            upstream_model=meta.upstream_model,
             status=http_status,
             outcome=outcome,
             error_code=code,
@@ -237,7 +238,7 @@ class BatchBooking:
                 raise UpstreamFailed(f"asked for its batches, the upstream answered {status}")
             page = msgspec.json.decode(body, type=_Page)
             for batch in page.data:
-                mine = batch.input_file_id == order.meta["input_file_id"]
+                mine = batch.input_file_id == meta_of(order).input_file_id
                 if mine and batch.id and await owned.owner(batch.id) is None:
                     await owned.rename(order.id, batch.id, "batch")
                     return
@@ -248,7 +249,7 @@ class BatchBooking:
 
     # ---- asking ----
 
-    async def _guarded(self, look: Any, owned: Owned) -> None:
+    async def _guarded(self, look: Callable[[Owned], Awaitable[None]], owned: Owned) -> None:
         """One batch that cannot be looked after keeps no other from it."""
         try:
             await look(owned)
@@ -285,9 +286,9 @@ class BatchBooking:
         finally:
             opened.abort()
 
-    def _prices(self, owned: Owned) -> Any:
-        meta = owned.meta
-        return self._parts.prices.of(meta.get("model", ""), owned.upstream, meta.get("upstream_model", ""))
+    def _prices(self, owned: Owned) -> TokenPrices:
+        meta = meta_of(owned)
+        return self._parts.prices.of(meta.model, owned.upstream, meta.upstream_model)
 
 
 class _Page(msgspec.Struct):
@@ -295,9 +296,9 @@ class _Page(msgspec.Struct):
     has_more: bool = False
 
 
-def _ending(status: str, meta: dict[str, Any]) -> tuple[Outcome, str, int]:
-    if "stopped" in meta and status == "cancelled":
-        code = meta["stopped"]["code"]
+def _ending(status: str, meta: BatchMeta) -> tuple[Outcome, str, int]:
+    if meta.stopped is not None and status == "cancelled":
+        code = meta.stopped.code
         return ("invalid", code, 401) if code == REVOKED else ("limited", code, 429)
     if status == "completed":
         return "ok", "", 200

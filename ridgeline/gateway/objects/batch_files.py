@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ridgeline.gateway.catalog import Catalog, allows
 from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.errors import BadRequest, Forbidden
 from ridgeline.gateway.guard.guards import Guard
+from ridgeline.gateway.objects.batch_meta import BatchMeta
 from ridgeline.gateway.objects.references import MOST, Reference, references
 from ridgeline.gateway.pipeline.cache_salt import salted, takes_salt
 from ridgeline.gateway.pipeline.endpoints import Endpoint, Place, find
@@ -39,7 +40,7 @@ class _Line(msgspec.Struct):
 class BatchFile:
     """meta: what the gateway remembers of it. references: each id once, with the first line that names it."""
 
-    meta: dict[str, Any]
+    meta: BatchMeta
     references: list[Reference]
 
 
@@ -121,15 +122,9 @@ async def read_batch_file(
         lines += 1
     if not lines:
         raise BadRequest("file: holds no requests", param="file")
-    meta = {
-        "model": public,
-        "upstream_model": there,
-        "endpoints": sorted(endpoints),
-        "lines": lines,
-        "tokens_in": most.tokens_in,
-        "tokens_out": most.tokens_out,
-        "cost_pusd": cost_pusd,
-    }
+    meta = BatchMeta(
+        public, there, tuple(sorted(endpoints)), lines, most.tokens_in, most.tokens_out, cost_pusd
+    )
     return BatchFile(meta, list(named_objects.values()))
 
 

@@ -6,11 +6,12 @@ gateway that dies in between loses no batch: `BatchBooking` finds it by the orde
 
 from __future__ import annotations
 
-from typing import Any
+import msgspec
 
 from ridgeline.gateway.body import raw, read_fields, write_fields
 from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.limits.limiter import Reservation, limited_only
+from ridgeline.gateway.objects.batch_meta import meta_of
 from ridgeline.gateway.pipeline.exchange import Exchange
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.reservations import subjects_of
@@ -22,30 +23,31 @@ ORDER = "batch_order"  # the kind of an order in the store
 
 async def order_batch(parts: Parts, exchange: Exchange, file: Owned) -> Owned:
     """Limited where the whole batch, by its file's estimate, is more than key, team or model have left."""
-    key, meta = exchange.key, {name: value for name, value in file.meta.items() if name != "shown"}
+    key, meta = exchange.key, meta_of(file)
     assert key is not None
-    if "lines" not in meta:
+    if not meta.lines:
         message = "input_file_id: the file was uploaded before batches were estimated; upload it again"
         raise BadRequest(message, param="input_file_id")
-    subjects = subjects_of(key, exchange.team, parts.catalog.find(meta["model"]))
-    tokens = meta["tokens_in"] + meta["tokens_out"]
+    subjects = subjects_of(key, exchange.team, parts.catalog.find(meta.model))
+    tokens = meta.tokens_in + meta.tokens_out
     reservation = await parts.limiter.reserve_background(
-        exchange.id, subjects, tokens, meta["cost_pusd"], key.when_limits_unknown
+        exchange.id, subjects, tokens, meta.cost_pusd, key.when_limits_unknown
     )
-    meta |= {
-        "key": key.id,
-        "team": key.team,
-        "order": exchange.id,
-        "input_file_id": file.id,
-        "reserved_tokens": reservation.tokens,
-        "at_ms": reservation.at_ms or exchange.row.at_ms,
-    }
+    ordered = msgspec.structs.replace(
+        meta,
+        key=key.id,
+        team=key.team,
+        order=exchange.id,
+        input_file_id=file.id,
+        reserved_tokens=reservation.tokens,
+        at_ms=reservation.at_ms or exchange.row.at_ms,
+    ).stored()
     try:
-        await parts.owned.remember(exchange.id, exchange.tenant, file.upstream, ORDER, meta)
+        await parts.owned.remember(exchange.id, exchange.tenant, file.upstream, ORDER, ordered)
     except BaseException:
         parts.limiter.settle(reservation, 0, 0)
         raise
-    return Owned(exchange.id, exchange.tenant, file.upstream, ORDER, exchange.row.at_ms, meta)
+    return Owned(exchange.id, exchange.tenant, file.upstream, ORDER, exchange.row.at_ms, ordered)
 
 
 async def drop_order(parts: Parts, order: Owned) -> None:
@@ -56,30 +58,29 @@ async def drop_order(parts: Parts, order: Owned) -> None:
 
 def with_reason(body: bytes, batch: Owned) -> bytes:
     """The upstream's batch, with the reason in its `errors` where the gateway has stopped it."""
-    if "stopped" not in batch.meta:
+    stopped = meta_of(batch).stopped
+    if stopped is None:
         return body
     fields = read_fields(body)
-    error = {**batch.meta["stopped"], "param": None, "line": None}
+    error = {"code": stopped.code, "message": stopped.message, "param": None, "line": None}
     return write_fields({**fields, "errors": raw({"object": "list", "data": [error]})})
 
 
 def reservation_of(parts: Parts, owned: Owned) -> Reservation:
     """Of an order or a batch, with the limits that hold now; `meta` says what was reserved."""
-    meta: dict[str, Any] = owned.meta
-    policy = parts.policy.policy
-    key_id = meta.get("key", "")
+    meta, policy = meta_of(owned), parts.policy.policy
     # A key that was deleted has no limits. Its team and model still hold what the batch may cost.
-    key = policy.known_key(key_id) or Key(key_id, "")
+    key = policy.known_key(meta.key) or Key(meta.key, "")
     try:
-        model = parts.catalog.find(meta.get("model", ""))
+        model = parts.catalog.find(meta.model)
     except NotFound:  # the configuration has changed
         model = None
-    team = policy.team(meta["team"]) if meta.get("team") else None
+    team = policy.team(meta.team) if meta.team else None
     return Reservation(
-        meta.get("order", owned.id),
+        meta.order or owned.id,
         limited_only(subjects_of(key, team, model)),
-        meta.get("reserved_tokens", 0),
-        meta.get("cost_pusd", 0),
-        meta.get("at_ms", owned.created_ms),
+        meta.reserved_tokens,
+        meta.cost_pusd,
+        meta.at_ms or owned.created_ms,
         is_background=True,
     )

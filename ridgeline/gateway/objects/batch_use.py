@@ -7,7 +7,7 @@ how many lines are done, and the usage when the batch has ended: until then it i
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ridgeline.gateway.accounting.prices import TokenPrices
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.dialects.counts import Counts, usage_of
 from ridgeline.gateway.errors import GatewayError
+from ridgeline.gateway.objects.batch_meta import BatchMeta, meta_of
 from ridgeline.gateway.tenants.owned import Owned
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams
@@ -62,11 +63,11 @@ class _Answered(msgspec.Struct):
 _line = msgspec.json.Decoder(_Answered)
 
 
-def used_so_far(batch: Batch, meta: dict[str, Any], prices: TokenPrices) -> Used:
+def used_so_far(batch: Batch, meta: BatchMeta, prices: TokenPrices) -> Used:
     counts = batch.request_counts or LineCounts()
-    total = counts.total or meta.get("lines", 0)
+    total = counts.total or meta.lines
     done = min(counts.completed + counts.failed, total)
-    estimate: int = meta.get("cost_pusd", 0)
+    estimate = meta.cost_pusd
     left = estimate * (total - done) // total if total else estimate
     usage = batch.usage.usage() if batch.usage is not None else Usage()
     if usage.tokens_in or usage.tokens_out:
@@ -76,12 +77,9 @@ def used_so_far(batch: Batch, meta: dict[str, Any], prices: TokenPrices) -> Used
         return Used(usage, cost, left)
     if not total:
         return Used(Usage(), 0, left)
-    tokens_in, tokens_out = (meta.get(name, 0) * counts.completed // total for name in _ESTIMATED)
+    tokens_in, tokens_out = (most * counts.completed // total for most in (meta.tokens_in, meta.tokens_out))
     guess = Usage(tokens_in, tokens_out=tokens_out, source="estimated")
     return Used(guess, estimate * counts.completed // total, left)
-
-
-_ESTIMATED = ("tokens_in", "tokens_out")
 
 
 async def used_in_all(upstreams: Upstreams, owned: Owned, batch: Batch, prices: TokenPrices) -> Used:
@@ -89,7 +87,7 @@ async def used_in_all(upstreams: Upstreams, owned: Owned, batch: Batch, prices: 
     usage = batch.usage.usage() if batch.usage is not None else Usage()
     if (usage.tokens_in or usage.tokens_out) and not prices.above:
         return Used(usage, prices.cost(usage))
-    counted = used_so_far(batch, owned.meta, prices)._replace(left_pusd=0)
+    counted = used_so_far(batch, meta_of(owned), prices)._replace(left_pusd=0)
     if not batch.output_file_id:
         return counted
     kind = KIND_OF_URL.get(batch.endpoint, "chat")
@@ -99,9 +97,10 @@ async def used_in_all(upstreams: Upstreams, owned: Owned, batch: Batch, prices: 
 
 def last_seen(owned: Owned) -> Used:
     """What was noted when the batch was last looked at: of one that its upstream no longer knows."""
-    tokens_in, tokens_out = owned.meta.get("used", (0, 0))
+    meta = meta_of(owned)
+    tokens_in, tokens_out = meta.used
     usage = Usage(tokens_in, tokens_out=tokens_out, source="estimated")
-    return Used(usage, owned.meta.get("spent_pusd", 0))
+    return Used(usage, meta.spent_pusd)
 
 
 def _cost_of_lines(usage: Usage, lines: int, prices: TokenPrices) -> int:
@@ -121,7 +120,7 @@ async def _sum(
     upstreams: Upstreams, owned: Owned, file_id: str, kind: str, prices: TokenPrices
 ) -> Used | None:
     """Line by line: an output file may be larger than memory. None: the upstream no longer has it."""
-    mean = _mean_line(owned.meta)
+    mean = _mean_line(meta_of(owned))
     asked = Outgoing("GET", f"/v1/files/{file_id}/content", [], b"", False)
     deadline = time.monotonic() + ASK_S
     opened = await upstreams.open([Target(owned.upstream, "")], lambda _: asked, tenant="", deadline=deadline)
@@ -143,13 +142,11 @@ async def _sum(
     return Used(total, cost)
 
 
-def _mean_line(meta: dict[str, Any]) -> Used:
+def _mean_line(meta: BatchMeta) -> Used:
     """A line by the estimate of its batch."""
-    lines = meta.get("lines", 0) or 1
-    tokens_in, tokens_out = (meta.get(name, 0) // lines for name in _ESTIMATED)
-    return Used(
-        Usage(tokens_in, tokens_out=tokens_out, source="estimated"), meta.get("cost_pusd", 0) // lines
-    )
+    lines = meta.lines or 1
+    usage = Usage(meta.tokens_in // lines, tokens_out=meta.tokens_out // lines, source="estimated")
+    return Used(usage, meta.cost_pusd // lines)
 
 
 def _add(total: Usage, kind: str, line: bytes, prices: TokenPrices, mean: Used) -> int:

@@ -7,14 +7,13 @@ change is asked of the upstream. So a page costs as many questions as it has run
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 
 from ridgeline.gateway.errors import BadRequest, UpstreamFailed
 from ridgeline.gateway.objects.batch_orders import with_reason
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.tenants.owned import MAX_META, Owned
+from ridgeline.gateway.tenants.owned import MAX_META, Meta, Owned
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
@@ -34,7 +33,7 @@ class _Described(msgspec.Struct):
     error_file_id: str | None = None
 
 
-async def page(parts: Parts, tenant: str, kind: str, limit: int, after: str) -> dict[str, Any]:
+async def page(parts: Parts, tenant: str, kind: str, limit: int, after: str) -> dict[str, object]:
     """One page of the list, as OpenAI writes it."""
     cursor: Owned | None = None
     if after:
@@ -69,7 +68,7 @@ async def own_files(parts: Parts, batch: Owned, described: bytes) -> None:
             await parts.owned.remember(file_id, batch.tenant, batch.upstream, "file", {"batch": batch.id})
 
 
-def shown_in(meta: dict[str, Any], described: bytes) -> dict[str, Any]:
+def shown_in(meta: Meta, described: bytes) -> Meta:
     """The meta with the object's description, where that is small enough to be kept."""
     with_object = {**meta, OBJECT: msgspec.Raw(described)}
     return with_object if len(msgspec.json.encode(with_object)) <= MAX_META else meta

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from ridgeline.gateway.errors import (
 )
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.objects.batch_booking import BatchBooking
+from ridgeline.gateway.objects.batch_meta import BatchMeta, meta_of
 from ridgeline.gateway.objects.batch_orders import drop_order, order_batch, with_reason
 from ridgeline.gateway.objects.listing import own_files, page, shown_in
 from ridgeline.gateway.objects.uploads import checked_batch_file, read_form
@@ -36,6 +37,7 @@ from ridgeline.gateway.pipeline.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.pipeline.own_requests import answer_json
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.reservations import reserve_request
+from ridgeline.gateway.tenants.owned import Meta
 from ridgeline.gateway.upstreams.attempts import UNSENT
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.opened import Attempt
@@ -86,7 +88,7 @@ class ObjectRequests:
         if owned is None or owned.tenant != exchange.tenant or owned.kind != kind:
             raise NotFound(f"no {kind} is named {place.object_id[:MAX_ID]!r}")
         if exchange.method == "DELETE" and "batch" in owned.meta:
-            await self._batches.book_before_deletion(owned.meta["batch"])
+            await self._batches.book_before_deletion(str(owned.meta["batch"]))
         answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
         if (exchange.method == "DELETE" and answer.status < 300) or (kind == "file" and answer.status == 404):
             await self._parts.owned.forget(place.object_id)
@@ -118,7 +120,7 @@ class ObjectRequests:
 
     async def _upload(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         form = await read_form(self._parts, exchange, receive)
-        meta: dict[str, Any] = {}
+        meta: Meta = {}
         changes: dict[str, bytes | Stretch] = {}
         guard = self._guard(exchange)
         unknown = form.names - UPLOAD_FIELDS
@@ -132,9 +134,10 @@ class ObjectRequests:
             content = form.content("file")
             if content is None:
                 raise BadRequest("file: is missing", code="missing_field", param="file")
-            changes["file"], meta = await checked_batch_file(
+            changes["file"], batch = await checked_batch_file(
                 self._parts, exchange, content, self._upstream(), guard
             )
+            meta = batch.stored()
         elif guard is not None:
             guard.refuse_unreadable("files")
         content_type, body = form.written(changes, with_filenames=guard is None)
@@ -158,11 +161,11 @@ class ObjectRequests:
         owned = await self._parts.owned.owner(file_id) if 0 < len(file_id) <= MAX_ID else None
         if owned is None or owned.tenant != exchange.tenant or owned.kind != "file":
             raise NotFound(f"input_file_id: no file is named {file_id[:MAX_ID]!r}", param="input_file_id")
-        if "model" not in owned.meta:
+        if not meta_of(owned).model:
             raise BadRequest(
                 "input_file_id: the file was not uploaded with purpose batch", param="input_file_id"
             )
-        self._check_scope(exchange, owned.meta)
+        self._check_scope(exchange, meta_of(owned))
         guard = self._guard(exchange)
         if guard is not None:
             own = {name: value for name, value in exchange.fields.items() if name != "input_file_id"}
@@ -188,14 +191,14 @@ class ObjectRequests:
             raise UpstreamFailed("the upstream gave an id that it had given before")
         await self._send(exchange, answer, body, send)
 
-    def _check_scope(self, exchange: Exchange, meta: dict[str, Any]) -> None:
+    def _check_scope(self, exchange: Exchange, meta: BatchMeta) -> None:
         """Another key of the team may have put the file there, with more to its scope than this one has."""
         key = exchange.key
         assert key is not None
-        if not allows(key.models, meta["model"]):
-            message = f"input_file_id: this key may not use the model {meta['model']!r}"
+        if not allows(key.models, meta.model):
+            message = f"input_file_id: this key may not use the model {meta.model!r}"
             raise Forbidden(message, code="model_not_allowed", param="input_file_id")
-        for name in meta.get("endpoints", ()):
+        for name in meta.endpoints:
             if key.endpoints and name not in key.endpoints:
                 message = f"input_file_id: this key may not use the endpoint {name!r}"
                 raise Forbidden(message, code="endpoint_not_allowed", param="input_file_id")
@@ -244,14 +247,14 @@ class ObjectRequests:
 
     async def _read(self, exchange: Exchange, answer: Answer) -> bytes:
         try:
-            body: bytes = await exchange.opened.read(self._config.max_answer_bytes)
+            body: bytes = await exchange.answering.read(self._config.max_answer_bytes)
         except UpstreamBroken as error:
             raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
-        exchange.opened.close(answer.status < 500)
+        exchange.answering.close(answer.status < 500)
         return body
 
     async def _relay_made(
-        self, exchange: Exchange, answer: Answer, kind: str, meta: dict[str, Any], send: Send
+        self, exchange: Exchange, answer: Answer, kind: str, meta: Meta, send: Send
     ) -> None:
         """Nobody learns an id before the gateway remembers whose it is."""
         body = await self._read(exchange, answer)
@@ -274,14 +277,14 @@ class ObjectRequests:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         total = exchange.deadline
         try:
-            while (data := await exchange.opened.next()) is not None:
+            while (data := await exchange.answering.next()) is not None:
                 exchange.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), out_of_time)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 exchange.wait_until(total, out_of_time)
         except UpstreamBroken as error:
             # Not ended: the server closes the connection, and the client sees that the body is not whole.
             raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
-        exchange.opened.close(answer.status < 500)
+        exchange.answering.close(answer.status < 500)
         await send({"type": "http.response.body", "body": b""})
 
     async def _send(self, exchange: Exchange, answer: Answer, body: bytes, send: Send) -> None:

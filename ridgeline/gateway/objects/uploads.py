@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import Any
 
 from ridgeline.gateway.errors import NotFound, out_of_time
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.objects.batch_files import BatchParts, Uploader, read_batch_file
+from ridgeline.gateway.objects.batch_meta import BatchMeta
 from ridgeline.gateway.objects.forms import Form, FormReader
 from ridgeline.gateway.objects.references import owner_of
 from ridgeline.gateway.offload.offload import LARGE
@@ -35,7 +35,7 @@ async def read_form(parts: Parts, exchange: Exchange, receive: Receive) -> Form:
 
 async def checked_batch_file(
     parts: Parts, exchange: Exchange, content: bytes | Stretch, upstream: str, guard: Guard | None
-) -> tuple[bytes | Stretch, dict[str, Any]]:
+) -> tuple[bytes | Stretch, BatchMeta]:
     """The file as the upstream is to see it, and what the gateway remembers of it."""
     assert exchange.key is not None
     policy = guard.config.name if guard is not None else ""

@@ -7,24 +7,18 @@ The pipeline calls `begin` with the client's header, sends `traceparent()` to ea
 from __future__ import annotations
 
 import random
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.observe.config import ObserveConfig
+from ridgeline.gateway.observe.trace import Trace, UpstreamSpan
+from ridgeline.gateway.pipeline.exchange import Exchange
 from ridgeline.telemetry.traces import (
     Attributes,
     Span,
     SpanExport,
-    TraceContext,
-    new_span_id,
     new_trace_id,
     read_traceparent,
 )
-
-if TYPE_CHECKING:
-    from ridgeline.gateway.accounting.row import LedgerRow
-    from ridgeline.gateway.pipeline.exchange import Exchange
 
 # By the ledger's name of an endpoint; others go by that name.
 OPERATIONS = {
@@ -34,39 +28,6 @@ OPERATIONS = {
     "completions": "text_completion",
     "embeddings": "embeddings",
 }
-MAX_ATTEMPTS = 16  # that have a span of their own
-
-
-@dataclass(slots=True)
-class Attempt:
-    """An upstream that was asked."""
-
-    upstream: str
-    span_id: str
-    start: float
-
-
-class Trace:
-    """One request's place in a trace."""
-
-    __slots__ = ("attempts", "context", "parent_id")
-
-    def __init__(self, trace_id: str, parent_id: str, sampled: bool) -> None:
-        self.context = TraceContext(trace_id, new_span_id() if sampled else parent_id, sampled)
-        self.parent_id = parent_id
-        self.attempts: list[Attempt] = []
-
-    def traceparent(self, upstream: str = "") -> bytes:
-        """For one more upstream that is asked. Unsampled, the client's own header goes on as it is."""
-        if not self.context.sampled or len(self.attempts) >= MAX_ATTEMPTS:
-            return self.context.traceparent()
-        self.attempts.append(Attempt(upstream, new_span_id(), time.monotonic()))
-        return TraceContext(self.context.trace_id, self.attempts[-1].span_id, True).traceparent()
-
-    @property
-    def id(self) -> str:
-        """For the access log."""
-        return self.context.trace_id if self.context.sampled else ""
 
 
 class Tracer:
@@ -91,7 +52,7 @@ class Tracer:
         return Trace(new_trace_id(), "", True)
 
     def finish(self, exchange: Exchange) -> None:
-        trace: Trace | None = exchange.trace
+        trace = exchange.trace
         if trace is None or not trace.context.sampled:
             return
         opened = exchange.opened
@@ -143,7 +104,7 @@ class Tracer:
         return spans
 
     def _answered_spans(
-        self, request: Span, attempt: Attempt, row: LedgerRow, asked_at: float, first_at: float | None
+        self, request: Span, attempt: UpstreamSpan, row: LedgerRow, asked_at: float, first_at: float | None
     ) -> list[Span]:
         span = request.child("gateway.upstream", asked_at, request.end, "client")
         span.span_id, span.error = attempt.span_id, request.error
@@ -190,7 +151,7 @@ class Tracer:
         return found
 
 
-def _answered(trace: Trace, row: LedgerRow) -> Attempt | None:
+def _answered(trace: Trace, row: LedgerRow) -> UpstreamSpan | None:
     """The last attempt at the upstream that the answer came from: hedged ones may lie behind it."""
     return next((one for one in reversed(trace.attempts) if one.upstream in (row.upstream, "")), None)
 

@@ -18,10 +18,13 @@ from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
+from ridgeline.gateway.limits.limiter import Reservation
 from ridgeline.gateway.objects.spool import Spool
+from ridgeline.gateway.observe.trace import Trace
 from ridgeline.gateway.pipeline.endpoints import Place
 from ridgeline.gateway.pipeline.held_bytes import Held, HeldBytes
 from ridgeline.gateway.tenants.keys import Key, Team
+from ridgeline.gateway.upstreams.opened import Attempt, Opened
 from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.web.connection import CONNECTION, BoundedConnection
 
@@ -116,12 +119,12 @@ class Exchange:
         self.closed: set[str] = set()  # ids of rows of attempts
         self.asked_at = 0.0  # the last attempt
         self.read_on_s = 0.0  # how long an answer is read on for its usage after the client left
-        self.reservation: Any = None
+        self.reservation: Reservation | None = None
         self.limit_headers: Headers = []
-        self.opened: Any = None
-        self.trace: Any = None
-        self.attempts: list[Any] = []
-        self.why: dict[str, Any] = {}  # of the route: into the row
+        self.opened: Opened | None = None
+        self.trace: Trace | None = None
+        self.attempts: list[Attempt] = []
+        self.why: dict[str, object] = {}  # of the route: into the row
         self.tokens_before = self.pusd_before = 0  # of rows that this request has already closed
         self.first_at = 0.0
         self.started = False
@@ -143,6 +146,12 @@ class Exchange:
     @property
     def tenant(self) -> str:
         return self.key.tenant if self.key is not None else ""
+
+    @property
+    def answering(self) -> Opened:
+        """The upstream's answer. Only where one has begun."""
+        assert self.opened is not None
+        return self.opened
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")

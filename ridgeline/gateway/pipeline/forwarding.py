@@ -90,8 +90,8 @@ class Forwarding:
 
     async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
         await self.open(exchange, job)
-        if exchange.row.stream and exchange.opened.answer.status < 400:
-            headers = self.headers(exchange, job, exchange.opened.answer.headers)
+        if exchange.row.stream and exchange.answering.answer.status < 400:
+            headers = self.headers(exchange, job, exchange.answering.answer.headers)
             await StreamRelay(self._parts, exchange, job).run(headers, send)
         else:
             await self.deliver(exchange, job, await self.whole(exchange, job), send)
@@ -212,7 +212,7 @@ class Forwarding:
     # ---- back ----
 
     async def whole(self, exchange: Exchange, job: Job) -> Whole:
-        opened, endpoint = exchange.opened, exchange.place.endpoint
+        opened, endpoint = exchange.answering, exchange.place.endpoint
         answer = opened.answer
         try:
             body = await opened.read(self._config.max_answer_bytes)

@@ -67,7 +67,7 @@ class OwnRequests:
         """The names this key may ask for, in OpenAI's shape, which Anthropic's clients read too."""
         key = exchange.key
         assert key is not None
-        await reserve_request(self._parts, exchange)
+        reservation = await reserve_request(self._parts, exchange)
         names = [name for name in await self._names() if allows(key.models, name)]
         wanted = exchange.place.object_id
         if wanted and wanted not in names:
@@ -76,7 +76,7 @@ class OwnRequests:
         body = cards[0] if wanted else {"object": "list", "data": cards, "has_more": False}
         exchange.end_as("ok", 200)
         exchange.started = True
-        limits = [(name.encode(), value.encode()) for name, value in exchange.reservation.headers.items()]
+        limits = [(name.encode(), value.encode()) for name, value in reservation.headers.items()]
         await answer_json(send, 200, body, [(b"x-request-id", exchange.id.encode()), *limits])
 
     async def _names(self) -> list[str]:

@@ -39,7 +39,7 @@ class StreamRelay:
         self._stall_s = parts.settings.gateway.stream_stall_s
         self._total = exchange.deadline
         self._kind = exchange.place.endpoint.kind
-        sent = job.sent_to(exchange.opened.target, exchange.place.endpoint.family)
+        sent = job.sent_to(exchange.answering.target, exchange.place.endpoint.family)
         # Our own server is asked what a broken stream used; of others, the texts are counted.
         config = parts.settings.upstreams
         is_ours = any(one.name == exchange.row.upstream and one.kind == "ridgeline" for one in config)
@@ -62,7 +62,7 @@ class StreamRelay:
 
     async def run(self, headers: Headers, send: Send) -> None:
         exchange, reader = self._exchange, self._reader
-        opened = exchange.opened
+        opened = exchange.answering
         answer = opened.answer
         exchange.end_as("ok", answer.status)
         exchange.started = True
@@ -98,7 +98,7 @@ class StreamRelay:
 
     async def _remember(self, send: Send) -> None:
         """Read the stream until its response's id is known, and record the owner before the id is sent."""
-        opened, first = self._exchange.opened, FirstEvent()
+        opened, first = self._exchange.answering, FirstEvent()
         data: bytes | None = opened.first
         while data is not None:
             comments = first.feed(data)
@@ -112,7 +112,7 @@ class StreamRelay:
 
     async def _relay(self, send: Send) -> None:
         """Piece by piece, for any ASGI server."""
-        opened = self._exchange.opened
+        opened = self._exchange.answering
         data: bytes | None = opened.first
         while data is not None:
             out = self._passed(data)
@@ -122,7 +122,7 @@ class StreamRelay:
 
     async def _relay_at_once(self, send: Send) -> None:
         """The same without a task that is woken for every piece."""
-        opened, flow = self._exchange.opened, self._exchange.connection.flow
+        opened, flow = self._exchange.answering, self._exchange.connection.flow
 
         def write(out: bytes) -> None:
             step = send({"type": "http.response.body", "body": out, "more_body": True})
@@ -160,7 +160,7 @@ class StreamRelay:
         if broken is not None:
             is_revoked = broken.code == REVOKED
             outcome: Outcome = "invalid" if is_revoked else "upstream_failed"
-            exchange.end_as(outcome, exchange.opened.answer.status, broken.code)
+            exchange.end_as(outcome, exchange.answering.answer.status, broken.code)
             last = out or self._last
             if last and not last.endswith((b"\n\n", b"\r\n\r\n")):
                 out += b"\n\n"  # half an event: what follows is one of its own
@@ -174,12 +174,12 @@ class StreamRelay:
                 exchange.id,
                 reader.events,
             )
-            exchange.opened.close(is_revoked)  # which is no fault of the upstream
+            exchange.answering.close(is_revoked)  # which is no fault of the upstream
         else:
             exchange.late_usage = usage is None or usage.source != "reported"
-            exchange.opened.close(True)
+            exchange.answering.close(True)
             if self._keeper is not None and self._job.cache is not None:
-                answer = exchange.opened.answer
+                answer = exchange.answering.answer
                 await self._job.cache.keep_stream(self._keeper, answer.status, answer.headers, usage)
         now = time.monotonic()
         exchange.wait_until(min(now + self._stall_s, max(self._total, now + LAST_WORDS_S)), _slow_reader)

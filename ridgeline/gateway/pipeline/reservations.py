@@ -12,7 +12,7 @@ import msgspec
 from ridgeline.gateway.body import Fields, field
 from ridgeline.gateway.catalog import PublicModel
 from ridgeline.gateway.errors import BadRequest
-from ridgeline.gateway.limits.limiter import Subject
+from ridgeline.gateway.limits.limiter import Reservation, Subject
 from ridgeline.gateway.pipeline.exchange import Exchange
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.tenants.keys import Key, Limits, Team
@@ -74,12 +74,13 @@ def subjects_of(key: Key, team: Team | None, model: PublicModel | None = None) -
     return subjects
 
 
-async def reserve_request(parts: Parts, exchange: Exchange) -> None:
+async def reserve_request(parts: Parts, exchange: Exchange) -> Reservation:
     """For a request that uses no tokens itself: it counts as one request, and as one under way."""
     assert exchange.key is not None
-    exchange.reservation = await parts.limiter.reserve(
+    exchange.reservation = reservation = await parts.limiter.reserve(
         subjects_of(exchange.key, exchange.team), 0, 0, when_unknown=exchange.key.when_limits_unknown
     )
+    return reservation
 
 
 def _answers(fields: Fields, name: str) -> int:

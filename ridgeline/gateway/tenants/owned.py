@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
 
@@ -26,6 +26,8 @@ PENDING = ("batch", "batch_order")  # kinds that are pending until they are sett
 PRUNE_EVERY = 1000  # objects of one tenant between two looks at its bound
 MAX_PRUNED = 10_000
 
+Meta: TypeAlias = dict[str, object]  # JSON; the kind of an object says what is in it
+
 _COLUMNS = "object_id, tenant, upstream, kind, created_ms, meta"
 
 
@@ -35,7 +37,7 @@ class Owned(msgspec.Struct, frozen=True):
     upstream: str
     kind: str  # file, batch, response
     created_ms: int = 0
-    meta: dict[str, Any] = {}  # what the pipeline must know of it later; small, and never content
+    meta: Meta = {}  # what the pipeline must know of it later; small, and never content
 
 
 class OwnedObjects:
@@ -49,7 +51,7 @@ class OwnedObjects:
         self._since_prune: Counter[str] = Counter()
 
     async def remember(
-        self, object_id: str, tenant: str, upstream: str, kind: str, meta: dict[str, Any] | None = None
+        self, object_id: str, tenant: str, upstream: str, kind: str, meta: Meta | None = None
     ) -> bool:
         """Returns when it is in the store, for every worker to see; False: another tenant has this id.
 
@@ -103,7 +105,7 @@ class OwnedObjects:
         )
         return [_owned(row) for row in rows]
 
-    async def describe(self, object_id: str, meta: dict[str, Any]) -> None:
+    async def describe(self, object_id: str, meta: Meta) -> None:
         """Replace the meta of what is not pending."""
         text = msgspec.json.encode(meta).decode()
         sql = "UPDATE ridgeline_owned SET meta = ? WHERE object_id = ? AND pending = 0"
@@ -136,7 +138,7 @@ class OwnedObjects:
         self._known.pop(object_id, None)
         return await self.owner(object_id)
 
-    async def note(self, object_id: str, meta: dict[str, Any]) -> None:
+    async def note(self, object_id: str, meta: Meta) -> None:
         """Replace the meta of what is pending."""
         text = msgspec.json.encode(meta).decode()
         sql = "UPDATE ridgeline_owned SET meta = ? WHERE object_id = ? AND pending = 1"

@@ -15,7 +15,8 @@ import pytest
 
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.observe.config import ObserveConfig
-from ridgeline.gateway.observe.traces import Trace, Tracer
+from ridgeline.gateway.observe.trace import Trace
+from ridgeline.gateway.observe.traces import Tracer
 from ridgeline.telemetry.traces import read_traceparent
 from tests.conftest import STOP_TIMEOUT_S, await_ready, start_server
 from tests.gateway.observe.collector import Collector
