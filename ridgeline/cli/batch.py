@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    from ridgeline.server.batches.answering import Asker
-    from ridgeline.server.batches.offline import OfflineBatch, OutputFile, asked_lines, check_lines
+    from ridgeline.server.batches.answering import LineSender
+    from ridgeline.server.batches.offline import OfflineBatch, OutputFile, check_lines, prepared_lines
 
     wanted = check_lines(args.input)
     output = OutputFile(args.output)
@@ -85,9 +85,9 @@ async def _run(args: argparse.Namespace) -> int:
             return 0
         async with _source(args) as (post, in_flight, limits):
             with _progress(sys.stderr, left) as report:
-                batch = OfflineBatch(Asker(post), output, args.in_flight or in_flight, report)
+                batch = OfflineBatch(LineSender(post), output, args.in_flight or in_flight, report)
                 started = time.monotonic()
-                figures = await batch.run(asked_lines(args.input, _change(args)))
+                figures = await batch.run(prepared_lines(args.input, _change(args)))
             print(summary(figures, time.monotonic() - started, limits), file=sys.stderr)
     finally:
         output.close()

@@ -1,4 +1,4 @@
-"""The HTTP app: which path is answered by what. Built once by `server.process.main`."""
+"""The HTTP app: maps paths to handlers. Built once by `server.process.main`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ridgeline.server.vectors import endpoints as vectors
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
 
-# What is served, each with what the OpenAPI document says about it; a test holds that every route is here.
+# All endpoints, each with its OpenAPI description; a test checks that every route is listed.
 ENDPOINTS = [
     Endpoint(
         "POST",
@@ -142,13 +142,13 @@ ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 
 
 def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore | None = None) -> ASGIApp:
-    """The app for these models, the first being the one that is meant when no name is given."""
+    """The app for these models; the first is the default when a request names none."""
     return app_over(Front(config, models, state))
 
 
 def app_over(front: Front) -> ASGIApp:
     config = front.config
-    front.part(UsageBook)  # from now on it knows every request
+    front.part(UsageBook)  # created now, so that it sees every request
     unknown = UnknownPath(endpoint.path for endpoint in ENDPOINTS)
     gate = Gate(Router(ROUTES, redirect_slashes=False, default=unknown), front)
     app: ASGIApp = WebSockets(gate, front, [e.path for e in ENDPOINTS if e.events is not None])

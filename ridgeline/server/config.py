@@ -1,4 +1,4 @@
-"""ServerConfig: every setting of the HTTP face, declared once. Flags, file and docs come from here."""
+"""ServerConfig: every setting of the HTTP server, declared once. Flags, file and docs come from here."""
 
 from __future__ import annotations
 
@@ -16,87 +16,101 @@ class ServerConfig:
     ssl_certfile: Path | None = option(
         None, "PEM file of the certificate, with its chain, to serve https; read again when it changes"
     )
-    ssl_keyfile: Path | None = option(None, "PEM file of its key; default: in ssl_certfile")
+    ssl_keyfile: Path | None = option(None, "PEM file of the certificate's key; default: ssl_certfile")
     served_model_name: tuple[str, ...] = option(
-        (), "names clients may ask for the first model by; default: its own"
+        (), "names under which clients may request the first model; default: its own name"
     )
     alias: tuple[str, ...] = option((), "NAME=MODEL: another name for a served model; may be repeated")
     state_dir: Path | None = option(
-        None, "where files, batches and responses are kept; default: ~/.local/state/ridgeline/<port>"
+        None, "directory for files, batches and responses; default: ~/.local/state/ridgeline/<port>"
     )
     tool_parser: str | None = option(
-        None, "how the model writes tool calls; default: found in its chat template; none: no tool calls"
+        None,
+        "format of the model's tool calls; default: detected from its chat template; none: no tool calls",
     )
     reasoning_parser: str | None = option(
-        None, "how the model marks its reasoning; default: found in its chat template; none: it does not"
+        None, "format of the model's reasoning; default: detected from its chat template; none: no reasoning"
     )
     api_keys: tuple[str, ...] | None = option(
-        None, "accepted bearer key; may be repeated; without a key here or in a file, none is needed"
+        None, "accepted bearer key; may be repeated; with no key here or in a file, requests need none"
     )
     api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
     allowed_hosts: tuple[str, ...] = option(
-        (), "without keys: a name clients may reach this server by, *.NAME for all below it, * for any"
+        (), "without keys: accept this Host header; *.NAME for all subdomains, * for any; may be repeated"
     )
     cors_origins: tuple[str, ...] = option((), "web origins whose pages may call this server; * for all")
-    max_body_bytes: int = option(8 << 20, "largest request body; a larger one is answered 413")
-    max_file_bytes: int = option(512 << 20, "largest file of /v1/files; a larger one is answered 413")
-    max_stored_bytes: int = option(10 << 30, "most bytes of files that are kept at once")
+    max_body_bytes: int = option(8 << 20, "maximum size of a request body; larger ones get 413")
+    max_file_bytes: int = option(512 << 20, "maximum size of a file of /v1/files; larger ones get 413")
+    max_stored_bytes: int = option(10 << 30, "maximum total size of stored files")
     response_retention_s: float = option(
-        30 * 86400.0, "a stored response is kept so long after it, or one that goes on from it, was made"
+        30 * 86400.0, "keep a stored response for this many seconds after it was last used"
     )
-    response_store_count: int = option(20_000, "stored responses; the longest unused makes room")
-    response_store_bytes: int = option(1 << 30, "bytes of stored responses; the longest unused makes room")
+    response_store_count: int = option(
+        20_000, "maximum number of stored responses; the least recently used are removed"
+    )
+    response_store_bytes: int = option(
+        1 << 30, "maximum size of stored responses; the least recently used are removed"
+    )
     background_responses: int = option(
-        256, "background responses under way at once; one more is answered 429"
+        256, "maximum number of background responses at a time; further ones get 429"
     )
-    upload_timeout_s: float = option(
-        60.0, "longest time for a request body to arrive; then it is answered 408"
-    )
+    upload_timeout_s: float = option(60.0, "maximum seconds for a request body to arrive; then 408")
     max_head_bytes: int = option(
-        64 << 10, "largest first line and headers of a request; larger ones are answered 431"
+        64 << 10, "maximum size of a request's first line and headers; larger ones get 431"
     )
-    head_timeout_s: float = option(10.0, "longest time for a request's headers to arrive; then 408")
-    max_connections: int = option(4096, "connections open at once; one more is answered 503 and closed")
+    head_timeout_s: float = option(10.0, "maximum seconds for a request's headers to arrive; then 408")
+    max_connections: int = option(
+        4096, "maximum number of open connections; further ones get 503 and are closed"
+    )
     max_connections_per_address: int | None = option(
-        None, "of these, from one address; default: no limit of its own, as all may come through one proxy"
+        None,
+        "maximum number of open connections from one address; default: no limit, for clients behind a proxy",
     )
-    websocket_requests: int = option(16, "requests under way at once on one WebSocket")
+    websocket_requests: int = option(16, "maximum number of concurrent requests on one WebSocket")
     websocket_ping_s: float = option(
-        20.0, "a WebSocket is pinged so often, and closed if no answer comes in as long again"
+        20.0,
+        "ping a WebSocket at this interval in seconds; close it if no pong arrives within another interval",
     )
-    request_timeout_s: float | None = option(None, "longest time for a whole answer; default: no limit")
+    request_timeout_s: float | None = option(None, "maximum seconds for a whole answer; default: no limit")
     stream_buffer_chunks: int = option(
-        4096, "chunks that may wait while a reader takes nothing; one that falls further behind is cut"
+        4096, "close a stream when more than this many chunks wait for its client to read"
     )
-    stream_stall_s: float = option(10.0, "a stream whose reader takes nothing for so long is cut")
+    stream_stall_s: float = option(10.0, "close a stream whose client has not read for this many seconds")
     stream_headers_s: float = option(
-        5.0, "a stream's headers wait so long for its first token, so that errors have their own status"
+        5.0,
+        "wait up to this many seconds for a first token before sending headers; errors keep their status",
     )
-    stream_keepalive_s: float = option(15.0, "silence on a stream after which a comment line is sent")
-    drain_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish")
+    stream_keepalive_s: float = option(
+        15.0, "send a comment line after this many seconds without an event on a stream"
+    )
+    drain_s: float = option(30.0, "seconds that running requests have to finish after SIGTERM")
     stall_s: float = option(
-        15.0, "an engine that makes no progress for so long is not ready; 8 times: killed"
+        15.0,
+        "report an engine as not ready after this many seconds without progress; kill it after 8 times that",
     )
     record_traffic: Path | None = option(
-        None, "file for the moments, lengths and block hashes of requests (no content); off by default"
+        None,
+        "record arrival times, lengths and block hashes of requests (no content) in this file; default: off",
     )
-    record_traffic_bytes: int = option(1 << 30, "largest such file; what comes after is not recorded")
+    record_traffic_bytes: int = option(
+        1 << 30, "maximum size of the record_traffic file; later requests are not recorded"
+    )
     otlp_endpoint: str | None = option(
-        None, "where traces go, by OTLP over HTTP, e.g. http://127.0.0.1:4318; off by default"
+        None, "send traces to this OTLP/HTTP endpoint, e.g. http://127.0.0.1:4318; default: off"
     )
     trace_sample: float = option(
         0.0,
-        "share of requests traced that carry no traceparent, 0 to 1; those that do are traced if they say so",
+        "share of requests without a traceparent to trace, 0 to 1; others follow their traceparent's flag",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "least severe line that is logged"
+        "info", "minimum severity of logged lines"
     )
     log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
 
     def __post_init__(self) -> None:
         if self.api_keys is not None and not all(key.strip() for key in self.api_keys or ("",)):
             # An unset variable in a script must neither open the server nor shut out every client.
-            raise OptionError("api_keys holds an empty key or no key: give a key, or drop the option")
+            raise OptionError("api_keys contains an empty key or no key: give a key, or drop the option")
         if not 0 <= self.trace_sample <= 1:
             raise OptionError(f"trace_sample must be between 0 and 1, got {self.trace_sample:g}")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
@@ -118,6 +132,6 @@ class ServerConfig:
         lines = [line.strip() for line in text.splitlines()]
         keys = tuple(line for line in lines if line and not line.startswith("#"))
         if not keys:
-            # An empty file must not silently open the server to everybody.
-            raise OptionError(f"{self.api_key_file} holds no key: write one per line, or drop the option")
+            # An empty file must not silently disable the key check.
+            raise OptionError(f"{self.api_key_file} contains no key: write one per line, or drop the option")
         return given + keys

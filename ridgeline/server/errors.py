@@ -1,7 +1,7 @@
-"""What can go wrong with an HTTP request, and the one table that maps every exception to its answer.
+"""Errors of HTTP requests, and the one table that maps every exception to its response.
 
-Answers have OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Raised by validation and the
-handlers, turned into responses by the gate, or into a last event by a stream that has already begun.
+Responses have OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Validation and handlers raise
+them; the gate turns them into responses, or a stream that has begun into its last event.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ridgeline.models.errors import TemplateError
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 UNAVAILABLE = "service_unavailable_error"
-ANSWER = "answer_error"  # the model's answer cannot be given
+ANSWER = "answer_error"  # the model's answer cannot be returned
 
 ErrorCode = Literal[
     "invalid_http",
@@ -88,7 +88,7 @@ class ErrorReply:
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
-        """Names and values of the client's own may stand in it: they come back in part, if they are long."""
+        """The JSON body. Long names and values of the client's are truncated in it."""
         param = None if self.param is None else _clipped(self.param, 200)
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.shown_message(), self.type, param, self.code)))
 
@@ -101,7 +101,7 @@ def _clipped(text: str, length: int) -> str:
 
 
 class ApiError(Exception):
-    """An error found by the HTTP layer itself; it knows its own answer."""
+    """An error found by the HTTP layer; it carries its own response."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ContextTooLong(BadRequest):
 
 
 class NotReady(ApiError):
-    """503: no request can be taken now; the client should come back."""
+    """503: no request can be accepted now; the client should retry."""
 
     def __init__(self, reason: str, code: ErrorCode = "not_ready", retry_after_s: int = 2) -> None:
         headers = {"retry-after": str(retry_after_s)}
@@ -146,7 +146,7 @@ class NotReady(ApiError):
 
 
 class DeadlineExceeded(ApiError):
-    """504: the answer was not complete within the server's limit; what came so far is not all."""
+    """504: the answer was not complete within the server's limit; the output so far is partial."""
 
     def __init__(self, limit_s: float) -> None:
         message = (
@@ -156,11 +156,11 @@ class DeadlineExceeded(ApiError):
 
 
 class ClientGone(Exception):
-    """The client closed the connection: nobody is there to answer."""
+    """The client closed the connection; no response can be sent."""
 
 
 class SlowReader(Exception):
-    """The client left its stream unread for too long: the connection is cut, nothing more can be said."""
+    """The client did not read its stream for too long: the connection is closed without a final event."""
 
 
 def _http(error: HTTPException) -> ErrorReply:
@@ -179,7 +179,7 @@ _TABLE: dict[type[BaseException], Callable[[Any], ErrorReply]] = {
     HTTPException: _http,
     InvalidRequest: lambda e: ErrorReply(400, str(e), param=e.field),
     TemplateError: lambda e: ErrorReply(400, str(e), param="messages", code="template_error"),
-    # Nothing of ours recurses without end: what decoding let through was too deep for what came after it.
+    # Our code has no unbounded recursion: the value passed decoding but was too deep for a later step.
     RecursionError: lambda e: ErrorReply(400, "a value is nested too deeply", code="invalid_json"),
     QueueFull: _queue_full,
     EngineDied: lambda e: ErrorReply(
@@ -192,7 +192,7 @@ _TABLE: dict[type[BaseException], Callable[[Any], ErrorReply]] = {
 
 
 def reply_to(error: BaseException) -> ErrorReply | None:
-    """The table's answer, by the most specific class; None for what nobody foresaw."""
+    """The table's response, by the most specific class; None for unexpected exceptions."""
     for kind in type(error).__mro__:
         if kind in _TABLE:
             return _TABLE[kind](error)
@@ -200,7 +200,7 @@ def reply_to(error: BaseException) -> ErrorReply | None:
 
 
 def unexpected(request_id: str) -> ErrorReply:
-    """The answer to a bug: says nothing of its inside, but how to find it in the log."""
+    """The response to a bug: reveals nothing internal, but names the request id in the log."""
     return ErrorReply(
         500, f"internal error; the log has it under request id {request_id}", SERVER, code="internal_error"
     )

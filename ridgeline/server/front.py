@@ -1,6 +1,6 @@
-"""Front: what every handler needs to answer, in one place: settings, the models with their engines, figures.
+"""Front: what every handler needs: settings, the models with their engines, metrics.
 
-Built once by `build_app`. A model's engine may die and be replaced; ask for it anew in every request.
+Built once by `build_app`. A model's engine may die and be replaced, so look it up in every request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DOES = {"generate": "generates text", "embed": "makes embeddings"}
 
 
 class Engine(Protocol):
-    """What the front asks of a supervisor."""
+    """The part of a supervisor that the front uses."""
 
     client: AsyncClient | None
     draining: bool
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model behind this front: the names it is served under, the first being its own."""
+    """One served model: the names it is served under, its own first."""
 
     names: tuple[str, ...]
     engine: Engine
@@ -51,7 +51,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model that a request asks for, under the name it asked by."""
+    """The model that a request names, and the name it used."""
 
     name: str
     model: Model
@@ -61,11 +61,11 @@ class Served:
         return self.model.metrics
 
     def ready_client(self) -> AsyncClient:
-        """The engine's client, or 503 with the reason why no new request is taken."""
+        """The engine's client, or 503 with the reason why no request is accepted."""
         engine = self.model.engine
         ready, reason = engine.ready()
         if engine.draining:
-            # A client that comes back finds another replica, or this one restarted.
+            # On retry the client reaches another replica, or this one after its restart.
             raise NotReady(reason, code="draining", retry_after_s=10)
         if not ready or engine.client is None:
             raise NotReady(reason)
@@ -76,16 +76,14 @@ class Front:
     def __init__(
         self, config: ServerConfig, models: Sequence[Model], state: StateStore | None = None
     ) -> None:
-        """state: what is kept on disk; None where nothing may be (then nothing that needs it is served)."""
+        """state: the store on disk; None: endpoints that need it are not served."""
         self.config = config
         self.models = tuple(models)
         self.state = state
-        self.recorder: TrafficRecorder | None = None  # of who came when; None: nobody asked for it
-        self.tracing: Tracing | None = None  # None: nobody wants traces
+        self.recorder: TrafficRecorder | None = None  # None: traffic is not recorded
+        self.tracing: Tracing | None = None  # None: tracing is off
         self._parts: dict[Any, Any] = {}
-        self._tasks: dict[
-            str, Task
-        ] = {}  # by a model's first name: as its engine said, also while it restarts
+        self._tasks: dict[str, Task] = {}  # by a model's first name; kept while its engine restarts
 
     @classmethod
     def of(cls, connection: HTTPConnection) -> Front:
@@ -93,8 +91,8 @@ class Front:
         return front
 
     def part(self, kind: Callable[[Front], T]) -> T:
-        """What `kind` makes of this front, made once, when first asked for: what an endpoint keeps between
-        its requests.
+        """The single instance of `kind` for this front, created on first use: state an endpoint keeps between
+        requests.
         """
         if kind not in self._parts:
             self._parts[kind] = kind(self)
@@ -103,11 +101,11 @@ class Front:
 
     @property
     def metrics(self) -> ServerMetrics:
-        """Where that is counted which belongs to no model: what was refused before one was found."""
+        """Metrics for requests without a model: those refused before one was found."""
         return self.models[0].metrics
 
     def task_of(self, model: Model) -> Task | None:
-        """What it is for; None until its engine has said so."""
+        """The model's task; None until its engine has reported it."""
         client = model.engine.client
         if client is not None:
             self._tasks[model.names[0]] = client.hello.task
@@ -116,16 +114,16 @@ class Front:
     def book_refusal(
         self, context: RequestContext, reply: ErrorReply, metrics: ServerMetrics | None = None
     ) -> None:
-        """Tell metrics and log of a request that no engine began. metrics: of the model, if one was found."""
+        """Record a request that no engine started. metrics: the model's, if one was found."""
         context.booked = True
         reason = reply.code or reply.type
         (metrics or self.metrics).request_refused(reason, reply.status)
         log_request(context.request_id, context.path, reply.status, error=reason)
 
     def served(self, asked: str | None, task: Task | None = None) -> Served:
-        """The model of that name; the first that does `task`, if none was asked for.
+        """The model of that name; without a name, the first that does `task`.
 
-        Raises 404 for a name that nobody has, 400 for a model that does something else.
+        Raises 404 for an unknown name, 400 for a model with another task.
         """
         if asked is None:
             fitting = [model for model in self.models if task is None or self.task_of(model) in (None, task)]
@@ -141,11 +139,11 @@ class Front:
                     raise ApiError(400, message, param="model", code="model_not_suitable")
                 return Served(asked, model)
         names = ", ".join(name for model in self.models for name in model.names)
-        message = f"model: {asked!r} is not served here; served are {names}"
+        message = f"model: {asked!r} is not served here; available: {names}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
     def ready(self) -> tuple[bool, str]:
-        """Whether every model would take a request now; if not, why."""
+        """Whether every model would accept a request now; if not, why."""
         if len(self.models) == 1:
             return self.models[0].engine.ready()
         answers = [(model.names[0], *model.engine.ready()) for model in self.models]

@@ -1,4 +1,4 @@
-"""What operators ask: alive, ready, which models, which version, figures, the last steps."""
+"""Endpoints for operators: health, readiness, models, version, metrics, the last steps."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class StepsQuery(Body, kw_only=True, frozen=True):
 
 
 async def health(request: Request) -> Response:
-    """This process answers; whether it can serve is /ready's to say."""
+    """The process responds; /ready reports whether it can serve."""
     return _json(Health("ok"))
 
 
 async def home_page(request: Request) -> Response:
-    """What a person sees who opens the server's address in a browser."""
+    """The page shown in a browser at the server's address."""
     front = Front.of(request)
     names = [name for model in front.models for name in model.names]
     shown = None if front.config.needs_key else names
@@ -85,7 +85,7 @@ async def show_model(request: Request) -> Response:
 
 
 async def steps(request: Request) -> Response:
-    """An engine's ring of step records, oldest first, one JSON object per line."""
+    """An engine's last step records, oldest first, one JSON object per line."""
     query = converted(dict(request.query_params), StepsQuery)
     client = Front.of(request).served(query.model).model.engine.client
     if client is None:

@@ -12,15 +12,15 @@ import pytest
 from ridgeline.cli.batch import summary
 from ridgeline.cli.main import main
 from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
-from ridgeline.server.batches.answering import Asker
+from ridgeline.server.batches.answering import LineSender
 from ridgeline.server.batches.inner import Reply
 from ridgeline.server.batches.offline import (
     BadInput,
     Figures,
     OfflineBatch,
     OutputFile,
-    asked_lines,
     check_lines,
+    prepared_lines,
 )
 from tests.conftest import LiveServer
 
@@ -59,7 +59,7 @@ def answer(source: Path, target: Path, post: Answering, in_flight: int = 4) -> F
     async def run() -> Figures:
         output = OutputFile(target)
         try:
-            return await OfflineBatch(Asker(post), output, in_flight).run(asked_lines(source, None))
+            return await OfflineBatch(LineSender(post), output, in_flight).run(prepared_lines(source, None))
         finally:
             output.close()
 
@@ -79,7 +79,7 @@ class TestFiles:
         figures = answer(source, tmp_path / "out", Answering())
         assert (figures.answered, figures.prompt_tokens, figures.output_tokens) == (3, 15, 6)
         assert sorted(one["custom_id"] for one in read(tmp_path / "out")) == ["c1", "line-2", "line-4"]
-        assert [line.url for line in asked_lines(source, None)] == [CHAT, CHAT, "/v1/completions"]
+        assert [line.url for line in prepared_lines(source, None)] == [CHAT, CHAT, "/v1/completions"]
 
     def test_what_is_answered_is_not_asked_again(self, tmp_path: Path) -> None:
         source = write(tmp_path / "in", *(whole_line(i) for i in range(6)))
@@ -99,7 +99,7 @@ class TestFiles:
     def test_a_file_that_is_no_output_is_left_alone(self, tmp_path: Path) -> None:
         source = write(tmp_path / "in", whole_line(0))
         target = write(tmp_path / "notes.txt", "my notes")
-        with pytest.raises(BadInput, match="none of a batch"):
+        with pytest.raises(BadInput, match="not the output of a batch"):
             answer(source, target, Answering())
         assert target.read_text() == "my notes\n"
 
@@ -111,9 +111,9 @@ class TestFiles:
         ("lines", "says"),
         [
             (["{nothing"], "line 1: not a JSON object"),
-            ([whole_line(1), whole_line(1)], "line 2: the custom_id 'c1' is that of line 1 too"),
+            ([whole_line(1), whole_line(1)], "line 2: the custom_id 'c1' is also that of line 1"),
             ([{"custom_id": "a", "method": "POST"}], "line 1: Object missing required field"),
-            ([whole_line(1, stream=True)], "leave stream out"),
+            ([whole_line(1, stream=True)], "remove stream"),
             ([[1, 2]], "not a JSON object"),
             ([], "has no lines"),
             (["x"] * 9, "and 4 more"),
@@ -194,6 +194,6 @@ def test_with_a_url_bodies_ask_for_the_background(tmp_path: Path) -> None:
 
     source = write(tmp_path / "in", whole_line(0, model="x"), {"prompt": "a", "priority": 3})
     change = _change(Namespace(url="http://x", model=None))
-    bodies = [json.loads(line.body) for line in asked_lines(source, change)]
+    bodies = [json.loads(line.body) for line in prepared_lines(source, change)]
     assert [body["priority"] for body in bodies] == [BACKGROUND_PRIORITY, 3]
     assert bodies[0]["model"] == "x"

@@ -67,7 +67,7 @@ async def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keys", [(), ("",), (" ",), ("k", "")])
 def test_an_empty_key_or_an_empty_list_of_keys_is_refused(keys: tuple[str, ...]) -> None:
-    with pytest.raises(OptionError, match=r"api_keys holds an empty key or no key: give a key"):
+    with pytest.raises(OptionError, match=r"api_keys contains an empty key or no key: give a key"):
         ServerConfig(api_keys=keys)
 
 
@@ -76,10 +76,10 @@ def test_an_empty_key_ends_the_command_before_a_model_is_looked_for(
 ) -> None:
     missing = str(tmp_path / "none.gguf")
     assert main(["serve", missing, "--api-keys", ""]) == 2
-    assert "api_keys holds an empty key" in capsys.readouterr().err
+    assert "api_keys contains an empty key" in capsys.readouterr().err
     (tmp_path / "keys").write_text("# none\n")
     assert main(["serve", missing, "--log-format", "text", "--api-key-file", str(tmp_path / "keys")]) == 2
-    assert "keys holds no key" in capsys.readouterr().err
+    assert "keys contains no key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_public_address_without_keys_is_warned_of(
 def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
-    with pytest.raises(OptionError, match="holds no key"):
+    with pytest.raises(OptionError, match="contains no key"):
         ServerConfig(api_key_file=file).accepted_keys()
     with pytest.raises(OptionError, match="cannot be read"):
         ServerConfig(api_key_file=tmp_path / "absent").accepted_keys()

@@ -128,7 +128,7 @@ def test_a_restarted_server_goes_on_with_its_file(tmp_path: Path) -> None:
 def test_a_file_that_is_no_recording_is_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    with pytest.raises(OptionError, match="is no recording"):
+    with pytest.raises(OptionError, match="is not a recording"):
         TrafficRecorder(path, MANY)
     assert path.read_bytes() == content
     with pytest.raises(OptionError, match="cannot be written"):

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from ridgeline.server.process.main import garbage_not_looked_for
+from ridgeline.server.process.main import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def thawed_again():
 
 
 def test_what_a_start_makes_is_passed_over_by_later_collections():
-    with garbage_not_looked_for():
+    with gc_paused():
         assert not gc.isenabled()
         made = [{} for _ in range(10)]
     assert gc.isenabled()
@@ -25,6 +25,6 @@ def test_what_a_start_makes_is_passed_over_by_later_collections():
 
 
 def test_garbage_is_looked_for_again_after_a_start_that_failed():
-    with pytest.raises(ValueError, match="no such model"), garbage_not_looked_for():
+    with pytest.raises(ValueError, match="no such model"), gc_paused():
         raise ValueError("no such model")
     assert gc.isenabled()

@@ -13,10 +13,10 @@ from ridgeline.engine.grammar import Grammar, enforced, keywords
 from ridgeline.engine.grammar.conformance import AnswerCheck, fault
 from ridgeline.server.answering import structured
 from ridgeline.server.answering.structured import (
-    asked_grammar,
     check_strict_schema,
     embedded,
     json_schema_grammar,
+    requested_grammar,
     schema_headers,
 )
 from ridgeline.server.errors import BadRequest, ErrorReply
@@ -46,7 +46,7 @@ def schema_format(schema: Any, **named: Any) -> dict[str, Any]:
 
 def refusal(**fields: Any) -> ErrorReply:
     with pytest.raises(BadRequest) as caught:
-        asked_grammar(chat(**fields))
+        requested_grammar(chat(**fields))
     return caught.value.reply
 
 
@@ -74,12 +74,12 @@ def refusal(**fields: Any) -> ErrorReply:
     ],
 )
 def test_each_way_to_ask_becomes_one_grammar(fields, expected):
-    asked = asked_grammar(chat(**fields))
+    asked = requested_grammar(chat(**fields))
     assert (asked and (asked[0].kind, asked[1])) == expected
 
 
 def test_completions_take_the_guided_fields():
-    assert asked_grammar(completion(guided_regex="a+")) == (Grammar("regex", "a+"), "guided_regex")
+    assert requested_grammar(completion(guided_regex="a+")) == (Grammar("regex", "a+"), "guided_regex")
 
 
 def test_annotations_pass_and_are_left_out():

@@ -1,7 +1,7 @@
-"""What an answer must look like, as one grammar: the asked-for format, required calls, reasoning before both.
+"""The required form of an answer as one grammar: the requested format, required calls, reasoning before both.
 
-Called by `chat_job`. `structured` knows schemas and expressions, `parsing` knows how a model writes calls and
-reasoning; here the two are put together.
+Called by `chat_job`. Combines `structured`, which knows schemas and expressions, with `parsing`, which knows
+how a model writes calls and reasoning.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from ridgeline.engine.grammar import Grammar
 from ridgeline.models.text.tokenizer import Tokenizer
-from ridgeline.server.answering.speech import Speech, marker_tokens
-from ridgeline.server.answering.structured import asked_grammar, check_strict_schema, embedded
+from ridgeline.server.answering.model_formats import ModelFormats, marker_tokens
+from ridgeline.server.answering.structured import check_strict_schema, embedded, requested_grammar
 from ridgeline.server.answering.tools import ToolUse
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.openai_api.protocol import ChatRequest
@@ -25,98 +25,102 @@ _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrammar:
-    """The grammar, if there is any, and the field of the body that is to blame if it cannot be used."""
+    """The grammar, if any, and the body's field to name in an error if the grammar cannot be used."""
 
     grammar: Grammar | None = None
     field: str = "grammar"
 
 
 def answer_grammar(
-    body: ChatRequest, speech: Speech, use: ToolUse, inside_reasoning: bool, tokenizer: Tokenizer
+    body: ChatRequest, formats: ModelFormats, use: ToolUse, inside_reasoning: bool, tokenizer: Tokenizer
 ) -> AnswerGrammar:
-    """Calls that must be made leave no room for a format; calls that may be are the alternative to it."""
-    asked = asked_grammar(body)
+    """Required calls exclude a format; optional calls are the alternative to it."""
+    asked = requested_grammar(body)
     if use.choice in ("required", "named"):
         asked = None
-    budget = _budget(body, speech)
+    budget = _budget(body, formats)
     if asked is None and budget is None and not use.shown:
         return AnswerGrammar()
     try:
-        return _combined(asked, speech, use, inside_reasoning, budget, marker_tokens(tokenizer, speech))
+        return _combined(asked, formats, use, inside_reasoning, budget, marker_tokens(tokenizer, formats))
     except UnsupportedBudget as error:
         raise BadRequest("thinking_token_budget", str(error)) from None
 
 
 def _combined(
     asked: tuple[Grammar, str] | None,
-    speech: Speech,
+    formats: ModelFormats,
     use: ToolUse,
     inside_reasoning: bool,
     budget: int | None,
     special: dict[str, int],
 ) -> AnswerGrammar:
-    if asked is not None and not use.shown and _stands_alone(asked[0], speech, inside_reasoning, budget):
+    if asked is not None and not use.shown and _stands_alone(asked[0], formats, inside_reasoning, budget):
         return AnswerGrammar(*asked)
     content = None if asked is None else _fragment(*asked)
     if use.shown:
-        source = _call_grammar(speech, use, inside_reasoning, budget, special, content)
+        source = _call_grammar(formats, use, inside_reasoning, budget, special, content)
         is_its_own = len(use.tools) == 1 and asked is None
         field = "tools[0].function.parameters" if is_its_own else "tools"
         return AnswerGrammar(None if source is None else _around(asked, source), field)
-    assert speech.reasoning is not None  # or there would be neither a budget nor anything to combine
-    source = reasoning_grammar(speech.reasoning, inside_reasoning, budget, content, special)
+    assert formats.reasoning is not None  # otherwise there is no budget and nothing to combine
+    source = reasoning_grammar(formats.reasoning, inside_reasoning, budget, content, special)
     return AnswerGrammar(_around(asked, source), asked[1] if asked else "thinking_token_budget")
 
 
 def _around(asked: tuple[Grammar, str] | None, source: str) -> Grammar:
-    """A grammar that contains the one asked for, whose schema is checked as if it stood alone."""
+    """A grammar that contains the requested one; the schema is checked as if it stood alone."""
     return Grammar("lark", source) if asked is None else replace(asked[0], kind="lark", source=source)
 
 
-def _budget(body: ChatRequest, speech: Speech) -> int | None:
+def _budget(body: ChatRequest, formats: ModelFormats) -> int | None:
     budget = body.thinking_token_budget
     if budget is None:
         return None
     if budget < 1:
         raise BadRequest("thinking_token_budget", f"must be at least 1, got {budget}")
-    if speech.reasoning is None:
-        raise BadRequest("thinking_token_budget", "this model marks no reasoning that could be limited")
+    if formats.reasoning is None:
+        raise BadRequest(
+            "thinking_token_budget", "this model does not mark its reasoning, so it cannot be limited"
+        )
     return budget
 
 
 def _call_grammar(
-    speech: Speech,
+    formats: ModelFormats,
     use: ToolUse,
     inside_reasoning: bool,
     budget: int | None,
     special: dict[str, int],
     content: str | None,
 ) -> str | None:
-    assert speech.tools is not None  # or the tools would have been refused
+    assert formats.tools is not None  # otherwise the tools were refused earlier
     for place, tool in enumerate(use.tools):
-        if tool.strict:  # what it asks for and nothing can enforce is refused by its path
+        if tool.strict:  # an unenforceable keyword is refused with its path
             check_strict_schema(tool.parameters or {}, f"tools[{place}].function.parameters")
     choice: Choice = "required" if use.choice == "required" else "auto"
     if use.choice == "named":
         (choice,) = use.callable
     try:
-        return speech.tools.grammar(
-            use.tools, choice, use.parallel, speech.reasoning, inside_reasoning, budget, special, content
+        return formats.tools.grammar(
+            use.tools, choice, use.parallel, formats.reasoning, inside_reasoning, budget, special, content
         )
     except UnsupportedSchema as error:
         place = [tool.name for tool in use.tools].index(error.tool_name)
         raise BadRequest(f"tools[{place}].function.parameters", str(error)) from None
 
 
-def _stands_alone(grammar: Grammar, speech: Speech, inside_reasoning: bool, budget: int | None) -> bool:
-    """Nothing comes before it. A client's own grammar is the whole answer wherever that is possible."""
-    if speech.reasoning is None:
+def _stands_alone(
+    grammar: Grammar, formats: ModelFormats, inside_reasoning: bool, budget: int | None
+) -> bool:
+    """Whether nothing precedes the grammar. A client's grammar is the whole answer wherever possible."""
+    if formats.reasoning is None:
         return True
     return grammar.kind == "lark" and not inside_reasoning and budget is None
 
 
 def _fragment(grammar: Grammar, field: str) -> str:
-    """The grammar as rules that begin with `rest`, to stand beside others."""
+    """The grammar as rules that begin with `rest`, for use beside others."""
     match grammar.kind:
         case "json_object" | "json_schema":
             return f"rest: %json {embedded(grammar)}"
@@ -125,12 +129,12 @@ def _fragment(grammar: Grammar, field: str) -> str:
         case "choice":
             return "rest: " + " | ".join(quoted(text) for text in json.loads(grammar.source))
         case _:
-            raise BadRequest(field, "a grammar of one's own cannot be combined with tools or reasoning")
+            raise BadRequest(field, "a custom grammar cannot be combined with tools or reasoning")
 
 
 def _between_slashes(expression: str) -> str:
-    """As Lark writes expressions: with the slashes escaped that are not yet, and without the sign by which
-    the engine knows another notation.
+    """Escape slashes for a Lark expression and remove the prefix by which the engine detects another
+    notation.
     """
     escaped = _ESCAPED_OR_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], expression)
     return escaped.replace("::=", r":\x3a=")

@@ -1,7 +1,7 @@
-"""From a chat body to what the engine is asked, and how its answer is to be read.
+"""From a chat body to the engine's job and the parser of its answer.
 
-/v1/responses and /v1/messages turn their bodies into a ChatRequest and come here too: one way from messages
-to tokens, for all of them. A bad request ends here.
+/v1/responses and /v1/messages convert their bodies to a ChatRequest and use this too: one path from messages
+to tokens for all of them. Invalid requests are refused here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.answering.answer_grammar import AnswerGrammar, answer_grammar
 from ridgeline.server.answering.choices import Prompt
+from ridgeline.server.answering.model_formats import PROMPT_TAIL, ModelFormats, formats_of, needs_special
 from ridgeline.server.answering.prompts import check_prompts, counted_ids, rendered_chat, text_ids
 from ridgeline.server.answering.running_request import Job
-from ridgeline.server.answering.speech import PROMPT_TAIL, Speech, needs_special, speech_of
 from ridgeline.server.answering.tools import ToolUse, tool_use
 from ridgeline.server.answering.validation import (
     check_stream_options,
@@ -34,12 +34,12 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
     served = front.served(body.model, "generate")
     check_stream_options(body)
     client = served.ready_client()
-    speech, use = speech_of(client.tokenizer, front.config), tool_use(body)
-    prompt = chat_prompt(client.tokenizer, speech, use, body)
-    inside_reasoning = speech.reasoning is not None and speech.reasoning.opened_by(prompt[-PROMPT_TAIL:])
-    grammar = answer_grammar(body, speech, use, inside_reasoning, client.tokenizer)
-    new_parser = speech.new_parser(use.callable, inside_reasoning)
-    show_special = new_parser is not None and needs_special(client.tokenizer, speech)
+    formats, use = formats_of(client.tokenizer, front.config), tool_use(body)
+    prompt = chat_prompt(client.tokenizer, formats, use, body)
+    inside_reasoning = formats.reasoning is not None and formats.reasoning.opened_by(prompt[-PROMPT_TAIL:])
+    grammar = answer_grammar(body, formats, use, inside_reasoning, client.tokenizer)
+    new_parser = formats.new_parser(use.callable, inside_reasoning)
+    show_special = new_parser is not None and needs_special(client.tokenizer, formats)
     params = _params(body, client.hello, grammar, show_special)
     prompts = [Prompt(text_ids(client, prompt, "messages", add_special=False))]
     check_prompts(client, prompts, params, "messages")
@@ -48,23 +48,23 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
 
 
 def prompt_tokens(front: Front, body: ChatRequest) -> int:
-    """As `chat_job` counts, but for the context: whoever asks wants to know whether it fits."""
+    """Count as `chat_job` does, without checking the context: the caller wants to know whether it fits."""
     client = front.served(body.model, "generate").ready_client()
-    prompt = chat_prompt(client.tokenizer, speech_of(client.tokenizer, front.config), tool_use(body), body)
+    prompt = chat_prompt(client.tokenizer, formats_of(client.tokenizer, front.config), tool_use(body), body)
     return len(counted_ids(client, prompt, "messages", add_special=False))
 
 
 def chat_prompt(
-    tokenizer: Tokenizer, speech: Speech, use: ToolUse, body: ChatRequest | TokenizeRequest
+    tokenizer: Tokenizer, formats: ModelFormats, use: ToolUse, body: ChatRequest | TokenizeRequest
 ) -> str:
-    """The conversation as the model's template writes it, tools and reasoning's settings included."""
-    messages, tools = speech.prepared(template_messages(body.messages or []), use)
+    """The conversation rendered by the model's template, with tools and reasoning settings."""
+    messages, tools = formats.prepared(template_messages(body.messages or []), use)
     own = _effort_variables(body) if isinstance(body, ChatRequest) else {}
     return rendered_chat(tokenizer, messages, tools, body, own)
 
 
 def _effort_variables(body: ChatRequest) -> dict[str, Any]:
-    """`reasoning_effort` as templates take it: some by that name, others by a switch."""
+    """`reasoning_effort` as template variables: some templates use that name, others a switch."""
     effort = body.reasoning_effort
     if effort is None:
         return {}

@@ -1,7 +1,7 @@
-"""Choices: the engine's chunks of one HTTP request become pieces of its numbered choices.
+"""Choices: turns the engine's chunks of one HTTP request into pieces of its numbered choices.
 
-Streamed or not, an answer is made of the same pieces in the same order; the endpoints only differ in the
-shape they give them. Counts tokens and keeps the timing records while it goes.
+Streamed and whole answers consist of the same pieces in the same order; the endpoints differ only in the
+shape they give them. Counts tokens and keeps the timing records.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from ridgeline.telemetry.timing import TimingRecord
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one generator was asked to continue. `text` is what an echo shows."""
+    """The prompt of one engine request. `text` is shown by an echo."""
 
     ids: list[int]
     text: str = ""
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """New text of one choice. `prompt` is set on the choice's first piece alone."""
+    """New text of one choice. `prompt` is set only on the choice's first piece."""
 
     index: int
     text: str
     logprobs: list[TokenLogprob]
     prompt: Prompt | None = None
-    prompt_logprobs: list[TokenLogprob] = []  # with `prompt`: of its tokens from the second on, if asked for
+    prompt_logprobs: list[TokenLogprob] = []  # with `prompt`: from its second token on, if requested
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    events: list[ParsedEvent] = []  # what a parser made of the text; without one, the text as content
-    cached_tokens: int = 0  # with `prompt`: how many of its tokens were found in the cache
-    usage: Usage | None = None  # of the whole request so far, where it is told all along
+    events: list[ParsedEvent] = []  # from the parser; without a parser, the text as content
+    cached_tokens: int = 0  # with `prompt`: tokens found in the prefix cache
+    usage: Usage | None = None  # of the whole request so far, if every chunk carries it
 
     @property
     def is_text_alone(self) -> bool:
@@ -57,10 +57,10 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Parsed:
-    """One choice's parser, with what it has found: calls, and how many tokens the reasoning took.
+    """One choice's parser and its findings: calls, and the number of reasoning tokens.
 
-    Reasoning is what comes before the answer, markers included: all tokens up to the first that shows any
-    content or call, if there was any reasoning at all.
+    Reasoning is everything before the answer, markers included: all tokens up to the first one that shows
+    content or a call, if there was any reasoning.
     """
 
     def __init__(self, parser: OutputParser) -> None:
@@ -73,7 +73,7 @@ class Parsed:
 
     @property
     def ends_in_a_call(self) -> bool:
-        """Its last call has begun, and its arguments are not complete."""
+        """Whether the last call has begun and its arguments are incomplete."""
         try:
             json.loads("".join(self._arguments))
         except (ValueError, RecursionError):
@@ -106,7 +106,9 @@ class Parsed:
 
 @dataclass(slots=True)
 class _Source:
-    """One prompt's state: log-probabilities may come in several chunks, and every choice opens with all."""
+    """State of one prompt: its log-probabilities may arrive in several chunks; every choice opens with all of
+    them.
+    """
 
     prompt: Prompt
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -127,7 +129,7 @@ class Choices:
         self._parsed = None if new_parser is None else [Parsed(new_parser()) for _ in range(self.count)]
         self._running_usage = running_usage
         self._checks = [AnswerCheck.of(params.grammar) for _ in range(self.count)]
-        self.due_checks: list[AnswerCheck] = []  # of complete answers, whose last pieces wait for it
+        self.due_checks: list[AnswerCheck] = []  # of complete answers; their last pieces wait for the check
         self._begun: set[int] = set()
         self._completion_tokens = 0
         self.timings: dict[int, TimingRecord] = {}
@@ -138,7 +140,7 @@ class Choices:
         return len(self._sources) * self._params.n
 
     def add(self, source_number: int, chunk: OutputChunk, pieces: list[Piece]) -> None:
-        """Append what the client is to see now. Prompt log-probabilities are waited for until complete."""
+        """Append what the client may see now. Waits until the prompt's log-probabilities are complete."""
         if self._params.prompt_logprobs is None:
             self._piece(source_number, chunk, pieces)
             return
@@ -152,13 +154,13 @@ class Choices:
             self._piece(source_number, held, pieces)
 
     def check_complete(self) -> None:
-        """Called when the engine says no more: every choice must have ended, in a way a client may see."""
+        """Called at the end of the engine's output: every choice must have finished with a visible reason."""
         missing = self.count - len(self.finish_reasons)
         if missing:
             raise RequestFailed(f"the engine ended without finishing {missing} of {self.count} choices")
 
     def output_tokens(self, index: int) -> int:
-        """Of one choice; of those that were cut off, an even share of what they got together."""
+        """Output tokens of one choice; unfinished choices share their total evenly."""
         if index in self.timings:
             return self.timings[index].output_tokens
         rest = self._completion_tokens - sum(timing.output_tokens for timing in self.timings.values())
@@ -182,7 +184,7 @@ class Choices:
         index = source_number * self._params.n + chunk.index
         self._completion_tokens += len(chunk.tokens)
         if index in self._begun and chunk.finish_reason is None and chunk.timing is None:
-            # Nearly every chunk. One that is half a character is counted, with nothing to show yet.
+            # The common case. A chunk with half a character is counted, but shows no text yet.
             events = self._events(index, chunk)
             if chunk.text or chunk.logprobs:
                 usage = self.usage(False) if self._running_usage else None
@@ -228,15 +230,15 @@ class Choices:
         return events
 
     def _note_check(self, index: int, chunk: OutputChunk) -> None:
-        """A complete answer is checked before its last piece is sent; tool calls are not checked."""
+        """Hold the last piece of a complete answer until it is checked; tool calls are not checked."""
         check = self._checks[index]
         complete = chunk.finish_reason is FinishReason.STOP and not isinstance(chunk.stop_reason, str)
         if check is not None and complete and not (self._parsed and self._parsed[index].has_calls):
             self.due_checks.append(check)
 
     def _shown_reason(self, index: int, chunk: OutputChunk) -> str | None:
-        """An answer that ended by itself, with calls to be made, waits for their results. A call that one of
-        the client's stops cut off is not to be made.
+        """An answer that stopped by itself after calls ends with `tool_calls`. A call cut off by one of the
+        client's stop strings does not count.
         """
         if chunk.finish_reason is None:
             return None

@@ -1,8 +1,8 @@
-"""Feed: the engine requests of one job, handed over in parts where it asks for more than runs together.
+"""Feed: submits the engine requests of one job, in parts where the job asks for more than can run together.
 
-1,024 prompts at once would fill the engine's queue, and one prompt's 128 samples may be more than it computes
-together. So at most twice as many choices as run together are under way, and the next follow as those end.
-Used by `RunningRequest`; chunks enter its inbox under the number of their prompt, as if all were one request.
+1,024 prompts at once would fill the engine's queue, and one prompt's 128 samples may exceed what runs
+together. At most twice as many choices as can run together are submitted; the next follow as those end. Used
+by `RunningRequest`; chunks enter its inbox under the number of their prompt, as if all were one request.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from ridgeline.engine.plan.request import SamplingParams
 
 RETRY_S = 0.5  # after the engine's queue was full
 
-Submit = Callable[[int, SamplingParams, Inbox], OpenRequest]  # the number of a prompt, its samples, where to
+Submit = Callable[
+    [int, SamplingParams, Inbox], OpenRequest
+]  # prompt number, sampling parameters, target inbox
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Samples `first` to `first + params.n` of one prompt, as one request to the engine."""
+    """Samples `first` to `first + params.n` of one prompt, as one engine request."""
 
     prompt: int
     first: int
@@ -35,14 +37,14 @@ class Part:
 
 
 def parts_of(prompts: int, params: SamplingParams, max_running: int) -> list[Part]:
-    """Every sample of every prompt once. Each has the seed that it would have in one request for all."""
+    """Every sample of every prompt once, with the seed it would have in a single request."""
     if params.n <= max_running:
         return [Part(number, 0, params) for number in range(prompts)]
     parts = []
     for number in range(prompts):
         seed = secrets.randbits(63) if params.seed is None else params.seed
         parts.append(Part(number, 0, replace(params, n=max_running, seed=seed)))
-        # The seed of a request is that of its first sample: the others come one by one.
+        # A request's seed is that of its first sample, so the other samples are separate requests.
         parts += [
             Part(number, index, replace(params, n=1, seed=sample_seed(seed, index), prompt_logprobs=None))
             for index in range(max_running, params.n)
@@ -64,7 +66,7 @@ class Feed:
         self._retry: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        if self._is_whole:  # nearly always: nothing stands between the engine and the inbox
+        if self._is_whole:  # the common case: chunks go straight to the inbox
             while self._waiting:
                 part = self._waiting.popleft()
                 self._open[part] = self._submit(part.prompt, part.params, self._inbox)
@@ -74,7 +76,7 @@ class Feed:
         self._fill()
 
     def close(self) -> None:
-        """Hand over nothing more, and abort what is under way."""
+        """Submit nothing more, and abort what is running."""
         self._waiting.clear()
         if self._retry is not None:
             self._retry.cancel()
@@ -93,8 +95,8 @@ class Feed:
         self._inbox.put(part.prompt, chunk)
 
     def ended(self, part: Part, error: Exception | None) -> None:
-        """The engine says nothing more of it. One that found the queue full is asked for again, unless it was
-        the first: then none is accepted, and the client is told so.
+        """Called when an engine request has ended. A part that found the queue full is submitted again,
+        unless it was the first: then the whole request is refused.
         """
         self._under_way -= part.params.n
         self._open.pop(part, None)
@@ -112,7 +114,7 @@ class Feed:
 
 
 class _PartInbox(Inbox):
-    """Where the engine's client puts the chunks of one part."""
+    """Receives the chunks of one part from the engine's client."""
 
     def __init__(self, feed: Feed, part: Part) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from ridgeline.server.http.limits import MAX_DETOKENIZED
 from ridgeline.server.openai_api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 
 MAX_CHOICES = 1024
-CHARACTERS_PER_TOKEN = 256  # the longest tokens there are, runs of spaces, have half as many
+CHARACTERS_PER_TOKEN = 256  # the longest known tokens, runs of spaces, have half of this
 RESERVED_VARIABLES = ("self", "messages", "tools", "documents", "add_generation_prompt")
 
 
@@ -27,12 +27,12 @@ def rendered_chat(
     body: ChatRequest | TokenizeRequest,
     own_variables: dict[str, Any] | None = None,
 ) -> str:
-    """The conversation as the model's template writes it. What the client set itself goes before our own."""
+    """The conversation rendered by the model's template. The client's variables take precedence over ours."""
     variables = body.chat_template_kwargs or {}
     for name in RESERVED_VARIABLES:
         if name in variables:
             raise BadRequest(
-                f"chat_template_kwargs.{name}", "this name is the template's own; choose another"
+                f"chat_template_kwargs.{name}", "this name is reserved by the template; choose another"
             )
     opening = body.add_generation_prompt is not False
     given = {**(own_variables or {}), **variables}
@@ -51,19 +51,21 @@ def _continued(
     body: ChatRequest,
     variables: dict[str, Any],
 ) -> str:
-    """Up to the end of what the last message says, without what the template writes after it."""
+    """Up to the end of the last message's text, without what the template writes after it."""
     *before, last = messages
     path = f"messages[{len(body.messages) - 1}]"
     if body.add_generation_prompt:
         raise BadRequest("add_generation_prompt", "cannot be combined with continue_final_message")
     if last["role"] != "assistant" or last.get("tool_calls") or not last["content"]:
-        raise BadRequest(path, "only what an assistant said can be continued, and no calls")
-    mark = secrets.token_hex(16)  # nobody can have written it before
+        raise BadRequest(path, "only an assistant message without tool calls can be continued")
+    mark = secrets.token_hex(16)  # cannot occur in the conversation
     marked = [*before, {**last, "content": last["content"] + mark}]
     rendered = tokenizer.render_chat(marked, tools, add_generation_prompt=False, **variables)
     head, _, _ = rendered.partition(mark)
     if rendered.count(mark) != 1 or not head.endswith(last["content"].lstrip()):
-        raise BadRequest(path, "this model's template changes what an assistant said; it cannot be continued")
+        raise BadRequest(
+            path, "this model's template changes assistant messages, so they cannot be continued"
+        )
     return head
 
 
@@ -86,8 +88,8 @@ def completion_prompts(client: AsyncClient, body: CompletionRequest) -> list[Pro
 
 
 def text_ids(client: AsyncClient, text: str, field: str, add_special: bool) -> list[int]:
-    """The ids of a prompt that may fit. One that cannot is refused with about its number of tokens, and not
-    encoded to count them.
+    """The ids of a prompt that may fit. A prompt that cannot fit is refused with an estimated token count,
+    without encoding it.
     """
     context = client.hello.max_context
     if len(text) > context * CHARACTERS_PER_TOKEN:
@@ -99,7 +101,7 @@ def text_ids(client: AsyncClient, text: str, field: str, add_special: bool) -> l
 
 
 def counted_ids(client: AsyncClient, text: str, field: str, add_special: bool) -> list[int]:
-    """The ids of a text that a client wants counted or shown: it may be longer than the context."""
+    """The ids of a text to be counted or shown; it may be longer than the context."""
     most = max(client.hello.max_context, MAX_DETOKENIZED)
     tokens = client.tokenizer.tokens_beyond(text, most)
     if tokens is not None:

@@ -34,7 +34,7 @@ from ridgeline.telemetry.timing import TimingRecord
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of which engine, and how the client wants to see it."""
+    """What to ask of which engine, and how the client wants the answer."""
 
     client: AsyncClient
     served: Served
@@ -46,8 +46,8 @@ class Job:
     include_timing: bool = False
     priority: int = 0
     cache_namespace: str = ""
-    new_parser: Callable[[], OutputParser] | None = None  # for each choice; None: its text is as it is
-    grammar_field: str = "grammar"  # what the client calls that which became `params.grammar`
+    new_parser: Callable[[], OutputParser] | None = None  # for each choice; None: text is not parsed
+    grammar_field: str = "grammar"  # the client's field that became `params.grammar`
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class Job:
         )
 
     def head(self, context: RequestContext, prefix: str) -> dict[str, Any]:
-        """What every body of the answer begins with."""
+        """The fields that every body of the answer begins with."""
         return {
             "id": f"{prefix}-{context.request_id}",
             "created": context.created,
@@ -121,7 +121,7 @@ class RunningRequest:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._feed.close()
         self._leave_checks()
-        with contextlib.suppress(RequestFailed):  # what came and was not taken belongs to the account too
+        with contextlib.suppress(RequestFailed):  # chunks that were received but not read count too
             for arrival in self.inbox.close():
                 self.choices.add(*arrival, [])
         self._book(error)
@@ -139,7 +139,7 @@ class RunningRequest:
         )
 
     async def next_pieces(self, patience_s: float | None = None) -> list[Piece] | None:
-        """The next pieces, at least one; [] when `patience_s` went by without any; None after the last."""
+        """The next pieces, at least one; [] if none arrived within `patience_s`; None after the last."""
         while True:
             try:
                 await self._refuse_uncheckable()
@@ -162,7 +162,7 @@ class RunningRequest:
                 return pieces
 
     async def _refuse_uncheckable(self) -> None:
-        """Once, before the first pieces: a schema that only the validator finds fault with."""
+        """Once, before the first pieces: refuse a schema that only the validator rejects."""
         grammar, self._unchecked_schema = self._unchecked_schema, None
         if grammar is not None and grammar.check:
             await self._in_time(lambda: refuse_uncheckable(grammar))
@@ -189,7 +189,7 @@ class RunningRequest:
             self._checks.leave(self._client)
 
     def book_refusal(self, reply: ErrorReply) -> None:
-        """Tell metrics and log that the engine did not accept it, unless they know."""
+        """Record in metrics and log that the engine refused the request, unless already recorded."""
         if not self.context.booked:
             self._front.book_refusal(self.context, reply, self._metrics)
 
@@ -205,7 +205,7 @@ class RunningRequest:
             raise DeadlineExceeded(limit_s)
 
     def _book(self, error: BaseException | None) -> None:
-        """Tell metrics and log how every choice ended, or that the engine did not accept it."""
+        """Record in metrics and log how every choice ended, or that the engine refused the request."""
         if isinstance(error, InvalidRequest | QueueFull):
             self._usages.refuse(self._used)
             reply = reply_to(error)
@@ -234,7 +234,7 @@ class RunningRequest:
             self._front.tracing.book(self.context, timings, self.job.served.name, status, failure)
 
     def _record(self, recorder: TrafficRecorder, failure: str) -> None:
-        """One line for each choice. What runs in the background came at no moment that could be replayed."""
+        """One line per choice. Background requests are skipped: their arrival times cannot be replayed."""
         for index in range(self.choices.count):
             recorder.add(
                 EndedRequest(
@@ -254,7 +254,7 @@ class RunningRequest:
 
 
 def outcome(error: BaseException | None) -> tuple[int, str]:
-    """Status and reason for the log; 499 is what proxies write for a client that left."""
+    """Status and reason for the log; 499 is the usual code for a client that disconnected."""
     if error is None:
         return 200, ""
     if isinstance(error, ClientGone | asyncio.CancelledError):

@@ -1,8 +1,8 @@
-"""SchemaChecks: the checks of schemas and finished answers, in threads and in turns of their clients.
+"""SchemaChecks: validates schemas and finished answers in threads, fairly among clients.
 
-A check may take 0.25 s of a processor, and there are few processes for them. One client has at most all of
-them but one at a time, and clients that wait take turns: slow checks of one client delay no other's. Asked by
-`running_request`.
+A check may take 0.25 s of CPU time, and there are few processes for them. One client uses at most all of them
+but one, and waiting clients are served round-robin, so slow checks of one client do not delay another's.
+Called by `running_request`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ridgeline.server.front import Front
 
 T = TypeVar("T")
 
-MOST_UNDER_WAY = 128  # requests of one client whose answers are to be checked; one check of each at a time
+MOST_UNDER_WAY = 128  # requests of one client with answers to check; each runs one check at a time
 
 
 class Client(NamedTuple):
-    """A key or an address; behind a gateway all tenants have the same one, and each has its own salt."""
+    """A key or an address. Behind a gateway all tenants share one of these, and each has its own salt."""
 
     name: str
     cache_salt: str
@@ -39,11 +39,11 @@ class SchemaChecks:
         self._waiting: OrderedDict[Client, deque[asyncio.Future[None]]] = OrderedDict()
 
     def enter(self, client: Client) -> None:
-        """A request whose answer is to be checked begins. 429 where its client has too many."""
+        """Register a request whose answer will be checked. Raises 429 if its client has too many."""
         if self._under_way[client] >= MOST_UNDER_WAY:
             message = (
-                f"{MOST_UNDER_WAY} requests of this client have answers that are to be checked against their "
-                "schema; wait for one to end"
+                f"{MOST_UNDER_WAY} requests of this client are waiting for a schema check of their answer, "
+                "this server's limit; wait for one to end"
             )
             headers = {"retry-after": "1"}
             raise ApiError(429, message, type="rate_limit_error", code="too_many_requests", headers=headers)

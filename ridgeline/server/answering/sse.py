@@ -25,7 +25,7 @@ from ridgeline.server.http.reader_watch import ReaderWatch
 from ridgeline.server.http.request_context import RequestContext, off_loop, while_connected
 from ridgeline.server.openai_api.bodies import Usage, encode
 
-KEEPALIVE = b": waiting\n\n"  # a comment: clients skip it, proxies see life
+KEEPALIVE = b": waiting\n\n"  # an SSE comment: clients skip it, proxies keep the connection
 
 Keep = Callable[[], Awaitable[None]]
 
@@ -33,20 +33,20 @@ StreamHeaders = Sequence[tuple[bytes, bytes]]
 EVENT_STREAM_HEADERS: StreamHeaders = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+    (b"x-accel-buffering", b"no"),  # otherwise nginx buffers tokens
 ]
 
 
 class WholeShape(Protocol):
-    """How an endpoint writes a whole answer down."""
+    """How an endpoint writes a whole answer."""
 
     def whole(self, pieces: list[Piece], usage: Usage) -> Any: ...
 
 
 class Shape(WholeShape, Protocol):
-    """How an endpoint writes pieces down. `whole` of all pieces says what `events` of each said.
+    """How an endpoint writes pieces. `whole` of all pieces equals the `events` of each joined.
 
-    A stream is `opening`, the `events` of every piece, then `closing`; or, once it has begun, `failure`.
+    A stream is `opening`, the `events` of every piece, then `closing`; or `failure` if it breaks off.
     """
 
     def opening(self) -> bytes: ...
@@ -67,8 +67,8 @@ def answer(
     keep: Keep | None = None,
     headers: StreamHeaders = EVENT_STREAM_HEADERS,
 ) -> ASGIApp:
-    """keepalive: what a stream says while there is nothing to say. keep: awaited when all has been made and
-    before the end is told, so that whoever reads the end finds what was kept. headers: of a stream.
+    """keepalive: sent on a stream during silence. keep: awaited after the last piece and before the final
+    event, so that a client that reads the end finds the stored response. headers: of a stream.
     """
     running = RunningRequest(front, context, job)
     if job.stream:
@@ -77,13 +77,13 @@ def answer(
 
 
 def size_bytes(pieces: list[Piece]) -> int:
-    """About how much JSON these become; log-probabilities are nearly all of it."""
+    """Approximate size of the JSON; log-probabilities are most of it."""
     tokens = (token for piece in pieces for token in (*piece.logprobs, *piece.prompt_logprobs))
     return sum(len(piece.text) for piece in pieces) + sum(64 * (1 + len(token.top)) for token in tokens)
 
 
 class WholeAnswer:
-    """Everything at once, when all choices have ended."""
+    """The whole answer in one response, when all choices have ended."""
 
     def __init__(self, running: RunningRequest, shape: WholeShape, keep: Keep | None = None) -> None:
         self._running = running
@@ -107,7 +107,7 @@ class WholeAnswer:
         return pieces
 
     def _own_headers(self) -> dict[str, str]:
-        """What became of the schema, and the first choice's figures, for a glance without a parser."""
+        """Schema notes and the first choice's timing, readable without parsing the body."""
         headers = schema_headers(self._running.job.params.grammar)
         timing = self._running.choices.timings.get(0)
         if timing is None:
@@ -118,7 +118,7 @@ class WholeAnswer:
 
 
 class EventStream:
-    """Events as the text is made; all that is waiting goes out in one send."""
+    """Events as the text is generated; all waiting events go out in one send."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class EventStream:
             try:
                 tail = await while_connected(receive, self._stream(send))
             except (ClientGone, SlowReader):
-                raise  # nobody reads any more
+                raise  # no client is reading
             except Exception as error:
                 if self._started:
                     reply = reply_to(error) or unexpected(self._running.context.request_id)
@@ -154,8 +154,8 @@ class EventStream:
             await self._write_last(send, tail, more_body=False)
 
     async def _stream(self, send: Send) -> bytes:
-        """Send all pieces; return what remains to be said once all is well."""
-        # Until headers are sent an error can still have its own status, so they wait a little.
+        """Send all pieces; return the final events."""
+        # Before headers are sent an error can still set the status, so they wait for the first piece.
         pieces = await self._running.next_pieces(self._config.stream_headers_s)
         await self._start(send, first_token=bool(pieces))
         limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
@@ -170,7 +170,7 @@ class EventStream:
                     events = self._events(pieces)
                 if opening:
                     events, opening = opening + events, b""
-                # What a parser holds back is no news; only a long silence is broken for its own sake.
+                # Text held back by a parser sends nothing; only a long silence triggers a keepalive.
                 silence_s = time.monotonic() - told_at
                 if events or not pieces or silence_s >= self._config.stream_keepalive_s:
                     watch.write_begins()

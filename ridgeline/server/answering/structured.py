@@ -1,8 +1,8 @@
-"""From what a body says about the form of its answer to a grammar, or to a 400 that names the field.
+"""From a body's fields on the form of its answer to a grammar, or to a 400 that names the field.
 
-`response_format`, the `guided_` fields and `structured_outputs` come here from chat and completions, schemas
-and formats of other shapes from the other endpoints. Everything has a bound. Nothing is compiled here: what
-only the engine finds out about a grammar comes back with the field "grammar", and the job renames it.
+Chat and completions pass `response_format`, the `guided_` fields and `structured_outputs`; the other
+endpoints pass schemas and formats of other shapes. Everything is bounded. Nothing is compiled here: errors
+that only the engine finds come back with the field "grammar", and the job renames it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MAX_CHOICES = 1_000
 MAX_CHOICE_BYTES = 4 << 10
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-Asked = tuple[Grammar, str]  # and the field of the body that asks for it
+RequestedGrammar = tuple[Grammar, str]  # and the field of the body that asks for it
 
 
-def asked_grammar(body: ChatRequest | CompletionRequest) -> Asked | None:
-    """The one grammar that the body asks for, by whichever of its fields."""
+def requested_grammar(body: ChatRequest | CompletionRequest) -> RequestedGrammar | None:
+    """The one grammar that the body asks for, from any of its fields."""
     format = body.response_format if isinstance(body, ChatRequest) else None
     asked = [
         format_grammar(format) if format is not None else None,
@@ -50,15 +50,15 @@ def asked_grammar(body: ChatRequest | CompletionRequest) -> Asked | None:
     return one_of(asked)
 
 
-def one_of(asked: list[Asked | None]) -> Asked | None:
+def one_of(asked: list[RequestedGrammar | None]) -> RequestedGrammar | None:
     found = [one for one in asked if one is not None]
     if len(found) > 1:
-        raise BadRequest(found[1][1], f"cannot be combined with {found[0][1]}: an answer has one form")
+        raise BadRequest(found[1][1], f"cannot be combined with {found[0][1]}: an answer has one format")
     return found[0] if found else None
 
 
-def format_grammar(format: ResponseFormat, field: str = "response_format") -> Asked | None:
-    """Of OpenAI's `response_format`, or llama.cpp's, which has the schema beside the type."""
+def format_grammar(format: ResponseFormat, field: str = "response_format") -> RequestedGrammar | None:
+    """From OpenAI's `response_format`, or llama.cpp's, which has the schema beside the type."""
     if format.schema is not None and (format.type == "text" or format.json_schema is not None):
         raise BadRequest(f"{field}.schema", "only allowed with type: json_object, or without json_schema")
     match format.type:
@@ -72,12 +72,12 @@ def format_grammar(format: ResponseFormat, field: str = "response_format") -> As
             if format.json_schema is None:
                 raise BadRequest(f"{field}.json_schema", "this field is required", "missing_field")
             return named_schema_grammar(format.json_schema, f"{field}.json_schema")
-    message = f"{format.type[:100]!r} is not known; there are text, json_object and json_schema"
+    message = f"{format.type[:100]!r} is unknown; known are text, json_object and json_schema"
     raise BadRequest(f"{field}.type", message)
 
 
-def named_schema_grammar(named: JsonSchemaFormat, field: str) -> Asked:
-    """Of a schema with a name: `response_format.json_schema`, or `text.format` of /v1/responses."""
+def named_schema_grammar(named: JsonSchemaFormat, field: str) -> RequestedGrammar:
+    """From a schema with a name: `response_format.json_schema`, or `text.format` of /v1/responses."""
     if named.name is not None and not _NAME.fullmatch(named.name):
         raise BadRequest(f"{field}.name", "must be 1 to 64 of a-z, A-Z, 0-9, _ and -")
     if named.schema is None:
@@ -86,7 +86,7 @@ def named_schema_grammar(named: JsonSchemaFormat, field: str) -> Asked:
 
 
 def json_schema_grammar(schema: Any, field: str) -> Grammar:
-    """Of a schema that came in `field`; what cannot be served is refused by its path in there."""
+    """From a schema in `field`; unsupported parts are refused with their path in it."""
     try:
         return schema_grammar(schema)
     except InvalidRequest as error:
@@ -94,7 +94,7 @@ def json_schema_grammar(schema: Any, field: str) -> Grammar:
 
 
 def check_strict_schema(schema: Any, field: str) -> None:
-    """Of a strict tool: every keyword of its parameters must be one that the grammar enforces."""
+    """For a strict tool: the grammar must enforce every keyword of its parameters."""
     try:
         enforced_schema(schema, strict=True)
     except InvalidRequest as error:
@@ -107,7 +107,7 @@ def _refusal(error: InvalidRequest, field: str) -> BadRequest:
 
 
 def schema_headers(grammar: Grammar | None) -> dict[str, str]:
-    """What the client should know of its schema: words without effect, and words checked at the end."""
+    """Response headers about the schema: keywords without effect, and keywords checked at the end."""
     if grammar is None:
         return {}
     told = {"x-ridgeline-schema-ignored": grammar.ignored, "x-ridgeline-schema-checked": grammar.checked}
@@ -119,8 +119,8 @@ def _header_value(words: tuple[str, ...]) -> str:
 
 
 def embedded(grammar: Grammar) -> str:
-    """A grammar of JSON, as it stands behind %json in a Lark grammar: without the sign by which the engine
-    knows another notation.
+    """A JSON grammar as it follows %json in a Lark grammar, without the prefix by which the engine detects
+    another notation.
     """
     schema: Any = json.loads(grammar.source) if grammar.kind == "json_schema" else ANY_OBJECT
     if schema is True:
@@ -131,8 +131,8 @@ def embedded(grammar: Grammar) -> str:
     return json.dumps(schema, ensure_ascii=False).replace("::=", r":\u003a=")
 
 
-def guided_grammar(field: str, kind: str, value: Any) -> Asked | None:
-    """Of a `guided_` field, or its like in `structured_outputs`."""
+def guided_grammar(field: str, kind: str, value: Any) -> RequestedGrammar | None:
+    """From a `guided_` field, or its equivalent in `structured_outputs`."""
     if value is None:
         return None
     match kind:
@@ -147,7 +147,7 @@ def guided_grammar(field: str, kind: str, value: Any) -> Asked | None:
             return _own_grammar(value, field), field
 
 
-def _structured_outputs(asked: StructuredOutputs | None) -> Asked | None:
+def _structured_outputs(asked: StructuredOutputs | None) -> RequestedGrammar | None:
     if asked is None:
         return None
     field = "structured_outputs"
@@ -163,7 +163,7 @@ def _structured_outputs(asked: StructuredOutputs | None) -> Asked | None:
 
 
 def _parsed(value: Any, field: str) -> Any:
-    """A schema may come as text."""
+    """A schema may be given as text."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,6 +1,7 @@
-"""The tools of a chat request, checked: what may be called, what must be, and the messages that carry calls.
+"""The tools of a chat request, validated: which may be called, which must be, and the messages that carry
+calls.
 
-Called by `chat_job`. Knows nothing of formats: how a model writes a call is for `parsing` to know.
+Called by `chat_job`. Independent of formats: `parsing` knows how a model writes a call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What the model may do with tools in this answer. `name`: the one it must call, where one is named."""
+    """How the model may use tools in this answer. `name`: the tool it must call, if one is named."""
 
     tools: tuple[Tool, ...] = ()
     choice: Literal["none", "auto", "required", "named"] = "none"
@@ -30,19 +31,19 @@ class ToolUse:
 
     @property
     def shown(self) -> tuple[Tool, ...]:
-        """Those that the model is told of."""
+        """The tools shown to the model."""
         return () if self.choice == "none" else self.tools
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Those whose calls are taken for calls."""
+        """The tools whose calls are recognized."""
         if self.choice == "named":
             return tuple(tool for tool in self.tools if tool.name == self.name)
         return self.shown
 
 
 def tool_use(body: ChatRequest) -> ToolUse:
-    """The request's tools and choice, or a 400 that names what is wrong with them."""
+    """The request's tools and choice, or a 400 that names the invalid part."""
     tools = checked_tools(body.tools or [])
     parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice
@@ -51,7 +52,7 @@ def tool_use(body: ChatRequest) -> ToolUse:
     if isinstance(choice, NamedToolChoice):
         return ToolUse(tools, "named", _named(choice, tools), parallel)
     if choice not in ("none", "auto", "required"):
-        known = "none, auto, required, or an object that names a function"
+        known = "none, auto, required, or an object naming a function"
         raise BadRequest("tool_choice", f"unknown choice {choice[:64]!r}; known are {known}")
     if choice == "required" and not tools:
         raise BadRequest("tool_choice", "a call is required, but there are no tools to call")
@@ -86,7 +87,7 @@ def _checked(definition: ToolDefinition, path: str) -> Tool:
     if not _NAME.fullmatch(function.name):
         raise BadRequest(f"{path}.function.name", "a name has 1 to 64 of a-z, A-Z, 0-9, _ and -")
     if function.parameters is not None and function.parameters.get("type", "object") != "object":
-        raise BadRequest(f"{path}.function.parameters.type", "the parameters of a function are an object")
+        raise BadRequest(f"{path}.function.parameters.type", "the parameters of a function must be an object")
     return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
@@ -103,12 +104,12 @@ def _named(choice: NamedToolChoice, tools: Sequence[Tool]) -> str:
         raise BadRequest("tool_choice.function", "name the function to call, as {type, function: {name}}")
     name = choice.function.name
     if name not in {tool.name for tool in tools}:
-        raise BadRequest("tool_choice.function.name", f"{name[:64]!r} is none of the tools")
+        raise BadRequest("tool_choice.function.name", f"{name[:64]!r} is not one of the tools")
     return name
 
 
 def check_calls(message: Message, path: str) -> None:
-    """What a message says of calls must fit its role."""
+    """A message's calls must fit its role."""
     if message.tool_calls and message.role != "assistant":
         raise BadRequest(f"{path}.tool_calls", "only an assistant's message makes calls")
     if len(message.tool_calls or ()) > MAX_CALLS:
@@ -120,6 +121,6 @@ def check_calls(message: Message, path: str) -> None:
         if len(call.id) > MAX_ID_CHARACTERS:
             raise BadRequest(f"{where}.id", f"at most {MAX_ID_CHARACTERS} characters")
     if message.role == "tool" and message.tool_call_id is None:
-        raise BadRequest(f"{path}.tool_call_id", "say which call this is the result of", "missing_field")
+        raise BadRequest(f"{path}.tool_call_id", "name the call that this is the result of", "missing_field")
     if message.tool_call_id is not None and len(message.tool_call_id) > MAX_ID_CHARACTERS:
         raise BadRequest(f"{path}.tool_call_id", f"at most {MAX_ID_CHARACTERS} characters")

@@ -1,6 +1,6 @@
-"""A decoded body becomes what the engine takes: messages, sampling parameters, lengths that fit.
+"""Converts a decoded body to what the engine takes: messages, sampling parameters, lengths that fit.
 
-Everything the engine would refuse is refused here first, under the name the client used for it.
+Everything the engine would refuse is refused here first, under the client's field name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROLES = {
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """The conversation as the chat template takes it: plain roles, plain text."""
+    """The conversation as the chat template expects it: plain roles, plain text."""
     if not messages:
         raise BadRequest("messages", "at least one message is needed")
     return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -46,9 +46,9 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         raise BadRequest(f"{path}.role", f"unknown role {message.role[:64]!r}; known are {', '.join(ROLES)}")
     check_calls(message, path)
     if message.function_call is not None:
-        message_text = "is not taken here; write it as tool_calls"
+        message_text = "is not accepted here; write it as tool_calls"
         raise BadRequest(f"{path}.function_call", message_text, "unsupported_field")
-    # An assistant that called tools need not have said anything.
+    # An assistant message with tool calls may have no text.
     silent = message.content is None and message.tool_calls
     rendered: dict[str, Any] = {
         "role": ROLES[message.role],
@@ -156,7 +156,9 @@ _SAME_NAME = (
 
 
 def with_default_length(params: SamplingParams, engine: Hello) -> SamplingParams:
-    """For a request without a limit: the model's, and at least min_tokens. The engine ends at its context."""
+    """For a request without a limit: the model's limit, and at least min_tokens. The engine stops at its
+    context.
+    """
     limit = engine.sampling.max_tokens
     if limit is None or params.max_tokens is not None:
         return params
@@ -168,7 +170,7 @@ def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
         raise BadRequest("logit_bias", f"at most {MAX_TOKEN_IDS} tokens, got {len(biases)}")
     by_id = {}
     for key, bias in biases.items():
-        # str.isdecimal alone would let other scripts' digits through.
+        # str.isdecimal alone accepts digits of other scripts.
         if not (key.isascii() and key.isdecimal()) or len(key) > 10:
             raise BadRequest(f"logit_bias.{key}", f"{key!r} is not a token id")
         check_token_ids([int(key)], f"logit_bias.{key}", vocab_size)
@@ -183,17 +185,15 @@ def check_token_ids(ids: Sequence[int], param: str, vocab_size: int) -> None:
 
 
 def check_context(prompt_tokens: int, params: SamplingParams, max_context: int, prompt_field: str) -> None:
-    """The prompt must leave room for a token, and for `min_tokens`. The engine lowers `max_tokens` to what
-    the context leaves: the answer then ends with the finish reason `length`.
+    """The prompt must leave room for one token and for `min_tokens`. The engine lowers `max_tokens` to the
+    remaining context; the answer then ends with the finish reason `length`.
     """
     if prompt_tokens == 0:
         raise BadRequest(prompt_field, "the prompt has no tokens")
     if prompt_tokens >= max_context:
         raise ContextTooLong(prompt_field, prompt_tokens, max_context)
     if prompt_tokens + params.min_tokens > max_context:
-        message = (
-            f"{params.min_tokens} tokens cannot be made: the context leaves {max_context - prompt_tokens}"
-        )
+        message = f"{params.min_tokens} tokens do not fit: the context leaves {max_context - prompt_tokens}"
         raise BadRequest("min_tokens", message, "context_length_exceeded")
 
 

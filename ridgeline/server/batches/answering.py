@@ -1,7 +1,7 @@
-"""One line of a batch: asked of the app until there is an answer that will not change.
+"""One line of a batch: sent to the app until it has a final answer.
 
-"Come back later" (429, 503) is waited out, for as long as it takes; an engine that died is asked again when
-it is back, unless it dies of this line every time. Everything else is the answer, good or bad.
+"Come back later" (429, 503) is retried without limit. After an engine death the line is sent again, unless
+the engine dies of this line every time. Everything else is the final answer, good or bad.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ridgeline.server.batches.bodies import LineResponse, OutputLine
 from ridgeline.server.batches.inner import Reply
 from ridgeline.server.batches.store import DONE, FAILED, LineUsage
 
-MAX_DEATHS = 4  # of engines, with one line: then it is held to be the line's doing
+MAX_DEATHS = 4  # engine deaths with one line; then the line is considered the cause
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 15.0
 
 
 Post = Callable[[str, bytes, str], Awaitable[Reply]]  # path, body, request id
 
 
-class Asker:
+class LineSender:
     def __init__(self, post: Post) -> None:
         self._post = post
 
@@ -41,7 +41,7 @@ class Asker:
                 deaths += 1
             if reply.status not in (429, 503) or deaths > MAX_DEATHS:
                 return reply
-            # Not all at the same moment, and as soon as the app thinks it worth while.
+            # Spread out in time, but not before the app's retry-after.
             wait_s = max(pause_s, float(reply.headers.get("retry-after", 0)))
             await asyncio.sleep(min(wait_s, LONGEST_PAUSE_S) * random.uniform(0.7, 1.3))
             pause_s *= 2
@@ -58,7 +58,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _Counts(msgspec.Struct, frozen=True):
-    """In the names of every endpoint that a line may ask."""
+    """Token counts under the field names of every endpoint that a line may use."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Texts of a form or a query become a typed struct, or a 400 that names the field."""
+"""Converts the text values of a form or a query to a typed struct, or to a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ B = TypeVar("B", bound=Body)
 
 
 def converted(values: dict[str, Any], body: type[B]) -> B:
-    """Numbers may be written as text here, which JSON bodies may not do."""
+    """Numbers may be written as text here, unlike in JSON bodies."""
     known = fields_of(body)
     for name in values:
         if name not in known:

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches: what each request asks of the store and the runner."""
+"""/v1/files and /v1/batches: the handlers over the store and the runner."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ MAX_OPEN_BATCHES = 1000
 
 
 class Batches:
-    """Files and batches of one server. `runner` is started when there is an engine to ask."""
+    """Files and batches of one server. `runner` starts when there is an engine."""
 
     def __init__(self, front: Front) -> None:
         if front.state is None:
-            raise ApiError(404, "this server keeps no files: it has no state directory", code="not_found")
+            raise ApiError(404, "this server stores no files: it has no state directory", code="not_found")
         self.store = BatchStore(front.state)
         self.runner = BatchRunner(self.store, front.config.max_body_bytes)
 
@@ -122,7 +122,7 @@ async def cancel_batch(request: Request) -> Response:
     batch_id = request.path_params["batch_id"]
     batch = await batches.store.batch(batch_id)
     if batch.status in OVER:
-        message = f"batch_id: this batch is {batch.status} already"
+        message = f"batch_id: this batch is already {batch.status}"
         raise ApiError(409, message, param="batch_id")
     return _json(await batches.runner.cancel(batch_id))
 
@@ -135,7 +135,7 @@ def _json(body: msgspec.Struct) -> Response:
 
 
 def _listed(found: list[Any], limit: int) -> tuple[list[Any], str | None, str | None, bool]:
-    """`found` has one more than `limit` where the list goes on."""
+    """`found` has one item more than `limit` if the list continues."""
     data = found[:limit]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return data, first, last, len(found) > limit

@@ -19,7 +19,7 @@ class Reply:
 
 
 async def post(app: ASGIApp, key: str | None, path: str, body: bytes, request_id: str) -> Reply:
-    """POST a JSON body and take the whole answer. Cancelling it is what a client does that goes away."""
+    """POST a JSON body and return the whole answer. Cancelling acts like a client that disconnects."""
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -49,7 +49,7 @@ async def post(app: ASGIApp, key: str | None, path: str, body: bytes, request_id
         if unread:
             return unread.pop()
         await asyncio.Event().wait()  # this client stays until it is cancelled
-        raise AssertionError("nobody sets the event")
+        raise AssertionError("the event is never set")
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":

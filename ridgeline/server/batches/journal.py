@@ -1,4 +1,4 @@
-"""Journal: answers are written down in groups: what came while the disk was busy goes in one transaction."""
+"""Journal: writes answers in groups: rows that arrive while the disk is busy share one transaction."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Journal:
         self._writing = asyncio.Lock()
 
     async def keep(self, row: Finished) -> None:
-        """Returns when the row is on the disk."""
+        """Returns when the row is on disk."""
         self._rows.append(row)
-        async with self._writing:  # whoever comes first writes for all who wait meanwhile
+        async with self._writing:  # the first caller writes the rows of all waiting callers
             rows, self._rows = self._rows, []
             if not rows:
                 return
             try:
                 await asyncio.shield(asyncio.ensure_future(self._store.keep(rows)))
             except Exception:
-                self._rows = rows + self._rows  # for the next of those who wait, who will see for itself
+                self._rows = rows + self._rows  # the next waiting caller retries
                 raise

@@ -1,7 +1,7 @@
-"""The lines of a batch's input file: read once from end to end, checked, and their places noted.
+"""The lines of a batch's input file: read once from end to end, checked, and their offsets noted.
 
-Called off the event loop when a batch is validated; `ridgeline batch` reads its input by the same rules. It
-never holds more than one line at a time. What is in a line's `body` is judged by the endpoint, later.
+Called off the event loop when a batch is validated; `ridgeline batch` reads its input by the same rules.
+Holds at most one line at a time. The endpoint checks a line's `body` later.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ridgeline.server.batches.bodies import BatchEndpoint, Line, LineError
 from ridgeline.server.batches.store import PendingLine
 
 MAX_LINES = 50_000
-MAX_ERRORS = 100  # in the answer; whoever has more of them begins with these
+MAX_ERRORS = 100  # reported at most; fix these first
 
 
 class _Body(msgspec.Struct, frozen=True):
-    """What of a body concerns the batch: it has one answer, and waits for it."""
+    """The fields of a body that concern the batch: an answer must be whole and waited for."""
 
     stream: bool | None = None
     background: bool | None = None
@@ -36,7 +36,7 @@ class BadLine(Exception):
 
 
 def read_line(raw: bytes, endpoint: BatchEndpoint | None = None) -> Line:
-    """A line of the input. endpoint: what its `url` must be; None: `ridgeline batch` takes any."""
+    """A line of the input. endpoint: the required `url`; None: any, for `ridgeline batch`."""
     try:
         line = _line.decode(raw)
     except msgspec.ValidationError as error:
@@ -48,17 +48,17 @@ def read_line(raw: bytes, endpoint: BatchEndpoint | None = None) -> Line:
         raise BadLine("invalid_json_line", "this line is nested too deeply") from None
     if endpoint is not None and line.url != endpoint:
         message = (
-            f"the url is {line.url[:100]!r}; the batch's endpoint is {endpoint!r}, and all lines must ask it"
+            f"the url is {line.url[:100]!r}; the batch's endpoint is {endpoint!r}, and every line must use it"
         )
         raise BadLine("mismatched_url", message, "url")
     try:
         body = _body.decode(line.body)
     except msgspec.DecodeError as error:
-        raise BadLine("invalid_request", f"the body is wrong: {error}", "body") from None
+        raise BadLine("invalid_request", f"the body is invalid: {error}", "body") from None
     if body.stream:
-        raise BadLine("invalid_request", "a batch has whole answers; leave stream out", "body.stream")
+        raise BadLine("invalid_request", "a batch has whole answers; remove stream", "body.stream")
     if body.background:
-        message = "a batch is in the background already; leave background out"
+        message = "a batch already runs in the background; remove background"
         raise BadLine("invalid_request", message, "body.background")
     return line
 
@@ -66,7 +66,7 @@ def read_line(raw: bytes, endpoint: BatchEndpoint | None = None) -> Line:
 def check_input(
     path: Path, endpoint: BatchEndpoint, max_line_bytes: int
 ) -> tuple[list[PendingLine], list[LineError]]:
-    """Every line's place, and what is wrong with any of them. Blank lines are passed over."""
+    """Every line's offset, and the errors. Blank lines are skipped."""
     lines: list[PendingLine] = []
     errors: list[LineError] = []
     seen: dict[str, int] = {}
@@ -76,7 +76,9 @@ def check_input(
                 raise BadLine("line_too_long", f"this line is longer than {max_line_bytes} bytes")
             line = read_line(raw, endpoint)
             if line.custom_id in seen:
-                message = f"the custom_id {line.custom_id[:100]!r} is that of line {seen[line.custom_id]} too"
+                message = (
+                    f"the custom_id {line.custom_id[:100]!r} is also that of line {seen[line.custom_id]}"
+                )
                 raise BadLine("duplicate_custom_id", message, "custom_id")
         except BadLine as error:
             errors.append(LineError(error.code, error.message, error.param, number))
@@ -93,7 +95,7 @@ def check_input(
 
 
 def raw_lines(path: Path, max_line_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, offset, bytes) of every line that is not blank; of one that is too long, a part."""
+    """(number from 1, offset, bytes) of every non-blank line; a prefix of a line that is too long."""
     with path.open("rb") as file:
         number = offset = 0
         while raw := file.readline(max_line_bytes + 2):

@@ -1,7 +1,7 @@
-"""multipart/form-data, read as it comes: bytes in, the beginnings, contents and ends of its parts out.
+"""A streaming multipart/form-data reader: bytes in; starts, contents and ends of parts out.
 
-Knows no disk and no network, and holds no more than a part's headers and the length of a boundary. Used by
-the upload of files. What does not keep to the format is a BadRequest.
+Does no I/O, and holds at most a part's headers and the length of a boundary. Used by file uploads. Malformed
+input is a BadRequest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Event = PartBegins | PartData | PartEnds
 
 
 def boundary_of(content_type: str) -> bytes:
-    """The boundary that a Content-Type announces; 415 for any other kind of body."""
+    """The boundary from a Content-Type header; 415 for any other kind of body."""
     header = Message()
     header["content-type"] = content_type[:1024]
     if header.get_content_type() != "multipart/form-data":
@@ -52,20 +52,20 @@ def boundary_of(content_type: str) -> bytes:
 class MultipartReader:
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
-        self._held = bytearray(b"\r\n")  # so that the first delimiter looks like all others
+        self._held = bytearray(b"\r\n")  # makes the first delimiter look like all others
         self._at = self._preamble
         self._parts = 0
         self.done = False
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events that are certain with this piece of the body."""
+        """The events that are certain after this chunk of the body."""
         self._held += data
         before = None
         while not self.done and before != (len(self._held), self._at):
             before = len(self._held), self._at
             yield from self._at()
         if self.done:
-            self._held.clear()  # whatever follows the last boundary is nothing
+            self._held.clear()  # data after the last boundary is ignored
 
     def _preamble(self) -> Iterator[Event]:
         place = self._held.find(self._delimiter)
@@ -81,7 +81,7 @@ class MultipartReader:
             if self._held[:2] == b"--":
                 self.done = True
             elif self._held[:2] == b"\r\n":
-                self._at = self._headers  # the line end stays: where a part has no headers, it ends them
+                self._at = self._headers  # keep the line end: it ends the headers of a part without any
             else:
                 raise BadRequest(None, "a boundary in the body is not followed by a line end")
         yield from ()
@@ -112,7 +112,7 @@ class MultipartReader:
             yield from self._data(certain)
 
     def _data(self, length: int) -> Iterator[Event]:
-        """Take so much off the front. The line end that closed the headers is no content."""
+        """Take this many bytes off the front. The line end that closed the headers is not content."""
         data = bytes(self._held[:length])
         del self._held[:length]
         if self._content_begins and length:

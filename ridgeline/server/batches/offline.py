@@ -1,8 +1,7 @@
-"""A batch without a server's store: lines of one file are asked, their answers appended to another.
+"""A batch without a server's store: sends the lines of one file and appends their answers to another.
 
-Called by `ridgeline batch`. The output is all there is to go on with after a stop: what is answered there is
-not asked again, and a line that was cut in the middle is taken off first. It never holds more bodies than are
-asked at once.
+Called by `ridgeline batch`. After a stop, the output file is the only state: lines answered there are not
+sent again, and a partial last line is removed first. Holds at most as many bodies as are in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ridgeline.server.batches.answering import Asker, answer_line
+from ridgeline.server.batches.answering import LineSender, answer_line
 from ridgeline.server.batches.bodies import Line
 from ridgeline.server.batches.inner import Reply
 from ridgeline.server.batches.lines import BadLine, raw_lines, read_line
@@ -27,12 +26,12 @@ _PLAIN_URLS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 
 
 class BadInput(Exception):
-    """Lines that cannot be asked; the message names the first of them."""
+    """Invalid lines; the message names the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One line, ready to be asked."""
+class PreparedLine:
+    """One line, ready to be sent."""
 
     number: int
     custom_id: str
@@ -42,7 +41,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Figures:
-    """What was done since the start; tokens as the answers' usage counts them."""
+    """Work done since the start; tokens as reported in the answers' usage."""
 
     answered: int = 0
     failed: int = 0
@@ -78,7 +77,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def check_lines(path: Path) -> set[str]:
-    """The custom ids of an input that is right from end to end; else BadInput."""
+    """The custom ids of a valid input; raises BadInput otherwise."""
     seen: dict[str, int] = {}
     errors: list[str] = []
     for number, _, raw in raw_lines(path, MAX_LINE_BYTES):
@@ -86,7 +85,7 @@ def check_lines(path: Path) -> set[str]:
             line = _line(number, raw)
             if line.custom_id in seen:
                 raise BadLine(
-                    "", f"the custom_id {line.custom_id!r} is that of line {seen[line.custom_id]} too"
+                    "", f"the custom_id {line.custom_id!r} is also that of line {seen[line.custom_id]}"
                 )
             seen[line.custom_id] = number
         except BadLine as error:
@@ -94,14 +93,14 @@ def check_lines(path: Path) -> set[str]:
     if errors:
         more = len(errors) - SHOWN_ERRORS
         shown = errors[:SHOWN_ERRORS] + ([f"and {more} more"] if more > 0 else [])
-        raise BadInput(f"{path} cannot be asked:\n  " + "\n  ".join(shown))
+        raise BadInput(f"{path} has invalid lines:\n  " + "\n  ".join(shown))
     if not seen:
         raise BadInput(f"{path} has no lines")
     return set(seen)
 
 
-def asked_lines(path: Path, change: Callable[[dict[str, Any]], None] | None) -> Iterator[Asked]:
-    """change: what is done to every body, its values being raw JSON."""
+def prepared_lines(path: Path, change: Callable[[dict[str, Any]], None] | None) -> Iterator[PreparedLine]:
+    """change: applied to every body; its values are raw JSON."""
     for number, _, raw in raw_lines(path, MAX_LINE_BYTES):
         line = _line(number, raw)
         body = bytes(line.body)
@@ -109,7 +108,7 @@ def asked_lines(path: Path, change: Callable[[dict[str, Any]], None] | None) -> 
             fields: dict[str, Any] = _object.decode(body)
             change(fields)
             body = msgspec.json.encode(fields)
-        yield Asked(number, line.custom_id, line.url, body)
+        yield PreparedLine(number, line.custom_id, line.url, body)
 
 
 def _line(number: int, raw: bytes) -> Line:
@@ -127,7 +126,7 @@ def _line(number: int, raw: bytes) -> Line:
 
 
 class OutputFile:
-    """Answers, one a line. What was there when it was opened stays, but for a line that was cut."""
+    """Answers, one per line. Keeps what it held when opened, except a partial last line."""
 
     def __init__(self, path: Path) -> None:
         self.answered: set[str] = set()
@@ -141,17 +140,19 @@ class OutputFile:
         whole = 0
         for raw in self._file:
             if not raw.endswith(b"\n"):
-                break  # the last one, cut in the middle
+                break  # the last line is incomplete
             if raw.strip():
                 try:
                     self.answered.add(_named.decode(raw).custom_id)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise BadInput(f"the output is there, and is none of a batch: {error}") from None
+                    raise BadInput(
+                        f"the output file exists and is not the output of a batch: {error}; name another file"
+                    ) from None
             whole += len(raw)
         self._file.truncate(whole)
 
     async def append(self, line: bytes) -> None:
-        """Returns when it is on the disk; lines that come meanwhile go together."""
+        """Returns when the line is on disk; concurrent lines are written together."""
         self._waiting.append(line)
         async with self._writing:
             lines, self._waiting = self._waiting, []
@@ -169,13 +170,13 @@ class OutputFile:
 
 @dataclass(slots=True)
 class OfflineBatch:
-    asker: Asker
+    sender: LineSender
     output: OutputFile
     in_flight: int
     report: Callable[[Figures], None] = lambda figures: None
     figures: Figures = field(default_factory=Figures)
 
-    async def run(self, lines: Iterator[Asked]) -> Figures:
+    async def run(self, lines: Iterator[PreparedLine]) -> Figures:
         slots = asyncio.Semaphore(self.in_flight)
         try:
             async with asyncio.TaskGroup() as asking:
@@ -187,9 +188,9 @@ class OfflineBatch:
             raise group.exceptions[0] from None
         return self.figures
 
-    async def _ask(self, line: Asked) -> None:
+    async def _ask(self, line: PreparedLine) -> None:
         name = f"batch_req_{line.number}"
-        reply = await self.asker.reply(name, line.url, line.body)
+        reply = await self.sender.reply(name, line.url, line.body)
         await self.output.append(answer_line(name, line.custom_id, reply))
         self._count(reply)
 

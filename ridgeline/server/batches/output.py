@@ -1,7 +1,7 @@
-"""A batch's output and error file: written from the kept lines, in the order of the input, when it ends.
+"""A batch's output and error files, written from the stored lines in input order when the batch ends.
 
-Written under their final names and to the disk before the database knows of them: a server that dies
-meanwhile leaves strays, which the next one removes, and writes them again.
+They are written under their final names and synced before the database references them. A server that dies in
+between leaves orphan files; the next one removes them and writes them again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAGE = 256
 
 @dataclass(slots=True)
 class _Draft:
-    """A file that is being written; made with its first line."""
+    """A file being written; created with its first line."""
 
     folder: Path
     name: str
@@ -96,5 +96,5 @@ def _expired(batch_id: str, line: KeptLine) -> bytes:
 
 
 def line_name(batch_id: str, number: int) -> str:
-    """What one line's request is called, in logs and in the output: always the same."""
+    """The id of one line's request in logs and output; stable across restarts."""
     return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"

@@ -1,8 +1,7 @@
-"""BatchRunner: takes every batch that is not over from where it stands to its end, over restarts.
+"""BatchRunner: runs every open batch from its current status to its end, across restarts.
 
-Started and stopped by `server.process.main`; told of new and cancelled batches by the endpoints. All that
-matters is in the store: what is under way here is lost with the process and done again, what is kept never
-is.
+Started and stopped by `server.process.main`; the endpoints report new and cancelled batches. All durable
+state is in the store: work in progress is lost with the process and repeated, stored answers are not.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from functools import partial
 import msgspec
 from starlette.types import ASGIApp
 
-from ridgeline.server.batches.answering import Asker
+from ridgeline.server.batches.answering import LineSender
 from ridgeline.server.batches.bodies import OVER, Batch, LineErrors, RequestCounts, Status
 from ridgeline.server.batches.inner import post
 from ridgeline.server.batches.journal import Journal
@@ -27,9 +26,9 @@ from ridgeline.server.http.request_context import off_loop
 
 log = logging.getLogger("ridgeline.server")
 
-PAGE = 256  # lines whose places are held at once; their bodies are read one by one
+PAGE = 256  # line offsets loaded at a time; bodies are read one by one
 SWEEP_S = 30.0
-AGAIN_S = 5.0  # after an error nobody foresaw: a disk may be full for a while
+AGAIN_S = 5.0  # after an unexpected error, such as a full disk
 KEEP_BATCHES_S = 30 * 24 * 3600
 
 
@@ -38,7 +37,7 @@ class BatchRunner:
         self._store = store
         self._max_line_bytes = max_line_bytes
         self._journal = Journal(store)
-        self._asker: Asker | None = None
+        self._asker: LineSender | None = None
         self._slots = asyncio.Semaphore(1)
         self._working: dict[str, asyncio.Task[None]] = {}
         self._computing: dict[str, asyncio.Task[None]] = {}
@@ -47,18 +46,18 @@ class BatchRunner:
     # ── from outside ─────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self, app: ASGIApp, key: str | None, in_flight: int) -> None:
-        """Go on with what the last server left. in_flight: lines asked at once, of all batches together."""
-        self._asker = Asker(partial(post, app, key))
+        """Resume the batches of the last server. in_flight: concurrent lines of all batches together."""
+        self._asker = LineSender(partial(post, app, key))
         self._slots = asyncio.Semaphore(in_flight)
         left = await self._store.open_batches()
         if left:
-            log.info("going on with %d batches", len(left))
+            log.info("resuming %d batches", len(left))
         for batch in left:
             self.take_up(batch.id)
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """Ask nothing more. Lines under way are given up: the next server asks them again."""
+        """Send nothing more. Lines in flight are dropped; the next server sends them again."""
         self._asker = None
         tasks = [*self._working.values(), *([self._sweeping] if self._sweeping else [])]
         for task in tasks:
@@ -66,14 +65,14 @@ class BatchRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def take_up(self, batch_id: str) -> None:
-        """A new batch. Before the start, it waits for it."""
+        """Add a new batch. Before start(), it waits."""
         if self._asker is not None and batch_id not in self._working:
             task = asyncio.create_task(self._work_until_over(batch_id))
             self._working[batch_id] = task
             task.add_done_callback(lambda _: self._working.pop(batch_id, None))
 
     async def cancel(self, batch_id: str) -> Batch:
-        """What is answered is kept and written; what is not, never will be."""
+        """Answered lines are kept and written; the others are never sent."""
 
         def change(batch: Batch) -> Batch:
             if batch.status not in ("validating", "in_progress"):
@@ -98,11 +97,11 @@ class BatchRunner:
                     return
                 await self._advance(batch)
             except Exception:
-                log.exception("%s: an error; it goes on in %.0f s", batch_id, AGAIN_S)
+                log.exception("%s failed; retrying in %.0f s", batch_id, AGAIN_S)
                 await asyncio.sleep(AGAIN_S)
 
     async def _advance(self, batch: Batch) -> None:
-        """From its status to the next, which the store then has."""
+        """Move the batch to its next status and store it."""
         match batch.status:
             case "validating":
                 await self._validate(batch)
@@ -117,7 +116,7 @@ class BatchRunner:
 
         def change(current: Batch) -> Batch:
             if current.status != "validating":
-                return current  # cancelled meanwhile
+                return current  # cancelled in between
             if errors:
                 return msgspec.structs.replace(_at("failed", current), errors=LineErrors(errors))
             counts = RequestCounts(total=len(lines))
@@ -126,7 +125,7 @@ class BatchRunner:
         await self._store.begin(batch.id, [] if errors else lines, change)
 
     async def _compute(self, batch: Batch) -> None:
-        """Ask all lines that have no answer yet; then it is finalizing, unless it was interrupted."""
+        """Send all unanswered lines; then the batch is finalizing, unless it was interrupted."""
         assert self._asker is not None
         lines = asyncio.create_task(self._ask_all(batch, self._asker))
         self._computing[batch.id] = lines
@@ -134,7 +133,7 @@ class BatchRunner:
             await asyncio.wait([lines])
         except asyncio.CancelledError:
             lines.cancel()
-            await asyncio.wait([lines])  # whatever comes of it: the server ends
+            await asyncio.wait([lines])  # ignore the result: the server is stopping
             raise
         finally:
             del self._computing[batch.id]
@@ -143,13 +142,13 @@ class BatchRunner:
         if not await self._store.pending(batch.id, 0, 1):
             await self._end(batch.id, "completed")
 
-    async def _ask_all(self, batch: Batch, asker: Asker) -> None:
+    async def _ask_all(self, batch: Batch, sender: LineSender) -> None:
         async with asyncio.TaskGroup() as asking:
             async for line in self._pending(batch.id):
                 await self._slots.acquire()
-                asked = asking.create_task(self._ask(batch, line, asker))
+                asked = asking.create_task(self._ask(batch, line, sender))
                 asked.add_done_callback(lambda _: self._slots.release())
-                await asyncio.sleep(0)  # other people's requests take turns with ours on this loop
+                await asyncio.sleep(0)  # let other requests on this loop run
 
     async def _pending(self, batch_id: str) -> AsyncIterator[PendingLine]:
         after = 0
@@ -158,10 +157,10 @@ class BatchRunner:
             for line in page:
                 yield line
 
-    async def _ask(self, batch: Batch, line: PendingLine, asker: Asker) -> None:
+    async def _ask(self, batch: Batch, line: PendingLine, sender: LineSender) -> None:
         body = await off_loop(line.length, lambda: self._body(batch, line))
         name = line_name(batch.id, line.number)
-        outcome, answer, usage = await asker.ask(name, line.custom_id, batch.endpoint, body)
+        outcome, answer, usage = await sender.ask(name, line.custom_id, batch.endpoint, body)
         await self._journal.keep(Finished(batch.id, line.number, outcome, answer, usage))
 
     def _body(self, batch: Batch, line: PendingLine) -> bytes:
@@ -189,7 +188,7 @@ class BatchRunner:
         await self._store.finish(batch.id, [file for file in (output, errors) if file], change)
         log.info("%s: %s", batch.id, ending)
 
-    # ── what time does ───────────────────────────────────────────────────────────────────────────────────
+    # ── expiry ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def _sweep(self) -> None:
         while True:
@@ -201,10 +200,10 @@ class BatchRunner:
                         self._interrupt(batch.id)
                 await self._store.sweep(now, KEEP_BATCHES_S)
             except Exception:
-                log.exception("sweeping files and batches failed; it is tried again")
+                log.exception("removing expired files and batches failed; will be retried")
             await asyncio.sleep(SWEEP_S)
 
 
 def _at(status: Status, batch: Batch) -> Batch:
-    """The batch in that status from now on."""
+    """The batch with that status and the current time."""
     return msgspec.structs.replace(batch, status=status, **{f"{status}_at": int(time.time())})

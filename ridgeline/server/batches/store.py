@@ -1,8 +1,8 @@
-"""BatchStore: files, batches and their lines, as the state directory keeps them.
+"""BatchStore: files, batches and their lines in the state directory.
 
-The only place with SQL and file names. Contents of files lie in `files/` beside the database, each written
-whole before its row is; what has no row after a crash is removed. A line's answer is kept in its row, once,
-until the batch's output files are written from the rows and, in one transaction, take their place.
+The only place with SQL and file names. File contents are in `files/` beside the database, each written
+completely before its row; contents without a row after a crash are removed. A line's answer is stored once,
+in its row, until the output files are written from the rows and replace them in one transaction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _batch = msgspec.json.Decoder(Batch)
 
 
 class PendingLine(NamedTuple):
-    """Where a line stands in the input file."""
+    """Position of a line in the input file."""
 
     number: int  # from 1
     offset: int
@@ -68,7 +68,7 @@ class LineUsage(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A line's answer, to be kept."""
+    """A line's answer, to be stored."""
 
     batch_id: str
     number: int
@@ -86,7 +86,7 @@ class BatchStore:
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if not self._opened:
-            async with self._opening:  # by the first who comes
+            async with self._opening:  # by the first caller
                 if not self._opened:
                     await self._state.migrate("batches", VERSIONS)
                     await self._state.run(self._open)
@@ -104,7 +104,7 @@ class BatchStore:
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────
 
     def path(self, file_id: str) -> Path:
-        """Of an id that is ours: never of one that came from a client and was not found here."""
+        """Only for an id that exists here, never for an unchecked id from a client."""
         return self.folder / file_id
 
     async def stored_bytes(self) -> int:
@@ -112,11 +112,11 @@ class BatchStore:
         return row[0] or 0
 
     async def add_file(self, file: File) -> None:
-        """Its content is at its path, whole."""
+        """The content must be complete at its path."""
         await self._run(lambda sql: _insert_file(sql, file))
 
     async def file(self, file_id: str, param: str = "file_id") -> File:
-        """404 for one that is not there."""
+        """Raises 404 if it does not exist."""
         row = await self._run(
             lambda sql: sql.execute("SELECT body FROM files WHERE id = ?", (file_id,)).fetchone()
         )
@@ -125,20 +125,20 @@ class BatchStore:
         return _file.decode(row[0])
 
     async def files(self, query: FileQuery) -> list[File]:
-        """One more than asked for, if there are more."""
+        """One more than requested, if there are more."""
         rows = await self._run(
             lambda sql: _page(sql, "files", query.after, query.order, query.limit, query.purpose)
         )
         return [_file.decode(row[0]) for row in rows]
 
     async def delete_file(self, file_id: str) -> None:
-        """409 for the input of a batch that still reads it."""
+        """Raises 409 for the input of a batch that still reads it."""
         file = await self.file(file_id)
 
         def work(sql: sqlite3.Connection) -> None:
             reader = _reader_of(sql, file.id)
             if reader is not None:
-                message = f"file_id: batch {reader} is not over and reads this file; cancel the batch first"
+                message = f"file_id: batch {reader} still reads this file; cancel the batch first"
                 raise ApiError(409, message, param="file_id")
             sql.execute("DELETE FROM files WHERE id = ?", (file.id,))
 
@@ -151,7 +151,9 @@ class BatchStore:
         def work(sql: sqlite3.Connection) -> None:
             (num_open,) = sql.execute(f"SELECT count(*) FROM batches WHERE status NOT IN {_OVER}").fetchone()
             if num_open >= most_open:
-                message = f"{num_open} batches are under way, the most this server takes; wait or cancel some"
+                message = (
+                    f"{num_open} batches are open, this server's limit; wait for one to end or cancel one"
+                )
                 raise ApiError(429, message, type="rate_limit_error", code="too_many_requests")
             sql.execute(
                 "INSERT INTO batches (id, status, input_file_id, expires_at, output_seconds, body)"
@@ -176,7 +178,7 @@ class BatchStore:
         return [_with_counts(*row) for row in rows]
 
     async def open_batches(self) -> list[Batch]:
-        """Those that are not over, oldest first."""
+        """The batches that have not ended, oldest first."""
         rows = await self._run(
             lambda sql: sql.execute(
                 f"SELECT {_COUNTED} FROM batches WHERE status NOT IN {_OVER} ORDER BY number"
@@ -187,8 +189,8 @@ class BatchStore:
     async def change(
         self, batch_id: str, change: Callable[[Batch], Batch], ending: End | None = None
     ) -> Batch:
-        """`change` the batch, alone; it may return it as it was. ending: how it will end, once its files are
-        written; the first that is said counts.
+        """Apply `change` to the batch in one transaction; it may return it unchanged. ending: the status
+        after its files are written; the first one set counts.
         """
 
         def work(sql: sqlite3.Connection) -> Batch:
@@ -207,7 +209,7 @@ class BatchStore:
     async def begin(
         self, batch_id: str, lines: Sequence[PendingLine], change: Callable[[Batch], Batch]
     ) -> Batch:
-        """The input was read: its lines, and the batch as it is from now on. Done again, it begins anew."""
+        """Store the lines of the input and the new state of the batch. Calling it again starts over."""
 
         def work(sql: sqlite3.Connection) -> Batch:
             batch = change(_read_batch(sql, batch_id))
@@ -235,7 +237,7 @@ class BatchStore:
         return [PendingLine(*row) for row in rows]
 
     async def keep(self, finished: Sequence[Finished]) -> None:
-        """Each answer once: a line that has one stays as it is."""
+        """Store each answer once: a line that has one stays unchanged."""
 
         def work(sql: sqlite3.Connection) -> None:
             for line in finished:
@@ -266,7 +268,7 @@ class BatchStore:
         return [KeptLine(*row) for row in rows]
 
     async def ending(self, batch_id: str) -> tuple[End, int]:
-        """How it is to end, and how long its output is kept."""
+        """The final status, and how long its output is kept."""
         row = await self._run(
             lambda sql: sql.execute(
                 "SELECT ending, output_seconds FROM batches WHERE id = ?", (batch_id,)
@@ -275,7 +277,7 @@ class BatchStore:
         return row[0] or "completed", row[1]
 
     async def finish(self, batch_id: str, files: Iterable[File], change: Callable[[Batch], Batch]) -> None:
-        """The output files are at their paths: they take the place of the lines."""
+        """The output files are at their paths: they replace the stored lines."""
 
         def work(sql: sqlite3.Connection) -> None:
             for file in files:
@@ -285,10 +287,10 @@ class BatchStore:
 
         await self._run(work)
 
-    # ── what time does ───────────────────────────────────────────────────────────────────────────────────
+    # ── expiry ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def sweep(self, now: float, batch_days_s: int) -> None:
-        """Forget files that have expired and that nobody reads, and batches that have been over for long."""
+        """Remove expired files that no batch reads, and batches that ended long ago."""
 
         def work(sql: sqlite3.Connection) -> list[str]:
             expired = sql.execute("SELECT id FROM files WHERE expires_at <= ?", (now,)).fetchall()
@@ -311,7 +313,7 @@ def new_id(prefix: str) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """A file's new name is on the disk only when its folder is."""
+    """A file's new name is on disk only after its folder is synced."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -365,7 +367,7 @@ def _page(
     limit: int,
     purpose: str | None,
 ) -> list[tuple[Any, ...]]:
-    """One row more than `limit`, if there are more; by number, which is the order of creation."""
+    """One row more than `limit` if there are more; ordered by number, which is the order of creation."""
     columns = "body" if table == "files" else _COUNTED
     conditions, values = ["1"], []
     if after is not None:

@@ -1,4 +1,6 @@
-"""An uploaded file on its way to the disk: never held in memory, bounded in size and time, whole or gone."""
+"""Receives an uploaded file to disk: never held in memory, bounded in size and time, stored whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ from ridgeline.server.errors import SERVER, ApiError, BadRequest, ClientGone
 
 WRITE_BYTES = 256 << 10  # written at once, off the loop
 MAX_FIELD_BYTES = 1024
-MAX_AROUND_BYTES = 1 << 20  # of a body beside its file: other parts, boundaries, what follows the last
-LEAST_BYTES_PER_S = 64 << 10  # what a large file must come at, beyond the time every upload has
+MAX_AROUND_BYTES = 1 << 20  # of a body besides its file: other parts, boundaries, trailing data
+LEAST_BYTES_PER_S = 64 << 10  # minimum rate of a large file, beyond the time every upload has
 KEEP_FILES_S = 30 * DAY_S
 _NESTED = re.compile(r"expires_after\[(\w{1,32})\]")
 
 
 async def receive_file(request: Request, store: BatchStore, config: ServerConfig) -> File:
     """The file of a multipart/form-data body, on disk and in the store."""
-    await store.stored_bytes()  # makes the folder, where it is not there yet
+    await store.stored_bytes()  # creates the folder if needed
     upload = Upload(store, config, boundary_of(request.headers.get("content-type", "")))
     try:
         async for part in _in_time(request, config):
@@ -38,7 +40,7 @@ async def receive_file(request: Request, store: BatchStore, config: ServerConfig
         await store.add_file(file)
     except OSError as error:
         upload.discard()
-        raise ApiError(500, f"the file cannot be kept: {error.strerror or error}", type=SERVER) from error
+        raise ApiError(500, f"the file cannot be stored: {error.strerror or error}", type=SERVER) from error
     except BaseException:
         upload.discard()
         raise
@@ -46,7 +48,7 @@ async def receive_file(request: Request, store: BatchStore, config: ServerConfig
 
 
 async def _in_time(request: Request, config: ServerConfig) -> AsyncIterator[bytes]:
-    """The parts of the body, as long as they come at a pace that is not a way to hold a connection."""
+    """The parts of the body, while they arrive fast enough."""
     received, begun, parts = 0, time.monotonic(), request.stream().__aiter__()
     while True:
         left_s = begun + config.upload_timeout_s + received / LEAST_BYTES_PER_S - time.monotonic()
@@ -56,7 +58,7 @@ async def _in_time(request: Request, config: ServerConfig) -> AsyncIterator[byte
         except ClientDisconnect:
             raise ClientGone from None
         except TimeoutError:
-            message = f"the upload is too slow: {received} bytes came, and then too long nothing"
+            message = f"the upload is too slow: it stalled after {received} bytes"
             raise ApiError(408, message, code="timeout", headers={"connection": "close"}) from None
         if part is None:
             return
@@ -134,7 +136,9 @@ class Upload:
         assert self._filename is not None
         if await self._store.stored_bytes() + self._size > self._config.max_stored_bytes:
             limit = self._config.max_stored_bytes
-            raise ApiError(413, f"file: {limit} bytes of files are kept at most; delete some", param="file")
+            raise ApiError(
+                413, f"file: this server stores at most {limit} bytes of files; delete some", param="file"
+            )
         await self._write()
         await asyncio.to_thread(self._close, self._file)
         created = int(time.time())
@@ -176,6 +180,6 @@ class Upload:
 
 
 def _plain_name(filename: str) -> str:
-    """The last part of a path, as some clients send one; it is shown, and never opened."""
+    """The last part of a path, which some clients send; it is shown, never opened."""
     name = PurePosixPath(PureWindowsPath(filename).name).name
     return name[:255] or "file"

@@ -1,7 +1,7 @@
-"""Bytes of a request body become a typed struct, or a 400 that names the JSON path and what to do.
+"""Decodes a request body to a typed struct, or raises a 400 that names the JSON path and the fix.
 
-Nothing is guessed or coerced: a number in quotes is a wrong type, an unknown field is named together with
-the nearest known one. Only what decodes here reaches validation.
+Nothing is guessed or coerced: a number in quotes is a wrong type, and an unknown field is reported with the
+nearest known one. Only what decodes here reaches validation.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ridgeline.server.http.weight import check_weight
 
 B = TypeVar("B", bound=Body)
 
-_OUT_OF_BOUNDS = re.compile(r"` (?:[<>]=? |of length )")  # the right type, but too much or too little
+_OUT_OF_BOUNDS = re.compile(r"` (?:[<>]=? |of length )")  # the right type, but out of bounds
 _QUOTED = re.compile(r"`([^`]*)`")
-_NEAR_JSON = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]")  # what Python writes and reads, but is no JSON
+_NEAR_JSON = re.compile(rb"NaN|Infinity|\\u[dD][89a-fA-F]")  # accepted by Python, but not JSON
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_LONGEST_NAME = 64  # of a field worth a guess at what was meant
-_LONGEST_SEARCHED = 1 << 20  # of a body that is read again to name a field
+_LONGEST_NAME = 64  # of a field name worth a suggestion
+_LONGEST_SEARCHED = 1 << 20  # of a body that is parsed again to find the field
 
 
 def decode(raw: bytes, body: type[B]) -> B:
-    """The body as its struct; every way it can be wrong is a BadRequest. Refused fields are refused here."""
+    """The body as its struct; every error is a BadRequest. Refused fields are refused here."""
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -42,7 +42,7 @@ def decode(raw: bytes, body: type[B]) -> B:
         raise BadRequest(None, message, "invalid_json") from None
     check_weight(raw)
     try:
-        with _garbage_left_alone(len(raw)):
+        with _gc_paused(len(raw)):
             decoded: B = _decoder(body).decode(raw)
     except msgspec.ValidationError as error:
         _refuse_shape(str(error), body)
@@ -56,8 +56,8 @@ def decode(raw: bytes, body: type[B]) -> B:
 
 
 @contextlib.contextmanager
-def _garbage_left_alone(size_bytes: int) -> Iterator[None]:
-    """What is decoded is no garbage; looking for it meanwhile, again and again, would hold everybody up."""
+def _gc_paused(size_bytes: int) -> Iterator[None]:
+    """Decoded data is not garbage; collecting repeatedly during decoding would delay all streams."""
     if size_bytes <= LONG_BYTES or not gc.isenabled():
         yield
         return
@@ -74,11 +74,11 @@ def _decoder(body: type[B]) -> msgspec.json.Decoder[B]:
 
 
 def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
-    """msgspec says what and where in one line; take it apart into the path and a sentence."""
+    """Split msgspec's one-line error into the path and a sentence."""
     what, _, where = message.rpartition(" - at `") if message.endswith("`") else (message, "", "")
-    if not where.startswith(("$", "key` in `$")):  # no place is given: all of it says what is wrong
+    if not where.startswith(("$", "key` in `$")):  # no path given: the whole text is the message
         what, where = message, ""
-    # Of a value in an object with names of the client's own, msgspec does not say which.
+    # For objects with arbitrary keys, msgspec does not name the key.
     path = where.rpartition("$")[2].removesuffix("`").removeprefix(".").replace("[...]", "")
     name = _QUOTED.search(what)
     if what.startswith("Object contains unknown field") and name:
@@ -90,11 +90,11 @@ def _refuse_shape(message: str, body: type[Body]) -> NoReturn:
         raise BadRequest(_join(path, name[1]), "this field is required", "missing_field")
     sentence = (what[:1].lower() + what[1:]).replace("`", "")
     code: ErrorCode | None = None if _OUT_OF_BOUNDS.search(what) else "invalid_type"
-    raise BadRequest(path or None, sentence if path else f"the body is wrong: {sentence}", code)
+    raise BadRequest(path or None, sentence if path else f"the body is invalid: {sentence}", code)
 
 
 def _struct_at(path: str, body: type[Body]) -> type[Body]:
-    """The struct that a path like messages[2].content[0] leads to; where several may stand, the first."""
+    """The struct at a path like messages[2].content[0]; the first one of a union."""
     for name in re.sub(r"\[[^\]]*\]", "", path).split("."):
         hints = typing.get_type_hints(body)
         inner = next(iter(_structs_in(hints[name])), None) if name in hints else None
@@ -105,7 +105,7 @@ def _struct_at(path: str, body: type[Body]) -> type[Body]:
 
 
 def _structs_in(hint: Any) -> list[type[Body]]:
-    """The body structs that a type is made of, through unions, lists and dicts."""
+    """The body structs that a type contains, through unions, lists and dicts."""
     if isinstance(hint, type) and issubclass(hint, Body):
         return [hint]
     return [found for part in typing.get_args(hint) for found in _structs_in(part)]
@@ -116,7 +116,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _refuse_leaf(raw: bytes) -> None:
-    """Python clients write NaN and lone surrogates, which are not JSON: name the field instead of a byte."""
+    """Python clients send NaN and lone surrogates, which are not JSON: name the field instead of a byte."""
     if len(raw) > _LONGEST_SEARCHED or not _NEAR_JSON.search(raw):
         return
     try:
@@ -128,7 +128,7 @@ def _refuse_leaf(raw: bytes) -> None:
             raise BadRequest(path or None, f"{leaf.name} is not a JSON number", "invalid_json")
         if isinstance(leaf, str) and (lone := _LONE_SURROGATE.search(leaf)):
             what = f"\\u{ord(lone[0]):04x} at position {lone.start()} is half of a surrogate pair"
-            raise BadRequest(path or None, f"{what}, which is no character", "invalid_json")
+            raise BadRequest(path or None, f"{what}, which is not a character", "invalid_json")
 
 
 class _Constant:
@@ -137,13 +137,13 @@ class _Constant:
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """All that is no object or list, with its path. Keys are leaves too, at the path of their object."""
-    waiting = [("", tree)]  # not by recursion: the tree may be as deep as Python's stack
+    """All values that are not objects or lists, with their paths. Keys count as leaves of their object."""
+    waiting = [("", tree)]  # iterative: the tree may be as deep as Python's stack
     while waiting:
         path, node = waiting.pop()
         if isinstance(node, dict):
             waiting += [(_join(path, key), child) for key, child in node.items()]
-            waiting += [(path, key) for key in node]  # looked at first: no path holds a bad key
+            waiting += [(path, key) for key in node]  # keys first: a path cannot contain a bad key
         elif isinstance(node, list):
             waiting += [(f"{path}[{i}]", child) for i, child in enumerate(node)]
         else:
@@ -151,7 +151,7 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_unsupported(body: Body, path: str) -> None:
-    """Fields that are known but not served: null and their harmless values pass, all else is refused."""
+    """Known but unsupported fields: null and harmless values pass, everything else is refused."""
     for name, about in fields_of(type(body)).items():
         value = getattr(body, name)
         if value is None:

@@ -1,7 +1,7 @@
-"""Endpoint: one path and method, what answers it, and what is said about it in the OpenAPI document.
+"""Endpoint: one path and method, its handler, and its description in the OpenAPI document.
 
-`app` lists them all; its routes and the document (`server.openapi`) are made of the same list, so that no
-path can be served undocumented or documented unserved. Never decides how a request is handled.
+`app` lists all of them; routes and document (`server.openapi`) come from the same list, so every served path
+is documented and the reverse. Never decides how a request is handled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NDJSON = "application/x-ndjson"
 
 
 class Generating:
-    """A handler that answers with tokens: its app is called as it is. A plain function would be wrapped by
-    Starlette, and the wrapper would stand between every token and the socket.
+    """A handler that returns tokens: its ASGI app is called directly. Starlette would wrap a plain function,
+    and the wrapper would run for every token.
     """
 
     def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
@@ -38,7 +38,7 @@ class Generating:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`request` and `response` are the structs that the handler decodes and encodes, no others."""
+    """`request` and `response` are the structs that the handler decodes and encodes."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str  # as Starlette reads it: /v1/models/{model:path}
@@ -51,7 +51,7 @@ class Endpoint:
     events: Any = None  # the data of one server-sent event, where the body may ask for a stream
     lines: Any = None  # one line of JSON, where the body may ask for a stream of them
     media_type: str = JSON  # of a 200
-    errors: tuple[int, ...] = ()  # statuses beyond those that every endpoint of its kind has
+    errors: tuple[int, ...] = ()  # statuses beyond those common to its kind
     error: Any = ErrorBody
     answers: dict[int, Any] = field(default_factory=dict)  # bodies of statuses that differ from both
     examples: tuple[dict[str, Any], ...] = ()  # bodies that are accepted; the first is shown first
@@ -70,7 +70,7 @@ class Endpoint:
         return re.findall(r"\{(\w+)", self.path)
 
     def statuses(self) -> list[int]:
-        """Every error status that it may answer with."""
+        """Every error status that it may return."""
         found = {500, 503, *self.errors, *self.answers}
         if self.needs_key:
             found.add(401)

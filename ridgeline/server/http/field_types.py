@@ -1,5 +1,5 @@
-"""The kinds of value that bodies are made of, each with its bounds: decoding refuses what is beyond them, and
-the OpenAPI document shows them. Used by the structs of every endpoint: a field is bounded alike everywhere.
+"""The value types of bodies with their bounds. Decoding refuses values beyond them and the OpenAPI document
+shows them. Shared by all endpoints, so a field has the same bounds everywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from msgspec import Meta
 from ridgeline.engine.plan.request import MAX_SAMPLES, MAX_TOP_LOGPROBS
 from ridgeline.server.http import limits
 
-# Every count has a bound, so that no absurd number reaches the engine's wire format.
+# Every count is bounded, so that no huge number reaches the engine's wire format.
 Int = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 CountOrNone = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -27,7 +27,7 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=10.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 LogitBias = Annotated[dict[str, Bias], Meta(max_length=limits.MAX_TOKEN_IDS)]
-# msgspec's own bounds cannot say 64 bits without a sign; the engine refuses what is beyond.
+# msgspec's bounds cannot express unsigned 64 bits; the engine refuses larger values.
 Seed = Annotated[int, Meta(extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1})]
 
 Name = Annotated[str, Meta(max_length=limits.MAX_NAME_CHARACTERS)]
@@ -43,5 +43,5 @@ Variables = Annotated[dict[str, Any], Meta(max_length=limits.MAX_TEMPLATE_VARIAB
 
 
 def one_of(*values: str) -> Meta:
-    """For the document: these are served, and any other is refused with a sentence of its own."""
+    """For the document: the supported values; the handler refuses others with its own message."""
     return Meta(max_length=limits.MAX_NAME_CHARACTERS, extra_json_schema={"enum": list(values)})

@@ -1,5 +1,5 @@
-"""Gate: every HTTP request passes here first and last. It gets its id, is checked for a key, and whatever
-is raised for it becomes an answer of the right shape. Nothing that happens to one request leaves here.
+"""Gate: the first and last step of every HTTP request. It assigns the id, checks the key, and turns every
+exception into a response of the right shape. No exception of one request escapes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ridgeline.web.hosts import HostCheck
 
 log = logging.getLogger("ridgeline.server")
 
-# Probes and scrapers carry no keys, come under any name, and learn nothing of anybody's text.
+# Probes and scrapers have no key, use any Host, and see no user's text.
 PROBES = frozenset({"/health", "/healthz", "/ready", "/metrics"})
 OPEN_PATHS = PROBES | {"/", "/openapi.json", "/docs"}
 
@@ -43,9 +43,9 @@ class Gate:
         self.hosts = HostCheck(config.host, config.allowed_hosts, config.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # nothing else has been asked for its key
+        if scope["type"] != "http":  # only HTTP requests are checked for a key
             raise RuntimeError(f"the gate takes HTTP requests, not {scope['type']}")
-        scope["app"] = self._front  # handlers find it there; with it, Starlette raises 404 and 405 to us
+        scope["app"] = self._front  # for the handlers; it also makes Starlette raise 404 and 405 to us
         headers = Headers(scope=scope)
         context = RequestContext.begin(scope, headers.get("x-request-id"))
         if self._front.tracing is not None:
@@ -75,8 +75,8 @@ class Gate:
                 self._front.book_refusal(context, reply)
             if not started:
                 await _response(reply, context)(scope, receive, send_with_id)
-            # A body that has begun stays unfinished: the server closes the connection, and the client sees
-            # that the answer is not whole.
+            # A body that has begun is left incomplete: the server closes the connection, so the client sees
+            # that the response is truncated.
 
     def check_access(self, path: str, headers: Headers) -> None:
         """Raises 401 for a missing or wrong key; where no keys are set, 403 for a foreign Host or Origin."""
@@ -102,7 +102,7 @@ def _response(reply: ErrorReply, context: RequestContext) -> Response:
 
 
 class KeyRing:
-    """The accepted keys, kept as digests: all are of one length, so a comparison cannot tell lengths."""
+    """The accepted keys as digests of equal length, so that comparison does not reveal key lengths."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -116,14 +116,14 @@ class KeyRing:
             raise _unauthorized("no API key was given; send the header Authorization: Bearer <key>")
         digest = _digest(key)
         known = False
-        for accepted in self._digests:  # every key is compared, so that the time does not tell which matched
+        for accepted in self._digests:  # compare with every key, so that timing does not reveal the match
             known |= hmac.compare_digest(digest, accepted)
         if not known:
-            raise _unauthorized("this API key is not accepted here")
+            raise _unauthorized("this API key is not valid")
 
 
 def _given_key(headers: Headers) -> str:
-    """OpenAI's header, or Anthropic's."""
+    """From OpenAI's header or Anthropic's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return (key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
 

@@ -1,7 +1,7 @@
-"""ReaderWatch: gives up a stream's reader that takes nothing for too long, or falls too far behind.
+"""ReaderWatch: closes a stream whose client stops reading for too long or falls too far behind.
 
-Used by the event stream around all its writes. A write costs two stamps: the clock is read by one timer of
-the stream's own, instead of a timer for every token.
+Used by the event stream around its writes. A write costs two timestamps: one timer per stream reads the
+clock, instead of a timer per token.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ridgeline.server.errors import SlowReader
 
 
 class ReaderWatch:
-    """An async context; leaving it after the reader was given up raises SlowReader.
+    """An async context manager; raises SlowReader on exit if the client was too slow.
 
-    A reader is given up when one write waits for `stall_s`, or when more than `most_waiting` chunks have come
-    in while one waits: what is kept for it is bounded by both.
+    A client is too slow if one write waits for `stall_s`, or if more than `most_waiting` chunks arrive while
+    one waits. Both bound the buffered data.
     """
 
     def __init__(self, inbox: Inbox, stall_s: float, most_waiting: int) -> None:

@@ -1,6 +1,6 @@
-"""One HTTP request as every handler sees it: its id, its arrival, its body within bounds, its connection.
+"""One HTTP request as handlers see it: its id, arrival, bounded body and connection.
 
-Made by the gate, read by the handlers. Knows nothing of models or endpoints.
+Created by the gate, read by the handlers. Independent of models and endpoints.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ridgeline.telemetry.traces import TraceContext
 
 T = TypeVar("T")
 
-LONG_BYTES = 16_384  # about a millisecond of reading or writing: longer would hold up everybody's streams
-# Two at once: more would not be faster, they would take turns with the event loop.
+LONG_BYTES = 16_384  # about 1 ms of encoding or decoding; more would delay all streams
+# Two threads: more would not be faster, as they compete with the event loop for the GIL.
 _long_work = ThreadPoolExecutor(2, "ridgeline-long-work")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_LONGEST_PATH = 200  # of what stands in a log line; ours are shorter
+_LONGEST_PATH = 200  # of a path in a log line; served paths are shorter
 _STATE_KEY = "ridgeline.request_context"
-PRIORITY_KEY = "ridgeline.priority"  # of a scope: set by callers inside this process, never by a client
+PRIORITY_KEY = "ridgeline.priority"  # scope key: set inside this process, never by a client
 
 
 @dataclass(slots=True)
@@ -40,13 +40,13 @@ class RequestContext:
     arrival: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     client: str = ""  # its address, or its key where keys are set
-    booked: bool = False  # metrics and log know how it ended
-    trace: TraceContext | None = None  # whose part it is; None: not traced
-    least_priority: int = -(2**31)  # whatever the body says: a batch's lines are served behind everybody else
+    booked: bool = False  # recorded in metrics and log
+    trace: TraceContext | None = None  # parent of its span; None: not traced
+    least_priority: int = -(2**31)  # lower bound of its priority; a batch's lines are served after all others
 
     @classmethod
     def begin(cls, scope: Scope, asked_id: str | None) -> RequestContext:
-        """The client's own id is kept if it is short and plain; it will stand in headers and log lines."""
+        """Keep the client's id if it is short and plain; it appears in headers and log lines."""
         sane = asked_id is not None and _SANE_ID.fullmatch(asked_id) is not None
         path = scope["path"][:_LONGEST_PATH]
         context = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
@@ -62,12 +62,12 @@ class RequestContext:
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:
-    """The whole body, refused as soon as it is known to be too large, by its header or while it comes, and
-    when it comes so slowly that it only holds memory and a connection.
+    """The whole body. Refused as soon as it is known to be too large, by its header or while reading, or when
+    it arrives too slowly.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # A web page may send text/plain anywhere without asking; JSON it may not.
+        # A web page may send text/plain cross-origin without a preflight, but not JSON.
         message = f"the content type is {kind or 'missing'}; send the header Content-Type: application/json"
         raise ApiError(415, message, code="unsupported_media_type")
     max_bytes = config.max_body_bytes
@@ -96,16 +96,16 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 async def off_loop(size_bytes: int, work: Callable[[], T]) -> T:
-    """Do `work` at once if it is about little text, else in a thread: nobody's stream waits for it."""
+    """Run `work` directly for small data, otherwise in a thread, so that it does not block streams."""
     if size_bytes <= LONG_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_long_work, work)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; when the client disconnects first, cancel it and raise ClientGone.
+    """Run `work`; if the client disconnects first, cancel it and raise ClientGone.
 
-    Only for a request whose body has been read: then the next thing to receive is the disconnect.
+    Only for a request whose body has been read: the next message is then the disconnect.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnect(receive))

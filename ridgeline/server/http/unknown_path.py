@@ -1,6 +1,6 @@
-"""The answer to a path that is not served: 404, with the path that was probably meant.
+"""The response to an unknown path: 404 with the likely intended path.
 
-Clients leave `/v1` out, write it twice, or put a prefix of another server before it.
+Clients omit `/v1`, write it twice, or put another server's prefix before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_SEGMENTS = 8
 
 
 class UnknownPath:
-    """The router's last resort: an ASGI app that raises to the gate."""
+    """The router's default app; raises to the gate."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._paths = frozenset(path for path in paths if "{" not in path)

@@ -1,9 +1,9 @@
-"""WebSockets: every path that streams answers the messages on one connection as it answers requests.
+"""WebSockets: every streaming path also answers messages on a WebSocket.
 
-A message is a request body. It is put to the gate as an HTTP request of its own, and each server-sent event
-of the answer goes out as one frame: a WebSocket says what the stream would have said, by construction.
-Messages with different `stream_id`s run side by side, those with the same one after the other, as in OpenAI's
-WebSocket mode. Stands before the gate in `app`; never looks into a body but for its envelope.
+A message is a request body. It passes through the gate as a separate HTTP request, and each server-sent event
+of the answer becomes one frame, so a WebSocket carries exactly what the stream would. Messages with different
+`stream_id`s run concurrently, those with the same one in order, as in OpenAI's WebSocket mode. Placed before
+the gate in `app`; reads only the envelope of a body.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ridgeline.server.http.request_context import RequestContext, off_loop
 
 CREATE, CANCEL = ("request", "response.create"), ("cancel", "response.cancel")
 MAX_STREAM_ID = 128
-# Of the handshake's headers, those that do not belong to the requests that follow.
+# Headers of the handshake that do not apply to the requests that follow.
 NOT_PASSED_ON = frozenset(
     ("connection", "upgrade", "host", "origin", "content-type", "content-length", "x-request-id")
 )
 
 
 class WebSockets:
-    """The gate, with WebSockets before it. `paths` are those that stream."""
+    """The gate, with WebSockets before it. `paths` are the streaming paths."""
 
     def __init__(self, gate: Gate, front: Front, paths: Sequence[str]) -> None:
         self._gate = gate
@@ -44,7 +44,7 @@ class WebSockets:
         if scope["type"] != "websocket":
             await self._gate(scope, receive, send)
             return
-        await receive()  # that there is somebody to admit
+        await receive()  # the connect message
         try:
             self._admit(scope)
         except ApiError as refusal:
@@ -56,12 +56,12 @@ class WebSockets:
         await Conversation(self._gate, scope, receive, send, self._front.config.websocket_requests).run()
 
     def _admit(self, scope: Scope) -> None:
-        """Raises what a request of this kind would be refused with."""
+        """Raises the error that an equivalent HTTP request would get."""
         headers = Headers(scope=scope)
         self._gate.check_access(scope["path"], headers)
         origin = headers.get("origin")
         if origin is not None and not self._gate.hosts.allows_origin(origin, headers.get("host", "")):
-            # No browser asks before it opens a WebSocket: any page could, to a server on the loopback.
+            # Browsers open WebSockets without a preflight, so any page could reach a server on loopback.
             message = f"pages of {origin} may not call this server; see --cors-origins"
             raise ApiError(403, message, code="origin_not_allowed")
         if scope["path"] not in self._paths:
@@ -76,7 +76,7 @@ async def _deny(reply: ErrorReply, context: RequestContext, send: Send) -> None:
 
 
 class Conversation:
-    """One connection: reads messages, runs what they ask for, cancels what is left when the client goes."""
+    """One connection: reads messages, runs their requests, cancels the rest when the client disconnects."""
 
     def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         self._gate = gate
@@ -89,7 +89,7 @@ class Conversation:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Until the client has gone, or has stopped reading what it asked for."""
+        """Until the client disconnects or stops reading."""
         ends = [asyncio.create_task(self._read()), asyncio.create_task(self._over.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -119,7 +119,7 @@ class Conversation:
     def _enqueue(self, envelope: Envelope) -> None:
         under_way = sum(stream.is_running + len(stream.waiting) for stream in self._streams.values())
         if under_way >= self._limit:
-            message = f"{under_way} requests are under way on this connection, its limit; wait for one to end"
+            message = f"{under_way} requests are running on this connection, its limit; wait for one to end"
             raise ApiError(429, message, type="rate_limit_error", code="too_many_requests")
         stream = self._streams.get(envelope.stream_id)
         if stream is not None:
@@ -133,12 +133,14 @@ class Conversation:
     def _cancel(self, stream_id: str | None) -> None:
         stream = self._streams.get(stream_id)
         if stream is None:
-            raise ApiError(404, "nothing is under way on this stream_id", param="stream_id", code="not_found")
+            raise ApiError(
+                404, "no request is running on this stream_id", param="stream_id", code="not_found"
+            )
         stream.waiting.clear()
         stream.cancelled.set()
 
     async def _run(self, stream: _Stream) -> None:
-        """The requests of one stream_id, one after the other."""
+        """The requests of one stream_id, in order."""
         try:
             while stream.waiting:
                 turn = _Turn(self._scope, stream, stream.waiting.popleft(), self._send)
@@ -149,19 +151,19 @@ class Conversation:
                     await self._say({"type": "cancelled", **_named(stream.id)})
                     stream.cancelled.clear()
                 elif turn.cut_short:
-                    self._over.set()  # for all streams: they have the same reader
+                    self._over.set()  # for all streams: they share one client
                     return
         finally:
             del self._streams[stream.id]
 
     async def _say(self, frame: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the client has gone; reading will say so too
+        with contextlib.suppress(OSError):  # the client has disconnected; reading reports it too
             await self._send({"type": "websocket.send", "text": msgspec.json.encode(frame).decode()})
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What runs and waits under one stream_id."""
+    """Running and queued requests of one stream_id."""
 
     id: str | None
     waiting: deque[bytes]
@@ -170,7 +172,7 @@ class _Stream:
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A message taken apart: what is the conversation's own, and the body for the endpoint."""
+    """A message split into the connection's own fields and the body for the endpoint."""
 
     body: bytes
     stream_id: str | None = None
@@ -181,7 +183,7 @@ class Envelope(msgspec.Struct, frozen=True):
         try:
             fields = _fields.decode(raw)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return cls(raw)  # the endpoint will say what is wrong with it
+            return cls(raw)  # the endpoint reports the error
         kind = _text("type", fields.pop("type", None))
         stream_id = _text("stream_id", fields.pop("stream_id", None))
         if stream_id is not None and not 0 < len(stream_id) <= MAX_STREAM_ID:
@@ -206,7 +208,7 @@ def _text(name: str, value: msgspec.Raw | None) -> str | None:
 
 
 class _Turn:
-    """One message as an HTTP request: a scope, what the app receives, and the frames of what it sends."""
+    """One message as an HTTP request: its scope, the app's input, and the frames of its output."""
 
     def __init__(self, handshake: Scope, stream: _Stream, body: bytes, send: Send) -> None:
         kept = [(name, value) for name, value in handshake["headers"] if _is_passed_on(name)]
@@ -222,13 +224,13 @@ class _Turn:
             "query_string": b"",
             "headers": [*kept, (b"content-type", b"application/json")],
         }
-        self.cut_short = False  # in the middle of a frame: the reader has been given up
+        self.cut_short = False  # stopped inside a frame: the client was too slow
         self._stream = stream
         self._body: bytes | None = body
         self._send = send
         self._status = 0
         self._streams = False
-        self._rest = b""  # of an answer that is not made of events, or of an event that has not all come
+        self._rest = b""  # of a non-SSE answer, or of an incomplete event
         self._request_id = ""
 
     async def receive(self) -> Message:
@@ -256,16 +258,16 @@ class _Turn:
     async def _event(self, event: bytes) -> None:
         data = [line[6:] for line in event.split(b"\n") if line.startswith(b"data: ")]
         if not data:
-            return  # a comment, which is there for proxies
+            return  # an SSE comment, for proxies
         if data[0] == b"[DONE]":
             await self._frame(_done)
         elif data[0].startswith(b'{"error":'):
-            await self._frame(b'{"type":"error",' + data[0][1:])  # a stream that failed midway
+            await self._frame(b'{"type":"error",' + data[0][1:])  # a stream that failed after it began
         else:
             await self._frame(data[0])
 
     async def _answer(self, body: bytes) -> None:
-        """An answer that came whole: what was asked for so, or a refusal."""
+        """A non-streamed answer: requested as such, or an error."""
         if self._status < 400:
             await self._frame(body)
             await self._frame(_done)
@@ -275,7 +277,7 @@ class _Turn:
         await self._frame(msgspec.json.encode(frame))
 
     async def _frame(self, data: bytes) -> None:
-        """One object as one frame, with the name of its stream."""
+        """Send one object as one frame, with its stream id."""
         if self._stream.id is not None:
             data = b'{"stream_id":' + msgspec.json.encode(self._stream.id) + b"," + data[1:]
         self.cut_short = True

@@ -1,7 +1,7 @@
-"""How much a body would become: refused before it is decoded if it holds too many lists, objects and values.
+"""Refuses a body with too many lists, objects and values before it is decoded.
 
-Two bytes, [], make an object of 56: the limit on a body's bytes alone does not bound the time and memory that
-decoding takes. Called by `decoding`. Counts bytes, and parses nothing.
+Two bytes, [], become an object of 56: a limit on a body's bytes does not bound the time and memory of
+decoding. Called by `decoding`. Counts bytes without parsing.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import msgspec
 from ridgeline.server.errors import BadRequest
 
 MAX_CONTAINERS = 100_000  # lists and objects in one body
-MAX_STRINGS = 200_000  # names included, in a body that holds much else
-MAX_VALUES = 1_500_000  # of all kinds: a context of a million token ids is within
+MAX_STRINGS = 200_000  # including names, in a body with many other values
+MAX_VALUES = 1_500_000  # of all kinds; allows a context of a million token ids
 _CANNOT_HOLD_TOO_MUCH = 2 * MAX_CONTAINERS  # bytes
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def check_weight(raw: bytes) -> None:
-    """Raises 400, and names the field that is the largest part of the body, if it holds too much."""
+    """Raises 400 and names the largest field if the body holds too much."""
     if len(raw) <= _CANNOT_HOLD_TOO_MUCH or not _is_heavy(raw):
         return
-    # Much of it may be text: what stands within quotes does not count.
+    # Most of it may be text: characters within quotes do not count.
     bare = raw.replace(rb"\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') <= 2 * MAX_STRINGS and not _is_heavy(b"".join(bare.split(b'"')[::2])):
         return
@@ -41,5 +41,5 @@ def _largest_field(raw: bytes) -> str | None:
     try:
         fields = _fields.decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        return None  # no JSON either
+        return None  # not JSON either
     return max(fields, key=lambda name: len(bytes(fields[name])), default=None)

@@ -1,4 +1,4 @@
-"""Blocks: what a parser found in an answer becomes Anthropic's content blocks, begun, grown and ended.
+"""Blocks: converts parsed events of an answer to Anthropic's content blocks: start, deltas, stop.
 
 A whole answer is the folded steps of the streamed one, so the two cannot differ. Called by `shape`.
 """
@@ -30,17 +30,17 @@ from ridgeline.server.messages_api.bodies import (
 from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
 from ridgeline.web.tool_input import ToolInput
 
-TOOL_ID = "toolu_"  # before the parser's own id, and taken off again when it is sent back
+TOOL_ID = "toolu_"  # prefix of the parser's id; removed when the client sends it back
 ThinkingShown = Literal["yes", "omitted", "no"]
 
 
 class Blocks:
-    """The blocks of one answer. `thinking`: with its text, as blocks without text, or not at all."""
+    """The blocks of one answer. `thinking`: with text, as blocks without text, or not at all."""
 
     def __init__(self, thinking: ThinkingShown) -> None:
         self._thinking = thinking
         self._begun = 0
-        self._open: type[ParsedEvent] | None = None  # the kind of event that the open block is made of
+        self._open: type[ParsedEvent] | None = None  # the event type of the open block
         self._input = ToolInput()
         self._digest = hashlib.sha256()
 
@@ -63,7 +63,7 @@ class Blocks:
         return steps
 
     def end(self, cut: bool) -> list[BlockStep]:
-        """The answer has ended. `cut`: in the middle, by a limit or a stop sequence."""
+        """The answer has ended. `cut`: early, by a limit or a stop sequence."""
         steps: list[BlockStep] = []
         self._close(steps, cut)
         return steps
@@ -103,7 +103,7 @@ class Blocks:
         return ContentBlockDelta(self._begun - 1, delta)
 
     def _signature(self) -> str:
-        """The same for the same thinking. Nobody checks it: clients want something to send back."""
+        """Equal for equal thinking. It is not checked: clients need a value to send back."""
         digest, self._digest = self._digest, hashlib.sha256()
         return base64.b64encode(digest.digest()).decode()
 
@@ -133,5 +133,5 @@ def _filled(block: Block, text: str, signature: str) -> Block:
         return TextBlock(text)
     if isinstance(block, ThinkingBlock):
         return ThinkingBlock(text, signature)
-    # As it was streamed, to the letter; ToolInput has made it an object.
+    # Exactly as streamed; ToolInput has made it an object.
     return ToolUseBlock(block.id, block.name, cast(dict[str, Any], msgspec.Raw(text.encode())))

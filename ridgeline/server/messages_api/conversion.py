@@ -1,7 +1,7 @@
-"""Anthropic's bodies become chat requests: one way to the engine for all. Called by `handlers`.
+"""Converts Anthropic's bodies to chat requests: one path to the engine for all. Called by `handlers`.
 
-Blocks become messages as OpenAI's chat has them; whatever is wrong with those is reported under the names
-that the client used (`client_path`). Nothing is dropped but what `request` documents as ignored.
+Blocks become OpenAI chat messages; errors in those are reported under the client's field names
+(`client_path`). Only fields that `request` documents as ignored are dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NAMES = (
 
 @dataclass(slots=True)
 class Turn:
-    """One message for the template, growing; `path` is where the client wrote its beginning."""
+    """One message for the template, under construction; `path` is where it starts in the client's body."""
 
     role: Literal["system", "user", "assistant", "tool"]
     path: str
@@ -81,7 +81,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A chat request, with where its parts stand in the client's body."""
+    """A chat request, with the paths of its parts in the client's body."""
 
     chat: ChatRequest
     thinking: ThinkingShown
@@ -89,10 +89,10 @@ class Conversion:
     format_path: str
 
     def client_path(self, param: str) -> str:
-        """What the client calls that which a chat request calls `param`."""
+        """The client's path for a chat request's `param`."""
         if message := _MESSAGE.fullmatch(param):
             path, rest = self.paths[int(message[1])], message[2]
-            if rest.startswith(".tool_calls"):  # they are blocks like any other
+            if rest.startswith(".tool_calls"):  # a call is a block like any other
                 rest = ".content"
             return path if path == "system" else path + rest.replace(".tool_call_id", ".tool_use_id")
         if tool := _TOOL.fullmatch(param):
@@ -102,8 +102,8 @@ class Conversion:
                 return theirs.format(format=self.format_path) + param[len(ours) :]
         return param
 
-    def blame(self, error: BadRequest) -> BadRequest:
-        """The same error, under the client's name."""
+    def in_client_names(self, error: BadRequest) -> BadRequest:
+        """The same error, under the client's path."""
         reply = error.reply
         if reply.param is None:
             return error
@@ -113,19 +113,21 @@ class Conversion:
 
 
 def converted(body: CountTokensRequest, model_thinks: bool) -> Conversion:
-    """`model_thinks`: its reasoning is marked, and so can be asked for, limited and shown."""
+    """`model_thinks`: its reasoning is marked, so it can be requested, limited and shown."""
     turns = _turns(body)
     continues = turns[-1].role == "assistant"
     if continues and turns[-1].calls:
-        raise BadRequest(turns[-1].path, "the calls of the last message have no results; send them after it")
+        raise BadRequest(
+            turns[-1].path, "the tool calls of the last message have no results; send the results after it"
+        )
     if continues and not any(turns[-1].texts):
         turns.pop()  # nothing to continue
         continues = False
     if not turns:
-        raise BadRequest("messages", "at least one message is needed that says something")
+        raise BadRequest("messages", "at least one message must have content")
     asked_format, format_path = _format(body)
     if continues and asked_format is not None:
-        raise BadRequest(format_path, "cannot be combined with a last message of the assistant's")
+        raise BadRequest(format_path, "cannot be combined with a final assistant message")
     tool_choice, parallel = _tool_choice(body.tool_choice)
     chat = ChatRequest(
         model=body.model,
@@ -179,7 +181,7 @@ def _add_block(
         case GivenText(text=text):
             _turn(turns, role, message_path).texts.append(text)
         case GivenThinking() | GivenRedactedThinking() | GivenToolUse() if role != "assistant":
-            raise BadRequest(f"{path}.type", f"only an assistant's message has {_kind(block)} blocks")
+            raise BadRequest(f"{path}.type", f"only an assistant message may have {_kind(block)} blocks")
         case GivenThinking(thinking=thinking):
             _turn(turns, role, message_path).reasoning.append(thinking)
         case GivenRedactedThinking():
@@ -189,14 +191,14 @@ def _add_block(
             _turn(turns, role, message_path).calls.append(_call(block, path))
         case GivenToolResult():
             if role != "user":
-                raise BadRequest(f"{path}.type", "only a user's message has tool_result blocks")
+                raise BadRequest(f"{path}.type", "only a user message may have tool_result blocks")
             if block.tool_use_id not in calls:
                 raise BadRequest(f"{path}.tool_use_id", "no tool_use block before this one has that id")
             turns.append(Turn("tool", path, [_result(block)], answers=_own_id(block.tool_use_id)))
 
 
 def _turn(turns: list[Turn], role: Literal["user", "assistant", "system"], path: str) -> Turn:
-    """The turn that is under way, or a new one: many templates take no two of one role in a row."""
+    """The current turn, or a new one: many templates reject two consecutive messages of one role."""
     if not turns or turns[-1].role != role:
         turns.append(Turn(role, path))
     return turns[-1]
@@ -215,7 +217,7 @@ def _call(block: GivenToolUse, path: str) -> MessageToolCall:
 
 
 def _own_id(id: str) -> str:
-    """The id as the parser made it, for templates that take only their own kind."""
+    """The id as the parser made it, for templates that accept only their own kind."""
     return id.removeprefix(TOOL_ID) or id
 
 
@@ -280,7 +282,7 @@ def _format(body: CountTokensRequest) -> tuple[ResponseFormat | None, str]:
 
 
 def _reasoning(body: CountTokensRequest, model_thinks: bool) -> dict[str, Any]:
-    """Templates have several names for one switch; one that does not know a name does not look at it."""
+    """Templates use several names for one switch and ignore the names they do not know."""
     thinking = body.thinking
     effort = None if body.output_config is None else body.output_config.effort
     variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
@@ -303,6 +305,6 @@ def _shown(body: CountTokensRequest) -> ThinkingShown:
 
 
 def _sampling(body: MessagesRequest) -> dict[str, Any]:
-    """All but max_tokens, which is compared with the context once the prompt is known."""
+    """All but max_tokens, which is compared with the context when the prompt is known."""
     same = ("stream", "temperature", "top_p", "top_k", "seed", "ignore_eos", "priority", "cache_salt")
     return {"stop": body.stop_sequences or None, **{name: getattr(body, name) for name in same}}

@@ -1,4 +1,4 @@
-"""What this package serves, as the table of `server.app` has it."""
+"""The endpoints of this package, for the table in `server.app`."""
 
 from __future__ import annotations
 

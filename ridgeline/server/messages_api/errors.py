@@ -1,6 +1,4 @@
-"""Errors in the shape that the clients of a path expect: Anthropic's, Ollama's or OpenAI's. Called by the
-gate for every error.
-"""
+"""Errors in the shape that a path's clients expect: Anthropic's, Ollama's or OpenAI's. Called by the gate."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def is_messages_path(path: str) -> bool:
 
 
 def error_body(reply: ErrorReply, path: str, request_id: str) -> bytes:
-    """The error as the clients of this path expect it."""
+    """The error in the shape that this path's clients expect."""
     if is_messages_path(path):
         return msgspec.json.encode(messages_error(reply, request_id))
     if path.startswith(OLLAMA_PREFIX):

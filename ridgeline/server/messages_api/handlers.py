@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from ridgeline.engine.client.client import AsyncClient
 from ridgeline.server.answering.chat_job import chat_job, prompt_tokens
-from ridgeline.server.answering.speech import speech_of
+from ridgeline.server.answering.model_formats import formats_of
 from ridgeline.server.answering.sse import answer
 from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.front import Front
@@ -42,9 +42,9 @@ async def count_tokens(request: Request) -> Response:
 def _answer(front: Front, context: RequestContext, raw: bytes) -> ASGIApp:
     body: MessagesRequest = decoded(raw, MessagesRequest)
     conversion = converted(body, _thinks(front, _client(front, body)))
-    job = _blamed(conversion, lambda: chat_job(front, conversion.chat))
+    job = _with_client_names(conversion, lambda: chat_job(front, conversion.chat))
     room = job.client.hello.max_context - len(job.prompts[0].ids)
-    # Clients ask for more than small models hold, as Claude would; the stop reason tells which limit it was.
+    # Clients request more tokens than small models can hold; the stop reason shows which limit applied.
     fills_context = body.max_tokens > room
     limit = None if fills_context else body.max_tokens
     job = dataclasses.replace(
@@ -59,7 +59,7 @@ def _answer(front: Front, context: RequestContext, raw: bytes) -> ASGIApp:
 def _count(front: Front, raw: bytes) -> TokenCount:
     body: CountTokensRequest = decoded(raw, CountTokensRequest)
     conversion = converted(body, _thinks(front, _client(front, body)))
-    return TokenCount(_blamed(conversion, lambda: prompt_tokens(front, conversion.chat)))
+    return TokenCount(_with_client_names(conversion, lambda: prompt_tokens(front, conversion.chat)))
 
 
 def _client(front: Front, body: CountTokensRequest) -> AsyncClient:
@@ -67,15 +67,15 @@ def _client(front: Front, body: CountTokensRequest) -> AsyncClient:
 
 
 def _thinks(front: Front, client: AsyncClient) -> bool:
-    return speech_of(client.tokenizer, front.config).reasoning is not None
+    return formats_of(client.tokenizer, front.config).reasoning is not None
 
 
-def _blamed(conversion: Conversion, work: Callable[[], T]) -> T:
-    """Do `work`; what is wrong with the chat request is wrong with the client's body, under its names."""
+def _with_client_names(conversion: Conversion, work: Callable[[], T]) -> T:
+    """Run `work`; report errors of the chat request under the client's field names."""
     try:
         return work()
     except ContextTooLong as error:  # Claude Code and LiteLLM search for these words
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.max_context} maximum"
         raise BadRequest(None, message, "context_length_exceeded") from None
     except BadRequest as error:
-        raise conversion.blame(error) from None
+        raise conversion.in_client_names(error) from None

@@ -1,4 +1,4 @@
-"""MessagesShape: pieces as Anthropic's events, or as one message. Made by `handlers` for every request."""
+"""MessagesShape: pieces as Anthropic's events, or as one message. One per request, created by `handlers`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MessagesShape:
     def __init__(
         self, context: RequestContext, job: Job, thinking: ThinkingShown, fills_context: bool
     ) -> None:
-        """fills_context: more tokens were asked for than the context leaves, so that is what ends it."""
+        """fills_context: max_tokens exceeds the remaining context, so the context is the limit."""
         self._request_id = context.request_id
         self._model = job.served.name
         self._stops = job.params.stop
@@ -49,7 +49,7 @@ class MessagesShape:
         self._ending = Ending("end_turn", None)
 
     def opening(self) -> bytes:
-        return b""  # a message opens with its first piece: only then it is known what was cached
+        return b""  # the message starts with its first piece, which has the cached token count
 
     def events(self, piece: Piece) -> bytes:
         opening = self._start(piece) if piece.prompt is not None else b""
@@ -90,7 +90,7 @@ class MessagesShape:
         return event(MessageStart(self._message(usage))) + PING
 
     def _message(self, usage: MessageUsage) -> MessageAnswer:
-        """Without any content, as a stream begins."""
+        """The message without content, as a stream begins."""
         return MessageAnswer(
             id=f"msg_{self._request_id}",
             model=self._model,

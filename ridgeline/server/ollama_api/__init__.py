@@ -1,5 +1,5 @@
-"""Ollama's API, as far as it reads and computes: its bodies become chat, completion and embedding requests.
+"""Ollama's API, except for model management: its bodies become chat, completion and embedding requests.
 
-`request` are the bodies clients send, `conversion` makes requests of the other endpoints from them, `shape`
-writes answers as lines of JSON, `models` tells what is served. Nothing here loads, pulls or removes a model.
+`request` has the bodies clients send, `conversion` makes other endpoints' requests of them, `shape` writes
+answers as lines of JSON, `models` lists the served models. Nothing here loads, pulls or removes a model.
 """

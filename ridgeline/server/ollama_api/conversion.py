@@ -1,6 +1,7 @@
-"""Ollama's bodies become chat and completion requests: one way to the engine for all. Called by `handlers`.
+"""Converts Ollama's bodies to chat and completion requests: one path to the engine for all. Called by
+`handlers`.
 
-What is wrong with those is reported under the names that the client used (`blamed`).
+Errors in those are reported under the client's field names (`with_client_names`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 LATEST = ":latest"
 EFFORTS = ("low", "medium", "high")
-NO_LIMIT = 2**31 - 1  # the context ends the text before
+NO_LIMIT = 2**31 - 1  # the context is the limit
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "stop")
 _RENAMED = (
     (re.compile(r"response_format(\.json_schema)?(\.schema)?"), "format"),
@@ -47,13 +48,13 @@ _RENAMED = (
 
 
 def own_name(front: Front, name: str | None) -> str | None:
-    """Clients write `name:latest` for a model that is served as `name`."""
+    """Clients write `name:latest` for a model served as `name`."""
     served = {each for model in front.models for each in model.names}
     return name if name is None or name in served else name.removesuffix(LATEST)
 
 
-def blamed(work: Callable[[], T]) -> T:
-    """`work`, with what it refuses named as the client knows it."""
+def with_client_names(work: Callable[[], T]) -> T:
+    """Run `work`; report its errors under the client's field names."""
     try:
         return work()
     except ContextTooLong:
@@ -74,7 +75,7 @@ def chat_request(front: Front, body: OllamaChatRequest) -> ChatRequest:
 
 
 def generate_request(front: Front, body: OllamaGenerateRequest) -> ChatRequest:
-    """The prompt as a user's message, as Ollama's own templates have it."""
+    """The prompt as a user message, as in Ollama's templates."""
     system = [Message(role="system", content=body.system)] if body.system else []
     prompt = Message(role="user", content=body.prompt or "")
     return ChatRequest(messages=[*system, prompt], **_common(front, body))
@@ -128,7 +129,7 @@ def _schema(body: OllamaRequest) -> dict[str, Any] | None:
 
 
 def _thinking(body: OllamaRequest) -> dict[str, Any]:
-    """Templates have several names for one switch; one that does not know a name does not look at it."""
+    """Templates use several names for one switch and ignore the names they do not know."""
     think = body.think
     if think is None:
         return {}
@@ -174,7 +175,7 @@ def _calls(message: OllamaMessage, number: int) -> list[MessageToolCall]:
     return [
         MessageToolCall(
             id=call.id
-            or f"c{number:05}{place:03}",  # 9 letters and digits: Mistral's template takes no others
+            or f"c{number:05}{place:03}",  # 9 letters and digits: Mistral's template accepts no others
             type="function",
             function=CalledFunction(
                 name=call.function.name, arguments=msgspec.json.encode(call.function.arguments or {}).decode()
@@ -185,10 +186,10 @@ def _calls(message: OllamaMessage, number: int) -> list[MessageToolCall]:
 
 
 def _answered(message: OllamaMessage, waiting: list[tuple[str, str]], path: str) -> str:
-    """The id of the call whose result this is: by its id, its tool's name, or its place."""
+    """The id of the call that this result answers: by id, tool name or position."""
     name = message.tool_name or message.name
     for call in waiting:
         if message.tool_call_id in (None, call[0]) and name in (None, call[1]):
             waiting.remove(call)
             return call[0]
-    raise BadRequest(path, "no call before this result is without one; say whose by tool_name")
+    raise BadRequest(path, "no earlier call lacks a result; name the call with tool_name")

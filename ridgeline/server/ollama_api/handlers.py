@@ -1,4 +1,4 @@
-"""POST /api/chat, /api/generate, /api/embed and /api/embeddings: Ollama's API over the jobs of the others."""
+"""POST /api/chat, /api/generate, /api/embed and /api/embeddings: Ollama's API over the same jobs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ridgeline.server.ollama_api.bodies import (
     OllamaSaid,
 )
 from ridgeline.server.ollama_api.conversion import (
-    blamed,
     chat_request,
     generate_request,
     own_name,
     raw_request,
+    with_client_names,
 )
 from ridgeline.server.ollama_api.request import (
     OllamaChatRequest,
@@ -55,7 +55,9 @@ async def chat(request: Request) -> ASGIApp:
     body = await off_loop(len(raw), lambda: decode(raw, OllamaChatRequest))
     if not body.messages:
         return _loaded(front, body, is_chat=True)
-    job = await off_loop(len(raw), lambda: blamed(lambda: chat_job(front, chat_request(front, body))))
+    job = await off_loop(
+        len(raw), lambda: with_client_names(lambda: chat_job(front, chat_request(front, body)))
+    )
     return _answer(request, job, body, is_chat=True)
 
 
@@ -71,7 +73,7 @@ async def generate(request: Request) -> ASGIApp:
             return completion_job(front, raw_request(front, body))
         return chat_job(front, generate_request(front, body))
 
-    job = await off_loop(len(raw), lambda: blamed(work))
+    job = await off_loop(len(raw), lambda: with_client_names(work))
     return _answer(request, job, body, is_chat=False)
 
 
@@ -130,7 +132,7 @@ def _answer(request: Request, job: Job, body: OllamaRequest, is_chat: bool) -> A
 
 
 def _loaded(front: Front, body: OllamaRequest, is_chat: bool) -> Response:
-    """Without a prompt, Ollama loads the model and says so. Here it is loaded, or the answer is 503."""
+    """Without a prompt, Ollama loads the model and reports it. Here it is loaded, or the answer is 503."""
     served = front.served(own_name(front, body.model), "generate")
     served.ready_client()
     reason = "unload" if body.keep_alive == 0 else "load"

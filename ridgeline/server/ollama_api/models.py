@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps, /api/version and POST /api/show: what is served, as Ollama tells it."""
+"""GET /api/tags, /api/ps, /api/version and POST /api/show: the served models in Ollama's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.engine.client.client import AsyncClient
-from ridgeline.server.answering.speech import speech_of
+from ridgeline.server.answering.model_formats import formats_of
 from ridgeline.server.front import Front, Model, fingerprint
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.request_context import read_body
@@ -28,7 +28,7 @@ from ridgeline.server.ollama_api.request import OllamaShowRequest
 from ridgeline.server.ollama_api.shape import stamp
 from ridgeline.server.openai_api.bodies import encode
 
-VERSION = "0.13.0"  # of the API that is spoken: clients refuse to work with servers that say an older one
+VERSION = "0.13.0"  # of the API; clients refuse servers with an older version
 ARCHITECTURE = "ridgeline"  # clients look for `<architecture>.context_length` in model_info
 STAYS = timedelta(days=365 * 100)
 _STARTED = stamp(datetime.now(UTC))
@@ -40,7 +40,7 @@ async def tags(request: Request) -> Response:
 
 
 async def ps(request: Request) -> Response:
-    """Every model whose engine has said hello."""
+    """Every model whose engine is connected."""
     expires_at = stamp(datetime.now(UTC) + STAYS)
     running = []
     for model in Front.of(request).models:
@@ -100,8 +100,12 @@ def _info(client: AsyncClient, name: str) -> dict[str, str | int]:
 def _capabilities(front: Front, client: AsyncClient) -> list[str]:
     if client.hello.task == "embed":
         return ["embedding"]
-    speech = speech_of(client.tokenizer, front.config)
-    found = {"completion": True, "tools": speech.tools is not None, "thinking": speech.reasoning is not None}
+    formats = formats_of(client.tokenizer, front.config)
+    found = {
+        "completion": True,
+        "tools": formats.tools is not None,
+        "thinking": formats.reasoning is not None,
+    }
     return [name for name, is_there in found.items() if is_there]
 
 

@@ -1,4 +1,4 @@
-"""OllamaShape: pieces as lines of JSON, or as one answer, of /api/chat or /api/generate."""
+"""OllamaShape: pieces as lines of JSON, or as one answer, for /api/chat or /api/generate."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def stamp(moment: datetime) -> str:
 
 
 @dataclass(slots=True)
-class Said:
-    """What one line says."""
+class LineContent:
+    """The content of one line."""
 
     content: str = ""
     thinking: str = ""
@@ -49,7 +49,7 @@ class Said:
 
 
 class GrowingCalls:
-    """A call is told when it is whole: its arguments are an object."""
+    """Emits a call when it is complete: its arguments are an object."""
 
     def __init__(self) -> None:
         self._start: CallStart | None = None
@@ -63,7 +63,7 @@ class GrowingCalls:
         self._texts.append(self._input.add(text))
 
     def end(self, cut: bool) -> list[OllamaCall]:
-        """The open call, if there is one. `cut`: the answer ended in the middle of it."""
+        """The open call, if any. `cut`: the answer ended inside it."""
         start, self._start = self._start, None
         if start is None:
             return []
@@ -77,7 +77,7 @@ class GrowingCalls:
 
 
 class OllamaShape:
-    """`is_chat`: messages, else the text alone. `shows_thinking`: the client did not ask for none."""
+    """`is_chat`: messages, otherwise only the text. `shows_thinking`: the client did not turn it off."""
 
     def __init__(self, context: RequestContext, job: Job, is_chat: bool, shows_thinking: bool) -> None:
         self._model = job.served.name
@@ -90,8 +90,8 @@ class OllamaShape:
 
     @property
     def keepalive(self) -> bytes:
-        """A line that says nothing: clients read every line as JSON."""
-        return self._line(Said())
+        """A line without text: clients parse every line as JSON."""
+        return self._line(LineContent())
 
     def opening(self) -> bytes:
         return b""
@@ -100,7 +100,7 @@ class OllamaShape:
         return b"".join([self._line(said) for said in self._said(piece)])
 
     def closing(self, usage: Usage) -> bytes:
-        return self._line(Said(), **self._ending(usage))
+        return self._line(LineContent(), **self._ending(usage))
 
     def failure(self, reply: ErrorReply) -> bytes:
         return encode(OllamaError(reply.shown_message())) + b"\n"
@@ -108,7 +108,7 @@ class OllamaShape:
     def whole(self, pieces: list[Piece], usage: Usage) -> Any:
         """The stream's lines, joined: whole and streamed cannot differ."""
         parts = [said for piece in pieces for said in self._said(piece)]
-        joined = Said(
+        joined = LineContent(
             "".join(part.content for part in parts),
             "".join(part.thinking for part in parts),
             [call for part in parts for call in part.calls],
@@ -116,36 +116,36 @@ class OllamaShape:
         )
         return self._body(joined, **self._ending(usage))
 
-    def _said(self, piece: Piece) -> list[Said]:
-        said: list[Said] = []
+    def _said(self, piece: Piece) -> list[LineContent]:
+        said: list[LineContent] = []
         for event in piece.events:
             self._add(event, said)
         if piece.finish_reason is not None:
             self._reason = "length" if piece.finish_reason == "length" else "stop"
-            said += [Said(calls=[call]) for call in self._calls.end(cut=self._reason == "length")]
+            said += [LineContent(calls=[call]) for call in self._calls.end(cut=self._reason == "length")]
         if piece.logprobs:
-            said = said or [Said()]
+            said = said or [LineContent()]
             said[0].logprobs = chat_logprobs(self._names, piece.logprobs)
         return said
 
-    def _add(self, event: ParsedEvent, said: list[Said]) -> None:
+    def _add(self, event: ParsedEvent, said: list[LineContent]) -> None:
         if not isinstance(event, CallArguments):
-            said += [Said(calls=[call]) for call in self._calls.end(cut=False)]
+            said += [LineContent(calls=[call]) for call in self._calls.end(cut=False)]
         match event:
             case Content(text):
-                said.append(Said(content=text))
+                said.append(LineContent(content=text))
             case Reasoning(text):
                 if self._shows_thinking:
-                    said.append(Said(thinking=text))
+                    said.append(LineContent(thinking=text))
             case CallStart():
                 self._calls.begin(event)
             case CallArguments(_, text):
                 self._calls.add(text)
 
-    def _line(self, said: Said, **ending: Any) -> bytes:
+    def _line(self, said: LineContent, **ending: Any) -> bytes:
         return encode(self._body(said, **ending)) + b"\n"
 
-    def _body(self, said: Said, **ending: Any) -> OllamaChatLine | OllamaGenerateLine:
+    def _body(self, said: LineContent, **ending: Any) -> OllamaChatLine | OllamaGenerateLine:
         head = {
             "model": self._model,
             "created_at": now(),

@@ -1,4 +1,4 @@
-"""The bodies the server sends, as typed structs. Shapes are OpenAI's; what is ours is marked as such."""
+"""The bodies the server sends, as typed structs. Shapes are OpenAI's; our additions are marked."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    function_call: CalledFunction | UnsetType = UNSET  # instead of tool_calls, where `functions` were asked
+    function_call: CalledFunction | UnsetType = UNSET  # instead of tool_calls, if `functions` were given
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -180,10 +180,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
     created: int
-    max_model_len: int | None  # ours, as is what follows; None until the engine has said hello
+    max_model_len: int | None  # ours, as are the next fields; None until the engine is connected
     task: str | None = None  # "generate" or "embed"
     root: str | UnsetType = UNSET  # an alias's own model
-    limits: dict[str, float] | UnsetType = UNSET  # of its machine, which figures stand beside; where measured
+    limits: dict[str, float] | UnsetType = UNSET  # of its machine, where measured
     owned_by: str = "ridgeline"
 
 
@@ -238,14 +238,14 @@ def event(body: Event) -> bytes:
 
 
 def failure_event(reply: ErrorReply) -> bytes:
-    """The last event of a stream that broke off, in OpenAI's shape."""
+    """The last event of a stream that failed, in OpenAI's shape."""
     return b"data: " + reply.body() + b"\n\n"
 
 
 class TextEvents:
-    """Events that say nothing but new text of a choice: only the text of one differs from the next.
+    """Events that carry only new text of a choice: consecutive ones differ only in the text.
 
-    The rest is encoded once per choice, from the very struct that every other event is made of.
+    The rest is encoded once per choice, from the same struct as every other event.
     """
 
     def __init__(self, event_of: Callable[[int, str], Event]) -> None:

@@ -50,7 +50,7 @@ async def chat_completions(request: Request) -> ASGIApp:
 
 
 def _job(front: Front, body: ChatRequest) -> tuple[Job, bool]:
-    """What is asked of the engine, and whether the answer has `function_call` instead of `tool_calls`."""
+    """The engine's job, and whether the answer uses `function_call` instead of `tool_calls`."""
     if body.functions is None:
         return chat_job(front, with_tools(body)), False
     try:
@@ -60,7 +60,7 @@ def _job(front: Front, body: ChatRequest) -> tuple[Job, bool]:
 
 
 class ChatShape:
-    """Pieces as chat events, or as one chat completion. `has_functions`: a call has the older shape."""
+    """Pieces as chat events, or as one chat completion. `has_functions`: calls use the older shape."""
 
     def __init__(self, context: RequestContext, job: Job, has_functions: bool = False) -> None:
         self._has_functions = has_functions
@@ -68,7 +68,7 @@ class ChatShape:
         self._names = TokenNames(job.client.tokenizer)
         self._params = job.params
         self._include_usage = job.include_usage
-        # Where usage is asked for, every chunk has the field, null but on the last.
+        # If usage is requested, every chunk has the field; it is null except on the last.
         self._usage_so_far = None if job.include_usage else UNSET
         self._prompt_told = False
         self._text_events = TextEvents(
@@ -86,7 +86,7 @@ class ChatShape:
             and not piece.usage
         ):
             only = piece.events[0]
-            if type(only) is Content:  # nearly every piece of nearly every answer
+            if type(only) is Content:  # the common case
                 return self._text_events.of(piece.index, only.text)
         return b"".join([event(chunk) for chunk in self._chunks(piece)])
 
@@ -161,7 +161,7 @@ class ChatShape:
         return None if self._params.logprobs is None else ChatLogprobs(content)
 
     def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
-        """The prompt is the same for all choices, so it is told once, with the first piece of any."""
+        """The prompt is the same for all choices, so it is sent once, with the first piece of any."""
         asked = self._params.prompt_logprobs
         if asked is None or piece.prompt is None or self._prompt_told:
             return UNSET
@@ -170,7 +170,7 @@ class ChatShape:
 
 
 def chat_message(events: Sequence[ParsedEvent], has_functions: bool = False) -> ChatMessage:
-    """A choice's events as the message they add up to. Without any text, a message of calls has null."""
+    """The message that a choice's events add up to. A message of calls without text has null content."""
     content = "".join(part.text for part in events if isinstance(part, Content))
     reasoning = "".join(part.text for part in events if isinstance(part, Reasoning))
     calls = [

@@ -13,7 +13,7 @@ from ridgeline.server.answering.choices import Piece
 from ridgeline.server.answering.prompts import check_prompts, completion_prompts
 from ridgeline.server.answering.running_request import Job
 from ridgeline.server.answering.sse import answer
-from ridgeline.server.answering.structured import asked_grammar
+from ridgeline.server.answering.structured import requested_grammar
 from ridgeline.server.answering.validation import check_stream_options, sampling_params
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.front import Front
@@ -52,11 +52,11 @@ async def completions(request: Request) -> ASGIApp:
 
 
 def completion_job(front: Front, body: CompletionRequest) -> Job:
-    """From the body to what the engine takes; a bad request ends here."""
+    """The engine's job from the body; invalid requests are refused here."""
     served = front.served(body.model, "generate")
     check_stream_options(body)
     client = served.ready_client()
-    grammar, grammar_field = asked_grammar(body) or (None, "grammar")
+    grammar, grammar_field = requested_grammar(body) or (None, "grammar")
     params = _params(body, client.hello, grammar)
     prompts = completion_prompts(client, body)
     check_prompts(client, prompts, params, "prompt")

@@ -1,7 +1,7 @@
-"""Log-probabilities as clients know them: chat's shape, the older completions shape, the prompt's.
+"""Log-probabilities in the clients' shapes: chat, the older completions shape, the prompt's.
 
-All three are made from the engine's TokenLogprob; token texts and offsets come from the token's own bytes,
-so that half characters are shown as what they are.
+All three come from the engine's TokenLogprob. Token texts and offsets come from the token's bytes, so that
+partial characters are shown as such.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this for a probab
 
 
 class TokenNames:
-    """How the tokens of one model are written down."""
+    """Text representations of one model's tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.bytes_of = tokenizer.token_bytes
         self._special_ids = tokenizer.special_ids
 
     def name(self, token: int) -> str:
-        """The token's text; a token that is no whole character is written as its bytes, \\xf0\\x9f."""
+        """The token's text; a token that is not a whole character is written as its bytes, \\xf0\\x9f."""
         raw = self.bytes_of(token)
         try:
             return raw.decode()
@@ -57,7 +57,7 @@ def chat_logprobs(names: TokenNames, tokens: list[TokenLogprob]) -> list[ChatLog
 def prompt_logprobs(
     names: TokenNames, prompt: Prompt, tokens: list[TokenLogprob], alternatives: int
 ) -> PromptLogprobs:
-    """One entry per prompt token: the first has no probability, the others their candidates by token id."""
+    """One entry per prompt token: the first has no probability, the others have candidates by token id."""
     entries: PromptLogprobs = [None] if prompt.ids else []
     for token in tokens:
         ranked = [(id, value, place) for place, (id, value) in enumerate(token.top[:alternatives], start=1)]
@@ -72,7 +72,7 @@ def prompt_logprobs(
 
 
 class TextOffsets:
-    """Where in the text each token begins, counted in characters, for one choice from its beginning."""
+    """The start of each token in the text, in characters, for one choice from its beginning."""
 
     def __init__(self, names: TokenNames, start: int) -> None:
         self._names = names
@@ -103,7 +103,7 @@ def completion_logprobs(
 def echoed_logprobs(
     names: TokenNames, prompt: Prompt, tokens: list[TokenLogprob], alternatives: int
 ) -> CompletionLogprobs:
-    """The prompt's own entries for an echo. Nothing precedes the first token, so it has no probability."""
+    """The prompt's entries for an echo. The first token has no probability, as nothing precedes it."""
     tokens = [replace(token, top=token.top[:alternatives]) for token in tokens]
     offsets = TextOffsets(names, 0)
     first = prompt.ids[0]
@@ -118,7 +118,7 @@ def extend(shaped: CompletionLogprobs, more: CompletionLogprobs) -> None:
 
 
 def _candidates(names: TokenNames, token: TokenLogprob) -> dict[str, float]:
-    """Text to value, best first. Of two tokens with one text the likelier is kept."""
+    """Text to value, best first. Of two tokens with the same text, the more likely one is kept."""
     candidates: dict[str, float] = {}
     for id, value in [*token.top, (token.token, token.logprob)]:
         candidates.setdefault(names.name(id), _finite(value))

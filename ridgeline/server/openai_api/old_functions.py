@@ -1,7 +1,7 @@
-"""Chat's older shape of tools: `functions`, `function_call` and messages of the role `function`.
+"""Chat's older shape of tools: `functions`, `function_call` and messages with the role `function`.
 
-Called by `chat`. The body becomes one with tools before anything else reads it; only the answer's shape and
-the names in a refusal stay the older ones.
+Called by `chat`. The body is converted to one with tools before anything else reads it; only the answer's
+shape and the field names in errors stay the older ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def with_tools(body: ChatRequest) -> ChatRequest:
     if body.functions is None and body.function_call is None:
         return body if messages is body.messages else msgspec.structs.replace(body, messages=messages)
     if body.tools:
-        raise BadRequest("functions", "cannot be combined with tools, which replace them")
+        raise BadRequest("functions", "cannot be combined with tools, which replaces it")
     if isinstance(body.function_call, str) and body.function_call not in ("none", "auto"):
         raise BadRequest("function_call", "must be none, auto or an object with a name")
     return msgspec.structs.replace(
@@ -45,7 +45,7 @@ def with_tools(body: ChatRequest) -> ChatRequest:
 
 
 def in_older_names(error: BadRequest) -> BadRequest:
-    """A refusal of the tools, under the names that the client used."""
+    """An error about the tools, under the client's field names."""
     reply = error.reply
     param = _renamed(reply.param or "")
     return BadRequest(param or None, _renamed(reply.message).removeprefix(f"{param}: "), reply.code)
@@ -73,7 +73,9 @@ def _message(message: Message, number: int, ids: dict[str, str]) -> Message:
     if called is not None:
         if message.tool_calls:
             raise BadRequest(f"{path}.function_call", "cannot be combined with tool_calls")
-        id = ids[called.name] = f"call{number:05}"  # 9 letters and digits: Mistral's template takes no others
+        id = ids[called.name] = (
+            f"call{number:05}"  # 9 letters and digits: Mistral's template accepts no others
+        )
         call = MessageToolCall(id=id, type="function", function=called)
         return msgspec.structs.replace(message, function_call=None, tool_calls=[call])
     if message.role != "function":

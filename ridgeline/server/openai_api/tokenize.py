@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.answering.chat_job import chat_prompt
+from ridgeline.server.answering.model_formats import formats_of
 from ridgeline.server.answering.prompts import counted_ids
-from ridgeline.server.answering.speech import speech_of
 from ridgeline.server.answering.tools import ToolUse, checked_tools
 from ridgeline.server.answering.validation import check_token_ids
 from ridgeline.server.errors import BadRequest
@@ -57,10 +57,10 @@ def _tokens(front: Front, raw: bytes) -> Tokens:
 
 
 def conversation(front: Front, tokenizer: Tokenizer, body: TokenizeRequest) -> str:
-    """The messages as a chat request with the same tools would have them rendered."""
+    """The messages rendered as a chat request with the same tools would be."""
     tools = checked_tools(body.tools or [])
     use = ToolUse(tools, "auto" if tools else "none")
-    return chat_prompt(tokenizer, speech_of(tokenizer, front.config), use, body)
+    return chat_prompt(tokenizer, formats_of(tokenizer, front.config), use, body)
 
 
 def _text(front: Front, raw: bytes) -> Text:

@@ -1,6 +1,6 @@
-"""What the server says about itself: its OpenAPI document, and a page of it to read.
+"""The server's description of itself: an OpenAPI document and an HTML page of it.
 
-`schemas` turns the structs that decode requests and encode answers into JSON Schema, `document` puts them and
-the list of endpoints together, `page` writes the document as HTML, `handlers` serves both. Nothing is written
-twice: a field that is not in a struct cannot be in the document.
+`schemas` converts the structs that decode requests and encode answers to JSON Schema, `document` combines
+them with the list of endpoints, `page` renders the document as HTML, `handlers` serves both. Nothing is
+written twice: only a field of a struct can be in the document.
 """

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: the endpoints with the schemas of their bodies. Built when first asked for."""
+"""The OpenAPI 3.1 document: the endpoints with the schemas of their bodies. Built on the first request."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DESCRIPTION = (
     "nothing. `null` always means the default."
 )
 STREAM = "one server-sent event, of those that come if the body says `stream: true`"
-RETRIED = (429, 503)  # statuses that say when to come back
+RETRIED = (429, 503)  # statuses with a retry-after header
 NOT_JSON: Schema = {"type": "string"}
 SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """All of it, as it is encoded to JSON."""
+    """The whole document, ready to be encoded to JSON."""
     schemas = Schemas(kind for endpoint in endpoints for kind in _types_of(endpoint))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -57,7 +57,7 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _operation_id(endpoint),
         "summary": endpoint.summary,
-        # The empty alternative: whether keys are asked for is the operator's choice.
+        # The empty alternative: the operator decides whether keys are required.
         "security": [{}, *SECURITY] if endpoint.needs_key else [],
         "responses": {"200": _success(endpoint, schemas)},
     }
@@ -135,7 +135,7 @@ def _path_parameter(name: str) -> dict[str, Any]:
 
 
 def _query_parameters(query: type[msgspec.Struct], schemas: Schemas) -> list[dict[str, Any]]:
-    """Every parameter may be left out; null cannot be written in a query."""
+    """Every parameter is optional; a query cannot express null."""
     component = schemas.components[schemas.of(query)["$ref"].rpartition("/")[2]]
     hints = typing.get_type_hints(query, include_extras=True)
     found = []

@@ -1,4 +1,4 @@
-"""GET /openapi.json and GET /docs: the document of the very list of endpoints that is served."""
+"""GET /openapi.json and GET /docs: the document of the list of endpoints that is served."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.web import home
 
 
 def self_description(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """The two endpoints that describe `endpoints`, themselves included once the caller has added them."""
+    """The two endpoints that describe `endpoints`, including themselves once the caller has added them."""
 
     @functools.cache
     def json() -> bytes:

@@ -1,4 +1,4 @@
-"""The OpenAPI document as one HTML page: no script, nothing fetched from elsewhere, every word escaped."""
+"""The OpenAPI document as one HTML page: no script, nothing fetched from elsewhere, all text escaped."""
 
 from __future__ import annotations
 

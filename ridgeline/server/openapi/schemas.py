@@ -1,7 +1,7 @@
-"""Structs as JSON Schema: msgspec's own, with what `About` says of every field, made as strict as the truth.
+"""Structs as JSON Schema: msgspec's schemas, with the descriptions of `About`, made as strict as decoding.
 
-Of a body that clients send, a refused field admits only what is accepted; of a body that we send, every field
-that cannot be left out is required. Called by `document`.
+In a request body, a refused field admits only its accepted values; in a response body, every field that is
+always sent is required. Called by `document`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 
 
 class Schemas:
-    """The schemas of all structs that the given types are made of, by name."""
+    """The schemas of all structs that the given types contain, by name."""
 
     def __init__(self, types: Iterable[Any]) -> None:
         wanted = list(dict.fromkeys(types))
@@ -69,7 +69,7 @@ def _required(struct: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def structs_of(types: Iterable[Any]) -> list[type[msgspec.Struct]]:
-    """All structs that these types mention, at any depth."""
+    """All structs that these types contain, at any depth."""
     found: dict[type[msgspec.Struct], None] = {}
     waiting = list(msgspec.inspect.multi_type_info(types))
     while waiting:

@@ -1,7 +1,7 @@
-"""The arguments of one tool as a grammar, in JSON or in the ways that some formats write them.
+"""The arguments of one tool as a grammar, in JSON or in other formats that some models use.
 
-JSON is left to the grammar library. The others are written out from the schema here: what it asks for and
-they cannot express is refused for strict tools and not enforced for the rest.
+The grammar library handles JSON. The others are generated from the schema here: keywords that they cannot
+express are refused for strict tools and not enforced for others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_DEPTH = 16
 
 
 class UnsupportedSchema(ValueError):
-    """A strict tool's schema asks for something that this model's way of writing calls cannot be held to."""
+    """A strict tool's schema has a keyword that this model's call format cannot enforce."""
 
     def __init__(self, tool_name: str, message: str) -> None:
         super().__init__(message)
@@ -88,13 +88,13 @@ def object_schema(tool: Tool) -> dict[str, Any]:
         return dict(_EMPTY)
     if schema.get("type", "object") != "object":
         raise UnsupportedSchema(
-            tool.name, f"arguments are an object, the schema's type is {schema['type']!r}"
+            tool.name, f"arguments must be an object; the schema's type is {schema['type']!r}"
         )
     return {**schema, "type": "object"}
 
 
 def _json(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
-    """JSON of a schema: for a strict tool in every keyword, for others as far as the library goes."""
+    """JSON of a schema: every keyword for a strict tool, otherwise as far as the library supports it."""
     try:
         return lark.json(enforced_schema(dict(schema), tool.strict), lenient=not tool.strict)
     except InvalidRequest as error:
@@ -104,7 +104,7 @@ def _json(lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
 
 
 def _members(tool: Tool, name: str, member: Callable[[str, Mapping[str, Any], str], str]) -> list[str]:
-    """Each parameter in the schema's order, those that are not required as optional."""
+    """Each parameter in the schema's order; those not required are optional."""
     schema = object_schema(tool)
     _check(tool, schema, _OF_OBJECTS, "the parameters")
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -122,7 +122,7 @@ def _members(tool: Tool, name: str, member: Callable[[str, Mapping[str, Any], st
 def _tagged_value(
     lark: Lark, tool: Tool, key: str, schema: Mapping[str, Any], place: str, free: str, end: str
 ) -> str:
-    """A value up to and with its closing tag: a string as it stands, anything else as JSON."""
+    """A value with its closing tag: a string as it is, anything else as JSON."""
     types = value_types(tool, key)
     if types and "string" not in types:
         return f"{lark.rule(place, _json(lark, tool, schema))} {lark.text(end)}"
@@ -137,12 +137,12 @@ def _tagged_value(
 def _check(tool: Tool, schema: Mapping[str, Any], known: frozenset[str], place: str) -> None:
     unknown = sorted(set(schema) - known - _SAYS_NOTHING)
     if tool.strict and unknown:
-        message = f"{unknown[0]} of {place} cannot be enforced in the way this model writes calls"
+        message = f"{unknown[0]} of {place} cannot be enforced in this model's call format"
         raise UnsupportedSchema(tool.name, message)
 
 
 def gemma_any(lark: Lark) -> str:
-    """A value of any kind, in Gemma's way of writing."""
+    """A value of any kind, in Gemma's format."""
     quote = lark.text(gemma.QUOTE)
     if gemma.QUOTE in lark.tokens:
         lark.rule("any_string", f"{quote} {lark.any_text('ANY_STRING')} {quote}")
@@ -161,14 +161,14 @@ def gemma_any(lark: Lark) -> str:
 
 
 class _GemmaSchema:
-    """A schema written out as Gemma writes values."""
+    """Generates the grammar of a schema in Gemma's format."""
 
     def __init__(self, lark: Lark, tool: Tool) -> None:
         self._lark = lark
         self._tool = tool
 
     def members(self, schema: Mapping[str, Any], place: str, depth: int) -> str:
-        """Members in the schema's order with commas between those that are there."""
+        """Members in the schema's order, with commas between those that are present."""
         _check(self._tool, schema, _OF_OBJECTS, place)
         required = schema.get("required") or ()
         items = [
@@ -176,7 +176,7 @@ class _GemmaSchema:
             for index, (key, field) in enumerate((schema.get("properties") or {}).items())
         ]
         first, later = "", ""
-        # From the last one on: what may follow when nothing has been written yet, and when something has.
+        # From the last member on: what may follow if nothing has been written yet, and if something has.
         for index, (written, is_required) in reversed(list(enumerate(items))):
             item = self._lark.rule(f"{place}_item_{index}", written)
             with_rest = f"{item} {later}".rstrip()

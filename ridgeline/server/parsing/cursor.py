@@ -1,8 +1,8 @@
-"""The unread text of an answer that is still being written, and how parsers read it.
+"""The unread text of an answer that is still being generated, and how parsers read it.
 
-Reading is written as generators: a bare `yield` means "the next chunk is needed to go on". No decision here
-looks at where a chunk ended, only at the text and at whether it has ended for good; that is what makes the
-events the same for every split. Every character is passed once, so reading is linear in the text.
+Readers are generators: a bare `yield` means "the next chunk is needed". No decision depends on where a chunk
+ended, only on the text and on whether it has ended for good, so the events are the same for every split.
+Every character is passed once: reading is linear in the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPACE = re.compile(r"\s+")
 
 
 class Markers:
-    """Some literal texts to be found in a stream; none contains another, so the first one found is meant."""
+    """Literal texts to find in a stream; none contains another, so the first match is unambiguous."""
 
     def __init__(self, *texts: str) -> None:
         assert not any(a != b and a in b for a in texts for b in texts), (
@@ -31,7 +31,7 @@ class Markers:
         self._firsts = frozenset(text[0] for text in texts)
 
     def safe_until(self, text: str, start: int) -> int:
-        """Up to where `text` cannot be the beginning of a marker that a later chunk completes."""
+        """The length up to which `text` cannot be the start of a marker that a later chunk completes."""
         for index in range(max(start, len(text) - self._reach), len(text)):
             if text[index] in self._firsts:
                 rest = text[index:]
@@ -41,7 +41,7 @@ class Markers:
 
 
 class Cursor:
-    """Unread text, and the text read since `hold` that turns out to be a call or becomes content again."""
+    """Unread text, and the text read since `hold` that becomes a call or content."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -54,11 +54,11 @@ class Cursor:
         self._at = 0
 
     def hold(self, text: str = "") -> None:
-        """Keep what is read from here on, after `text`."""
+        """Keep the text read from here on, starting with `text`."""
         self._held = [text]
 
     def release(self) -> str:
-        """Stop keeping, and give what was kept."""
+        """Stop keeping, and return the kept text."""
         held, self._held = self._held, None
         return "".join(held or ())
 
@@ -78,7 +78,7 @@ class Cursor:
         return self._text[self._at]
 
     def literal(self, *options: str) -> Reading[str | None]:
-        """Read the one of `options` that comes next, or nothing. None may be a prefix of another."""
+        """Read whichever of `options` comes next, or nothing. None may be a prefix of another."""
         longest = max(map(len, options))
         while True:
             rest = self._text[self._at : self._at + longest]
@@ -90,7 +90,7 @@ class Cursor:
             yield
 
     def run(self, pattern: re.Pattern[str], out: Out | None = None) -> Reading[None]:
-        """Read all characters that match; `pattern` is one character class with a plus."""
+        """Read all matching characters; `pattern` is one character class with a plus."""
         while True:
             found = pattern.match(self._text, self._at)
             if found is not None:
@@ -110,7 +110,7 @@ class Cursor:
         return "".join(pieces)
 
     def until(self, markers: Markers, out: Out) -> Reading[str | None]:
-        """Read up to and over the first marker, passing what stands before it to `out`; None at the end."""
+        """Read up to and including the first marker, passing the text before it to `out`; None at the end."""
         while True:
             found = markers.pattern.search(self._text, self._at)
             if found is not None:

@@ -1,7 +1,7 @@
-"""What an answer's text is made of: content, reasoning and tool calls, as events in the order of the text.
+"""The parts of an answer's text: content, reasoning and tool calls, as events in text order.
 
-The parsers of this package make them, the response shapes read them. An answer that is not streamed is the
-joined events of the stream, so the two cannot differ.
+The parsers of this package emit them, the response shapes read them. A whole answer is the joined events of
+the stream, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
+    """Text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote to think."""
+    """The model's reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of a tool of the request begins; `index` counts the calls of one choice from 0."""
+    """A call of one of the request's tools begins; `index` counts the calls of one choice from 0."""
 
     index: int
     id: str
@@ -64,12 +64,12 @@ class OutputParser(Protocol):
     def feed(self, text: str) -> list[ParsedEvent]: ...
 
     def finish(self) -> list[ParsedEvent]:
-        """The text has ended, by stop or by length: what was held back is given out."""
+        """The text has ended, by stop or by length: emit the text that was held back."""
         ...
 
 
 def joined(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
-    """The same events with neighbours of one kind made one, in one pass."""
+    """The same events with adjacent ones of the same kind merged, in one pass."""
     merged: list[ParsedEvent] = []
     pieces: list[str] = []
     last: ParsedEvent | None = None
@@ -92,7 +92,7 @@ def call_id() -> str:
 
 
 def short_call_id() -> str:
-    """An id of nine letters and digits, the only ones that Mistral's templates take back."""
+    """An id of nine letters and digits, the only kind that Mistral's templates accept."""
     return secrets.token_hex(5)[:9]
 
 

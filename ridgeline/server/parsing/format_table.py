@@ -1,7 +1,7 @@
-"""The formats of tool calls by name, and which one a chat template speaks.
+"""The tool-call formats by name, and the detection of a chat template's format.
 
-The server asks `detect` once per model and then its format for a parser, a grammar and the messages of every
-request. A template whose calls none of the parsers reads has no format: a request with tools is then refused.
+The server calls `detect` once per model, and asks the format for a parser, a grammar and prepared messages in
+every request. A template whose calls no parser reads has no format: a request with tools is refused.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ HARMONY = ToolFormat(
         harmony.CHANNEL,
         f"commentary to=functions.$name {harmony.CONSTRAIN}json{harmony.MESSAGE}",
         "",
-        again=None,  # its end token ends the answer too
+        again=None,  # its end token also ends the answer
         is_special=True,
     ),
     markers=(
@@ -175,12 +175,12 @@ TOOL_FORMATS = {f.name: f for f in (HERMES, QWEN_XML, LLAMA3, MISTRAL, DEEPSEEK,
 
 
 def plain_parser(reasoning: ReasoningFormat | None, inside_reasoning: bool = False) -> OutputParser:
-    """For a model without a format of calls."""
+    """For a model without a call format."""
     return PlainParser((), reasoning, inside_reasoning)
 
 
 def detect(template_source: str | Mapping[str, str]) -> tuple[ToolFormat | None, ReasoningFormat | None]:
-    """The format of calls (None: no parser reads it) and of reasoning that a chat template speaks."""
+    """The call format (None: no parser reads it) and the reasoning format of a chat template."""
     source = template_source if isinstance(template_source, str) else "\n".join(template_source.values())
     return _tool_format(source), _reasoning_format(source)
 
@@ -190,13 +190,13 @@ _KNOWS_TOOLS = re.compile(r"\btools\b|\bfunctions\b")
 _HERMES_CALL = re.compile(r"<tool_call>[^<]{0,40}\{\\*\"name")
 _LLAMA3_CALL = re.compile(r"\{\"name\": function name, \"parameters\"")
 _JOINS_ARGUMENTS = re.compile(r"arguments['\"]?\]?\s*\+")
-# Jinja's own tojson refuses this, so such a template cannot show tools.
+# Jinja's tojson refuses this, so such a template cannot show tools.
 _LISTS_A_GENERATOR = re.compile(r"tools\s*\|\s*map\([^)]*\)\s*\|\s*tojson")
-# This macro never ends on a type that it has no name for, and it has none for null.
+# This macro loops forever on a type without a name, and null has none.
 _NAMES_PYTHON_TYPES = "json_to_python_type"
 _JOINS_DESCRIPTION = re.compile(r"\+\s*tool\.description")
 
-# A template speaks the first format one of whose signs it has; each sign is only written by its own format.
+# A template uses the first format with one of its signs in the source; each sign belongs to one format.
 _SIGNS: tuple[tuple[ToolFormat, re.Pattern[str]], ...] = (
     (DSML, re.compile(dsml.DSML)),
     (DEEPSEEK, re.compile(deepseek.CALL_BEGIN)),
@@ -222,7 +222,7 @@ def _tool_format(source: str) -> ToolFormat | None:
 
 
 def _ways(prepare: Preparation, source: str, reads_tools: bool) -> Preparation:
-    """The format's usual preparation with what this very template differs in."""
+    """The format's usual preparation, adjusted to this template."""
     if prepare.lesson == DEEPSEEK_LESSON and deepseek.FENCE not in source:
         prepare = replace(prepare, lesson=DEEPSEEK_V31_LESSON)
     return replace(
@@ -236,7 +236,7 @@ def _ways(prepare: Preparation, source: str, reads_tools: bool) -> Preparation:
 
 
 def _syntax(tool_format: ToolFormat, source: str) -> CallSyntax:
-    """The format's usual way of writing, or that of this very template where models of a family differ."""
+    """The format's usual syntax, or this template's where models of a family differ."""
     syntax = tool_format.syntax
     if tool_format is MISTRAL and mistral.CALL_ID in source:
         return replace(syntax, before=f"$name{mistral.CALL_ID}$id{mistral.ARGS}")

@@ -1,7 +1,7 @@
-"""Grammars that hold a model to its calls: required, named or strict ones, one or several, behind reasoning.
+"""Grammars that enforce a model's calls: required, named or strict ones, one or several, after reasoning.
 
-A `CallSyntax` says how a format writes calls; from it `call_grammar` makes the source that the engine
-enforces. Whatever such a grammar lets through, the format's parser reads as the calls that were meant.
+A `CallSyntax` describes how a format writes calls; `call_grammar` makes the source that the engine enforces
+from it. The format's parser reads every text that such a grammar allows as the intended calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 Choice = Literal["auto", "required"] | Tool
 
-# What a bare call looks like at the start of a line, as the parser sees it: free text must not.
+# A bare call at the start of a line, as the parser recognizes it: free text must not match this.
 _LIKE_A_CALL = (
     r"(?s:(.*\n)?[ \t\r\n]*(```[A-Za-z_]*[ \t\r\n]*)?\[?[ \t\r\n]*\{[ \t\r\n]*"
     r'"(name|arguments|parameters|type|id)".*)'
@@ -38,7 +38,7 @@ _NEW_ASSISTANT = f"{harmony.START}assistant"
 
 
 class UnsupportedBudget(ValueError):
-    """The end of this model's reasoning is not one token, so it cannot be forced."""
+    """The end marker of this model's reasoning is not one token, so it cannot be forced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class CallSyntax:
     """How calls are written: the opener, calls with `again` between them, `close`."""
 
     opener: str
-    before: str  # with $name for the tool's name, and $id where an id stands
+    before: str  # with $name for the tool's name, and $id for an id
     after: str
-    again: str | None  # None: there is one call at most
+    again: str | None  # None: at most one call
     first: str = ""  # between the opener and the first call
     close: str = ""
     arguments: ArgumentGrammar = json_arguments
@@ -69,10 +69,10 @@ def call_grammar(
     special: Mapping[str, int] | None = None,
     content: str | None = None,
 ) -> str | None:
-    """The source of a grammar, or None where nothing has to be enforced.
+    """The source of a grammar, or None if nothing has to be enforced.
 
-    `special`: the ids of those markers that are one token. `content`: rules beginning with `rest`, what an
-    answer without calls must be; else it is any text.
+    `special`: the ids of markers that are one token. `content`: rules beginning with `rest` for an answer
+    without calls; otherwise any text.
     """
     is_free = choice == "auto" and parallel and not any(tool.strict for tool in tools)
     if is_free and budget_tokens is None and content is None:
@@ -110,7 +110,7 @@ def reasoning_grammar(
     rest: str | None,
     special: Mapping[str, int] | None = None,
 ) -> str:
-    """Reasoning of at most so many tokens, then `rest`: rules beginning with `rest`, or None for any text."""
+    """At most this many tokens of reasoning, then `rest`: rules beginning with `rest`; None: any text."""
     lark = Lark(special or {})
     lead = _lead(lark, reasoning, inside, budget_tokens)
     if reasoning is HARMONY_ANALYSIS:
@@ -140,7 +140,7 @@ def _call(lark: Lark, syntax: CallSyntax, tools: Sequence[Tool], by_schema: bool
 def _text_or_calls(
     lark: Lark, syntax: CallSyntax, calls: str, repeats: bool, kept_out: tuple[str, ...]
 ) -> str:
-    """Free text that turns into calls where the opener is written, and only as the grammar has them."""
+    """Free text that becomes calls when the opener is written, and only as the grammar allows."""
     if not syntax.opener:
         text = lark.any_text("TEXT", (*kept_out, f"{FENCE}{PYTHON_FENCE}"), _LIKE_A_CALL)
         return either([text, calls])
@@ -152,23 +152,23 @@ def _text_or_calls(
 
 
 def _kept_out(reasoning: ReasoningFormat | None, budget_tokens: int | None) -> tuple[str, ...]:
-    """Under a budget no second block of reasoning may be opened in what looks like free text."""
+    """Under a budget, free text must not open a second reasoning block."""
     if reasoning is None or budget_tokens is None or reasoning.shows_special:
         return ()
     return (reasoning.opener,)
 
 
 def _lead(lark: Lark, reasoning: ReasoningFormat | None, inside: bool, budget_tokens: int | None) -> str:
-    """The block of reasoning before everything else: there if the prompt has opened it, else optional."""
+    """The reasoning block before everything else: required if the prompt has opened it, else optional."""
     if reasoning is None:
         return ""
     if budget_tokens is not None and reasoning.closer not in lark.tokens:
         raise UnsupportedBudget(
             f"the mark that ends this model's reasoning, {reasoning.closer}, is not one of its tokens, "
-            "so the reasoning cannot be cut short"
+            "so its length cannot be limited"
         )
     if budget_tokens is not None and not inside and not reasoning.shows_special:
-        # The library counts from the token before where that is no special one: the opener.
+        # The library counts from the previous token, the opener, if that is not a special token.
         budget_tokens = max(1, budget_tokens - 1)
     thought = lark.text_until(reasoning.closer, "thought", reasoning.shows_special, budget_tokens)
     ending = lark.text(_NEW_ASSISTANT) if reasoning is HARMONY_ANALYSIS else "/\\n{0,2}/"
@@ -179,7 +179,7 @@ def _lead(lark: Lark, reasoning: ReasoningFormat | None, inside: bool, budget_to
 
 
 def _harmony_body(lark: Lark, calls: str, choice: Choice, content: str | None) -> str:
-    """A call, or messages that are none: a preamble may come before either."""
+    """A call, or messages that are not calls: a preamble may precede either."""
     channel = lark.text(harmony.CHANNEL)
     call = f"{channel} {calls}"
     if choice != "auto":
@@ -188,7 +188,7 @@ def _harmony_body(lark: Lark, calls: str, choice: Choice, content: str | None) -
 
 
 def _harmony_rest(lark: Lark, rest: str | None) -> str:
-    """The final message, which is `rest` or any text, perhaps after a preamble."""
+    """The final message, which is `rest` or any text, optionally after a preamble."""
     text = lark.any_text("TEXT")
     preamble = (
         f"{lark.text(f'{harmony.CHANNEL}commentary{harmony.MESSAGE}')} "

@@ -1,7 +1,7 @@
-"""JSON read as it is being written, without a tree: strings, and values as the text they were written in.
+"""Reads JSON as it is generated, without building a tree: strings, and values as their source text.
 
-Values are read by their brackets and quotes alone, so that a malformed one still ends where its writer meant
-it to end; what is inside is the reader's to judge. Depth costs a counter, not a stack.
+Values are delimited by brackets and quotes alone, so a malformed value still ends where its author meant it
+to; the reader judges the content. Depth costs a counter, not a stack.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ending(enum.Enum):
 
 
 class Stops:
-    """Markers that end a value wherever they stand outside of its strings."""
+    """Markers that end a value anywhere outside its strings."""
 
     def __init__(self, *markers: str) -> None:
         self.markers = frozenset(markers)
@@ -57,7 +57,7 @@ def value(cursor: Cursor, out: Out, stops: Stops = NO_STOPS) -> Reading[Ending]:
 
 
 def string(cursor: Cursor, out: Out) -> Reading[Ending]:
-    """Pass a string's text to `out` as it is written, closing quote included; the opening one is read."""
+    """Pass a string's source text to `out`, including its closing quote; the opening quote has been read."""
     while True:
         yield from cursor.run(_PLAIN, out)
         if not (yield from cursor.peek()):
@@ -72,7 +72,7 @@ def string(cursor: Cursor, out: Out) -> Reading[Ending]:
 
 
 def text(cursor: Cursor) -> Reading[str | None]:
-    """What a string says; the opening quote has been read. None for one that is cut or not JSON."""
+    """The content of a string after its opening quote. None if it is cut off or not JSON."""
     pieces: list[str] = []
     if (yield from string(cursor, pieces.append)) is not Ending.DONE:
         return None
@@ -80,17 +80,17 @@ def text(cursor: Cursor) -> Reading[str | None]:
 
 
 def said(written: Iterable[str]) -> str | None:
-    """What the text of a string without its opening quote says."""
+    """The content of a string, given its text without the opening quote."""
     try:
         decoded = json.loads('"' + "".join(written), strict=False)
     except ValueError:
         return None
     assert isinstance(decoded, str)
-    return _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", decoded)  # no encoder of ours would take one
+    return _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", decoded)  # our encoders reject lone surrogates
 
 
 def said_so_far(written: Iterable[str]) -> str:
-    """What the text of a cut string says up to its last whole character."""
+    """The content of a cut-off string up to its last whole character."""
     whole = _CUT_ESCAPE.sub("", "".join(written))
     return said((whole, '"')) or ""
 

@@ -1,7 +1,7 @@
-"""Grammar source in llguidance's flavour of Lark, put together from texts, tokens, schemas and free text.
+"""Grammar source in llguidance's Lark dialect, built from texts, tokens, schemas and free text.
 
-A marker that is one token of the model's vocabulary is written as that token, since the library never matches
-a special token by its text; everything else is written as text.
+A marker that is one token of the vocabulary is written as that token, since the library never matches a
+special token by its text; everything else is written as text.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 ANY_TEXT = "/(?s:.*)/"
 
-# At most one space, after a separator: a model that may write any white space can do so for ever.
+# At most one space, after a separator: with unlimited white space a model may never stop.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 class Lark:
-    """The rules of one grammar, by name. `tokens` are the ids of markers by their text."""
+    """The rules of one grammar, by name. `tokens` are the ids of markers by text."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = tokens
@@ -26,7 +26,7 @@ class Lark:
         self._marker = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
     def rule(self, name: str, body: str, attributes: str = "") -> str:
-        """Add a rule; gives its name back. An uppercase name makes a terminal."""
+        """Add a rule and return its name. An uppercase name makes a terminal."""
         self._rules[name] = f"{name}{attributes}: {body}"
         return name
 
@@ -36,7 +36,7 @@ class Lark:
         return "\n".join(rules.values()) + "\n"
 
     def text(self, text: str) -> str:
-        """Exactly this text, its markers as tokens. No text at all is an empty string."""
+        """Exactly this text, with its markers as tokens. Empty text is an empty string."""
         items: list[str] = []
         at = 0
         for marker in self._marker.finditer(text):
@@ -49,7 +49,7 @@ class Lark:
         return " ".join(items)
 
     def text_until(self, marker: str, name: str, is_special: bool, max_tokens: int | None = None) -> str:
-        """Any text up to and with a marker."""
+        """Any text up to and including a marker."""
         if marker in self.tokens:
             terminal = self.any_text(name.upper(), () if is_special else (marker,))
             body = terminal if max_tokens is None else self.rule(name, terminal, f"[max_tokens={max_tokens}]")
@@ -62,14 +62,14 @@ class Lark:
         return f"{before} {self.text(marker[token.start() :])}"
 
     def any_text(self, name: str, without: tuple[str, ...] = (), body: str = "") -> str:
-        """A terminal for any text without some texts in it, and unlike the expression `body`."""
+        """A terminal for any text that excludes some texts and does not match the expression `body`."""
         excluded = [f" & ~/(?s:.*){pattern(text)}(?s:.*)/" for text in without]
         if body:
             excluded.append(f" & ~/{body}/")
         return self.rule(name, ANY_TEXT + "".join(excluded))
 
     def json(self, schema: Mapping[str, Any], lenient: bool) -> str:
-        """JSON of a schema. Lenient: keywords that the library does not know are passed over."""
+        """JSON of a schema. Lenient: keywords unknown to the library are ignored."""
         options = {**_LAYOUT, "lenient": True} if lenient else _LAYOUT
         return "%json " + _unlike_gbnf(json.dumps({**schema, "x-guidance": options}))
 
@@ -79,12 +79,12 @@ def quoted(text: str) -> str:
 
 
 def _unlike_gbnf(text: str) -> str:
-    """JSON text without the sign by which the engine knows another notation."""
+    """JSON text without the prefix by which the engine detects another notation."""
     return text.replace("::=", ":\\u003a=")
 
 
 def pattern(text: str) -> str:
-    """Text as part of an expression between slashes."""
+    """Text escaped for an expression between slashes."""
     return re.sub(r"[^A-Za-z0-9_\u0080-\U0010ffff]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 

@@ -1,8 +1,8 @@
-"""Where parsers put what they have read: it numbers the calls and drops the white space around them.
+"""ParsedAnswer: collects what parsers read, numbers the calls and drops the white space around them.
 
-Rules, the same streamed and whole. Reasoning loses the newlines at both its ends; a second block of it starts
-on a new line. Content loses the newlines that follow a block of reasoning, and the white space between it and
-a call. Nothing else is changed.
+The rules are the same for streamed and whole answers. Reasoning loses the newlines at both ends; a second
+block of it starts on a new line. Content loses the newlines that follow a reasoning block, and the white
+space between it and a call. Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ridgeline.server.parsing.events import (
 
 
 class Trimmed:
-    """Text in chunks without the given characters (None: white space) at its ends."""
+    """Streamed text without the given characters (None: white space) at its ends."""
 
     def __init__(self, characters: str | None = None, begun: bool = False) -> None:
         self.begun = begun
@@ -30,7 +30,7 @@ class Trimmed:
         self._tail: list[str] = []
 
     def add(self, text: str) -> str:
-        """What of the text so far is surely not its end."""
+        """The part of the text so far that is certainly not its end."""
         if not self.begun:
             text = text.lstrip(self._characters)
             if not text:
@@ -73,13 +73,13 @@ class ParsedAnswer:
         if self._content_block_ended:
             self._content_block_ended = False
             text = "\n" + text
-        # Without tools there is no call whose white space would have to be dropped: nothing is held back.
+        # Without tools there are no calls, so no white space has to be held back.
         shown = self._content.add(text) if self.names else text
         if shown:
             self._events.append(Content(shown))
 
     def end_content_block(self) -> None:
-        """What comes next is another message of the same answer: it starts on a new line."""
+        """Another message of the same answer follows: it starts on a new line."""
         self._content_block_ended = self._has_content
 
     def reasoning(self, text: str) -> None:

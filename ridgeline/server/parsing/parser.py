@@ -1,7 +1,7 @@
-"""What all output parsers share: chunks in, events out, and a block of reasoning before the rest.
+"""The base of all output parsers: chunks in, events out, with a reasoning block before the rest.
 
-A format's parser is one subclass with one generator, `body`. A parser never raises on what a model wrote: the
-worst text is content.
+A format's parser is a subclass with one generator, `body`. A parser never raises on a model's text: text that
+it cannot parse is content.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Parser(ABC):
     def finish(self) -> list[ParsedEvent]:
         self.cursor.ended = True
         for _ in self._reading:
-            raise AssertionError("a parser waits for text after its end")
+            raise AssertionError("a parser is waiting for text after its end")
         self.answer.end()
         return self.answer.take()
 
@@ -49,12 +49,12 @@ class Parser(ABC):
         """Read everything after the reasoning, to the end of the text."""
 
     def start_call(self, name: str) -> None:
-        """The text held back was a call's beginning."""
+        """The held text was the start of a call."""
         self.cursor.release()
         self.answer.start_call(name)
 
     def not_a_call(self) -> None:
-        """The text held back is content after all."""
+        """The held text is content."""
         self.answer.content(self.cursor.release())
 
     def _read(self) -> Reading[None]:
@@ -63,7 +63,7 @@ class Parser(ABC):
         yield from self.body()
 
     def _lead(self, reasoning: ReasoningFormat) -> Reading[None]:
-        """A block of reasoning at the very start: after that its markers are content like any other text."""
+        """A reasoning block at the start; after that its markers are content like any other text."""
         self.cursor.hold()
         yield from self.cursor.space()
         opened = yield from self.cursor.literal(reasoning.opener)

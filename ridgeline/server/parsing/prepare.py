@@ -1,8 +1,8 @@
-"""Messages and tools in OpenAI's shape, made into what a chat template reads.
+"""Converts messages and tools in OpenAI's shape to what a chat template reads.
 
-Templates differ in small ways that each break a conversation with calls: arguments as an object or as text,
-one call per message, ids of nine characters, no tools at all. A `Preparation` names the ways of one template;
-the formats choose it from the template's source. Messages are plain data and never changed in place.
+Templates differ in details that each break a conversation with calls: arguments as an object or as text, one
+call per message, ids of nine characters, no tools at all. A `Preparation` describes one template's needs; the
+formats choose it from the template's source. Messages are plain data and never changed in place.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What a template needs to be given."""
+    """The input that a template needs."""
 
     arguments: Literal["object", "text"] = "object"
     one_call_per_message: bool = False
     short_ids: bool = False
-    # What stands for the missing content of a message with calls.
+    # Replaces the missing content of a message with calls.
     no_content: str | None = ""
     # The template shows the tools it is given; otherwise `lesson` and the tools go into the system message.
     shows_tools: bool = True
     lesson: str = ""
-    # The template knows messages with calls and their results; otherwise they are written as plain text.
+    # The template supports messages with calls and their results; otherwise they become plain text.
     shows_calls: bool = True
     has_system_role: bool = True
     fills_descriptions: bool = False
-    # The template cannot show a type that allows null: it is shown without.
+    # The template cannot show a type that allows null: null is removed.
     without_null: bool = False
-    # The template reads results from the message that called, under `tool_responses`.
+    # The template reads results from the calling message, under `tool_responses`.
     results_in_calls: bool = False
-    # The template refuses content beside reasoning in a message with calls: it is put behind the reasoning.
+    # The template refuses content beside reasoning in a message with calls: content is appended to reasoning.
     content_or_reasoning: bool = False
 
     def __call__(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """The messages and the tools to render; no tools where the template does not show them itself."""
+        """The messages and the tools to render; no tools if the template does not show them itself."""
         prepared = [dict(message) for message in messages]
         if self.one_call_per_message:
             prepared = _one_call_each(prepared)
@@ -66,7 +66,7 @@ class Preparation:
         if message.get("role") == "tool" and self.short_ids and isinstance(message.get("tool_call_id"), str):
             return message | {"tool_call_id": short_id(message["tool_call_id"])}
         if not message.get("tool_calls"):
-            # Templates ask whether the key is there, so an empty list must not be.
+            # Templates test for the key, so an empty list must be absent.
             return {key: value for key, value in message.items() if key != "tool_calls"}
         calls = [self._call(call) for call in message["tool_calls"]]
         if self.content_or_reasoning and message.get("content"):
@@ -104,13 +104,13 @@ def declaration(tool: Tool) -> dict[str, Any]:
 
 
 def as_object(arguments: Any) -> Any:
-    """Arguments as templates want them; text that is no JSON object stays text, for the template to judge."""
+    """Arguments as templates expect them; text that is not a JSON object stays text."""
     if arguments in (None, ""):
         return {}
     if isinstance(arguments, str):
         try:
             decoded = json.loads(arguments)
-            if "\\u" in arguments:  # it may be half of a character, which no tokenizer takes
+            if "\\u" in arguments:  # may be a lone surrogate, which no tokenizer accepts
                 json.dumps(decoded, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             return arguments
@@ -119,14 +119,14 @@ def as_object(arguments: Any) -> Any:
 
 
 def short_id(call_id: str) -> str:
-    """The same nine letters and digits for the same id, so that results still name their calls."""
+    """Maps an id to nine letters and digits, always the same, so that results still match their calls."""
     if _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _as_reasoning(message: Message) -> Message:
-    """The content of a message as the end of its reasoning, if it has any."""
+    """The content of a message appended to its reasoning, if it has any."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name)), None)
     if reasoning is None:
@@ -136,7 +136,7 @@ def _as_reasoning(message: Message) -> Message:
 
 
 def _described(function: dict[str, Any]) -> dict[str, Any]:
-    """With a description for the function and each parameter, for templates that add them to other text."""
+    """Adds a description to the function and each parameter, for templates that concatenate them."""
     described = {"description": "", **function}
     parameters = function["parameters"]
     properties = parameters.get("properties")
@@ -150,7 +150,7 @@ def _described(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_null(schema: Any) -> Any:
-    """A schema whose lists of types leave out null."""
+    """A schema without null in its lists of types."""
     if isinstance(schema, list):
         return [_without_null(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -163,7 +163,7 @@ def _without_null(schema: Any) -> Any:
 
 
 def _one_call_each(messages: list[Message]) -> list[Message]:
-    """Every message with several calls as several messages, each followed by its call's result."""
+    """Splits every message with several calls into several messages, each followed by its result."""
     prepared: list[Message] = []
     index = 0
     while index < len(messages):
@@ -205,7 +205,7 @@ def _results_in_calls(messages: list[Message]) -> list[Message]:
 
 
 def _written_out(messages: list[Message]) -> list[Message]:
-    """Calls as the JSON a model is taught to write, results as the user's words, joined with their like."""
+    """Calls as the JSON the model is taught to write, results as user messages; adjacent ones are joined."""
     names = {
         call.get("id"): call["function"]["name"]
         for message in messages
@@ -239,7 +239,7 @@ def _call_list(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _as_text(content: Any) -> str:
-    """The text of a message's content, which may come in parts."""
+    """The text of a message's content, which may be a list of parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else ()
@@ -249,7 +249,7 @@ def _as_text(content: Any) -> str:
 def _taught(
     messages: list[Message], lesson: str, tools: Sequence[Tool], has_system_role: bool
 ) -> list[Message]:
-    """The tools and how to call them in the system message, or the user's where there is no such role."""
+    """The tools and how to call them in the system message, or the user's if there is no such role."""
     declarations = "\n".join(json.dumps(declaration(tool)["function"], ensure_ascii=False) for tool in tools)
     text = lesson.replace("{tools}", declarations)
     role = "system" if has_system_role else "user"

@@ -1,6 +1,6 @@
 """How models mark their reasoning, and whether a rendered prompt has already opened it.
 
-The parsers read these marks and the grammars write them; nothing here reads a model's output itself.
+The parsers read these markers and the grammars write them; nothing here reads a model's output.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The marks around a block of reasoning.
+    """The markers around a reasoning block.
 
-    `leads`: it can only stand at the very start of an answer, and any format of calls may follow it.
-    Otherwise it is part of one format of calls (its channels), which reads it itself.
+    `leads`: it can only stand at the start of an answer, and any call format may follow it. Otherwise it is
+    part of one call format (its channels), which reads it itself.
     """
 
     name: str
@@ -23,7 +23,7 @@ class ReasoningFormat:
     leads: bool = True
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a prompt ends inside a block of reasoning; its last few dozen characters are enough."""
+        """Whether a prompt ends inside a reasoning block; its last few dozen characters suffice."""
         return prompt.rstrip().endswith(self.opener.rstrip())
 
 

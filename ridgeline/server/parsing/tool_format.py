@@ -1,4 +1,4 @@
-"""A format of tool calls: who reads it, who enforces it, and what a template of it must be given."""
+"""ToolFormat: one tool-call format: its parser, its grammar, and how to prepare messages for its template."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ridgeline.server.parsing.reasoning import ReasoningFormat
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes its calls. One instance per format, and one per template that differs in detail."""
+    """How a model writes calls. One instance per format, and one per template that differs in detail."""
 
     name: str
     parser_type: type[Parser]
     syntax: CallSyntax
-    # Marks that the model may write as special tokens, which plain text leaves out.
+    # Markers that the model may write as special tokens, which plain text omits.
     markers: tuple[str, ...] = ()
     shows_special: bool = False
     prepare: Preparation = DEFAULT_PREPARATION
@@ -32,7 +32,7 @@ class ToolFormat:
         inside_reasoning: bool = False,
         new_id: IdMaker | None = None,
     ) -> OutputParser:
-        """One parser per choice. Without tools it reads reasoning and takes calls for content."""
+        """A parser for one choice. Without tools it reads reasoning and treats calls as content."""
         return self.parser_type(tools, reasoning, inside_reasoning, new_id or self.new_id)
 
     def grammar(
@@ -46,7 +46,7 @@ class ToolFormat:
         special: Mapping[str, int] | None = None,
         content: str | None = None,
     ) -> str | None:
-        """What holds the model to its calls; see `call_grammar`."""
+        """The grammar that enforces calls; see `call_grammar`."""
         return call_grammar(
             self.syntax, tools, choice, parallel, reasoning, inside_reasoning, budget_tokens, special, content
         )

@@ -1,7 +1,8 @@
-"""Arguments that a model writes as text between tags, made into one JSON object while they come.
+"""Converts arguments that a model writes as text between tags to one JSON object as they stream.
 
-The tags give names and ends, the tool's schema (or the format itself) says what is a string. A string is
-given out as it comes; anything else when its end is known, as it was written if that is JSON, else quoted.
+The tags give names and ends; the tool's schema (or the format itself) determines which values are strings. A
+string is emitted as it streams; any other value when its end is known, unchanged if it is JSON, otherwise
+quoted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ArgumentsWriter:
         self._out("{")
 
     def is_new(self, name: str) -> bool:
-        """Whether the member has no value yet; a second one is not written."""
+        """Whether the member has no value yet; duplicates are not written."""
         return name not in self._names
 
     def name(self, name: str) -> None:
@@ -55,17 +56,17 @@ def quoted(text: str) -> str:
 
 
 def value_types(tool: Tool, name: str) -> frozenset[str]:
-    """The JSON types that the schema allows for a parameter; empty where it does not say."""
+    """The JSON types that the schema allows for a parameter; empty if it does not specify any."""
     properties = (tool.parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
     return _types(schema, tool.parameters or {}, _MAX_DEPTH)
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value that was written as text, given the types it may have.
+    """The JSON of a value written as text, given its allowed types.
 
-    JSON of an allowed type stays as it was written; so does Python's True, False and None as their like.
-    Everything else is a string, whatever the schema says: the client sees what the model wrote.
+    JSON of an allowed type stays unchanged; Python's True, False and None become their JSON equivalents.
+    Everything else is a string, whatever the schema says: the client sees the model's text.
     """
     written = text.strip()
     written = _PYTHON_WORDS.get(written, written)

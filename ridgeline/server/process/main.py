@@ -1,7 +1,8 @@
-"""`ridgeline serve`: bind the port, start the engine, print where the start went, serve, drain, leave.
+"""`ridgeline serve`: bind the port, start the engine, print the start-up budget, serve, drain, exit.
 
-The only place that knows both the HTTP app and the engine's supervisor, and the only one with signals. The
-HTTP stack is imported after the engine process is on its way, so that the two load side by side.
+The only place that knows both the HTTP app and the engine's supervisor, and the only one with signal
+handlers. The HTTP stack is imported after the engine process has been started, so that both load
+concurrently.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ridgeline.server")
 
-OTHER_FILES = 256  # than connections
+OTHER_FILES = 256  # open files other than connections
 SEND_BUFFER_BYTES = 128 << 10
-LAST_WRITE_S = 5.0  # for what has ended in the background to be on the disk
+LAST_WRITE_S = 5.0  # for ended background responses to reach the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,13 @@ class Supervised:
     supervisor: Supervisor
 
     def for_front(self) -> Model:
-        """As the front knows it, with figures that are fed by what the supervisor learns of its engines."""
+        """The model as the front sees it, with metrics fed by the supervisor."""
         from ridgeline.server.front import Model
         from ridgeline.telemetry.metrics import ServerMetrics
 
         supervisor = self.supervisor
         metrics = ServerMetrics(self.setup.names[0])
-        # The client is still the dead engine's: its last figures go into the totals.
+        # The client is still the dead engine's: add its last counters to the totals.
         supervisor.on_restart = lambda: metrics.engine_restarted(
             supervisor.client.stats if supervisor.client is not None else None
         )
@@ -72,12 +73,12 @@ class Supervised:
 
     def startup_lines(self) -> str:
         client, name = self.supervisor.client, self.setup.names[0]
-        if client is None:  # it was ready, and died while others were still starting
-            return f"ridgeline {__version__} · {name} · its engine died and is being started again"
+        if client is None:  # it died while others were still starting
+            return f"ridgeline {__version__} · {name} · its engine died and is being restarted"
         return startup_lines(client, name)
 
     def startup_fields(self) -> dict[str, Any]:
-        """What the lines say, for a log."""
+        """The start-up lines as log fields."""
         client = self.supervisor.client
         if client is None:
             return {"names": self.setup.names}
@@ -96,21 +97,23 @@ class Supervised:
 
 
 def check(server: ServerConfig) -> None:
-    """Before a model is fetched: raise OptionError for what cannot work, warn of a public keyless server."""
+    """Before a model is fetched: raise OptionError for invalid settings, warn about a public server without
+    keys.
+    """
     if server.otlp_endpoint is not None:
         require_exporter()
     certificate(server.ssl_certfile, server.ssl_keyfile)
     server.accepted_keys()
     if not server.needs_key and not is_loopback(server.host):
         log.warning(
-            "listening on %s without API keys: every machine that reaches this address may use the server; "
+            "listening on %s without API keys: every machine that reaches this address can use the server; "
             "set --api-keys or --api-key-file, or listen on 127.0.0.1",
             server.host,
         )
 
 
 def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
-    """Serve until told to stop, with logs set up and settings checked. Returns the exit code."""
+    """Serve until told to stop; logging is set up and settings are checked. Returns the exit code."""
     allow_open_files(server.max_connections + OTHER_FILES)
     listener = _bind(server)
     state = open_state(server.state_dir, server.port)
@@ -147,7 +150,7 @@ async def _serve(
     serving: asyncio.Task[None] | None = None
     front: Front | None = None
     try:
-        with garbage_not_looked_for():
+        with gc_paused():
             await asyncio.gather(*(supervisor.begin() for supervisor in supervisors))
             front = _front(models, server, state)
             http, app = _http_server(front)
@@ -159,10 +162,10 @@ async def _serve(
             await starting
             _say_ready(models, _url(listener.getsockname(), server))
             set_state("ready")
-            batches = await _begun_batches(front, app)
+            batches = await _resume_batches(front, app)
             await stop.wait()
             set_state("stopping")
-            await batches.stop()  # first of all: nobody waits for their lines, and they are asked again
+            await batches.stop()  # first: no client waits for their lines, and they are sent again later
             await _drain(supervisors, server.drain_s)
         else:
             starting.cancel()
@@ -176,7 +179,7 @@ async def _serve(
             http.should_exit = True
             await serving
         if front is not None:
-            await _ended_responses(front)
+            await _finish_background_responses(front)
             if front.recorder is not None:
                 front.recorder.close()
             if front.tracing is not None:
@@ -196,7 +199,7 @@ def _say_ready(models: Sequence[Supervised], url: str) -> None:
 
 
 async def _start_all(supervisors: Sequence[Supervisor]) -> None:
-    """The first that cannot start ends the service: half of what was asked for is not what was asked for."""
+    """If one engine cannot start, the whole service ends: no partial service."""
     starts = [asyncio.create_task(supervisor.start()) for supervisor in supervisors]
     try:
         await asyncio.gather(*starts)
@@ -207,9 +210,9 @@ async def _start_all(supervisors: Sequence[Supervisor]) -> None:
 
 
 @contextlib.contextmanager
-def garbage_not_looked_for() -> Iterator[None]:
-    """For a start. Nearly all that it makes stays: looking through it again and again finds nothing, neither
-    now nor later, when it would hold up every stream.
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection during start-up. Nearly all objects made then stay alive; they are frozen, so
+    that later collections skip them and do not delay streams.
     """
     gc.disable()
     try:
@@ -220,7 +223,7 @@ def garbage_not_looked_for() -> Iterator[None]:
 
 
 def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore) -> Front:
-    from ridgeline.server.answering.speech import check_parsers
+    from ridgeline.server.answering.model_formats import check_parsers
     from ridgeline.server.front import Front
 
     check_parsers(server)
@@ -237,7 +240,7 @@ def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore
 
 
 def _http_server(front: Front) -> tuple[HttpServer, ASGIApp]:
-    """The HTTP face over all models."""
+    """The HTTP server over all models."""
     from ridgeline.server.app import app_over
 
     app = app_over(front)
@@ -245,7 +248,7 @@ def _http_server(front: Front) -> tuple[HttpServer, ASGIApp]:
 
 
 def http_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
-    """What listens for this app, with the bounds of the config."""
+    """The listener for this app, with the limits of the config."""
     from ridgeline.web.connection import ConnectionLimits
     from ridgeline.web.listener import HttpServer
 
@@ -260,8 +263,8 @@ def http_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
     return HttpServer(app, limits, config.max_body_bytes, config.websocket_ping_s, shown)
 
 
-async def _begun_batches(front: Front, app: ASGIApp) -> BatchRunner:
-    """Go on with the batches that the last server left. Twice what runs at once, so that some always wait."""
+async def _resume_batches(front: Front, app: ASGIApp) -> BatchRunner:
+    """Resume the batches of the last server. Twice the running capacity, so that some lines always wait."""
     from ridgeline.server.batches.endpoints import Batches
 
     clients = [model.engine.client for model in front.models if model.engine.client is not None]
@@ -272,15 +275,15 @@ async def _begun_batches(front: Front, app: ASGIApp) -> BatchRunner:
     return runner
 
 
-async def _ended_responses(front: Front) -> None:
-    """What ran in the background has ended, with its answer or without its engine: let it be written down."""
+async def _finish_background_responses(front: Front) -> None:
+    """Wait until background responses have ended, with or without an answer, and are written."""
     from ridgeline.server.responses_api.handlers import Responses
 
     await front.part(Responses).background.ended(LAST_WRITE_S)
 
 
 async def _drain(supervisors: Sequence[Supervisor], drain_s: float) -> None:
-    """Nothing new is taken; what was accepted is finished, up to the deadline, and the rest is told."""
+    """Accept nothing new; finish accepted requests up to the deadline, then end the rest with an error."""
     for supervisor in supervisors:
         supervisor.draining = True
     deadline = time.monotonic() + drain_s
@@ -293,7 +296,7 @@ async def _drain(supervisors: Sequence[Supervisor], drain_s: float) -> None:
 
 
 def _open_requests(supervisors: Sequence[Supervisor]) -> int:
-    """What living engines still owe an answer."""
+    """Open requests of living engines."""
     clients = [supervisor.client for supervisor in supervisors if supervisor.client is not None]
     return sum(client.open_requests for client in clients if not client.closed.is_set())
 
@@ -302,7 +305,7 @@ def _on_signals(stop: asyncio.Event, supervisors: Sequence[Supervisor]) -> None:
     loop = asyncio.get_running_loop()
 
     def told(number: signal.Signals) -> None:
-        if stop.is_set():  # told twice: the user does not want to wait
+        if stop.is_set():  # second signal: exit without draining
             for supervisor in supervisors:
                 supervisor.abandon()
             os._exit(128 + number)
@@ -314,15 +317,15 @@ def _on_signals(stop: asyncio.Event, supervisors: Sequence[Supervisor]) -> None:
 
 
 def _bind(server: ServerConfig) -> socket.socket:
-    """Bound before anything is loaded: a taken port is said at once."""
+    """Bound before anything is loaded, so that a taken port is reported at once."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # The kernel would buffer megabytes for a reader that has stopped, and hide it for minutes.
+    # The kernel would buffer megabytes for a client that stopped reading, and hide it for minutes.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         listener.bind((server.host, server.port))
-    except (OSError, OverflowError) as error:  # taken, not ours, or no port at all
+    except (OSError, OverflowError) as error:  # in use, not a local address, or an invalid port
         listener.close()
         raise PortTaken(
             f"cannot listen on {server.host}:{server.port}: {error}; choose another with --port"

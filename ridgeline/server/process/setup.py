@@ -1,4 +1,4 @@
-"""Which models a server is to serve, and under which names. Made by the command line before any starts."""
+"""The models to serve and their names. Built by the command line before any engine starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ridgeline.server.config import ServerConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """One model to serve: its engine's settings, and the names clients may ask for it by, its own first.
+    """One model to serve: its engine's settings, and the names clients may use, its own first.
 
-    other_names: of a model known by short name, its remaining ones; accepted, but not listed by /v1/models.
+    other_names: for a model known by a short name, its remaining names; accepted, but not listed by
+    /v1/models.
     """
 
     engine: EngineConfig
@@ -28,7 +29,7 @@ class ModelSetup:
 def named(
     configs: Sequence[EngineConfig], names: Sequence[tuple[str, ...]], server: ServerConfig
 ) -> list[ModelSetup]:
-    """Each model with its names: those of its table or --served-model-name, else its own, and its aliases."""
+    """Each model with its names: from its table or --served-model-name, else its own, plus its aliases."""
     chosen = [(server.served_model_name if not place else ()) or given for place, given in enumerate(names)]
     all_names = [
         list(given or (public_name(config.model),)) for config, given in zip(configs, chosen, strict=True)
@@ -42,12 +43,12 @@ def named(
                 f"--alias {alias}: write NAME=MODEL, with MODEL one of {served}; "
                 "--served-model-name renames the first model"
             )
-        if new not in owners[0]:  # a printed configuration has it among the names too
+        if new not in owners[0]:  # a printed configuration already lists it among the names
             owners[0].append(new)
     flat = [name for known in all_names for name in known]
     for name in flat:
         if flat.count(name) > 1:
-            raise OptionError(f"the name {name} is given twice; give one of the models another with names")
+            raise OptionError(f"the name {name} is used twice; rename one of the models with names")
     return [
         ModelSetup(config, tuple(known), () if given else _other_names(config.model, flat))
         for config, known, given in zip(configs, all_names, chosen, strict=True)
@@ -55,15 +56,15 @@ def named(
 
 
 def _other_names(model: str, taken: Sequence[str]) -> tuple[str, ...]:
-    """What else `ridgeline models list` calls the model."""
+    """Other names of the model in `ridgeline models list`."""
     known = find_known(model)
     names = () if known is None else (known.name, *known.aliases)
     return tuple(name for name in names if name not in taken)
 
 
 def sharing_memory(models: Sequence[ModelSetup], paths: Sequence[Path]) -> list[ModelSetup]:
-    """The engines start side by side and each plans from what is free: those that keep KV share it evenly,
-    but for the ones that were told their part.
+    """The engines start concurrently and each plans from the free memory: those with a KV cache share it
+    evenly, except those with an explicit share.
     """
     if len(models) == 1:
         return list(models)
@@ -79,7 +80,7 @@ def sharing_memory(models: Sequence[ModelSetup], paths: Sequence[Path]) -> list[
 
 
 def public_name(model: str) -> str:
-    """What clients call the model: its short name or hub id, or the name of its file or directory."""
+    """The model's name for clients: its short name or hub id, or the name of its file or directory."""
     path = Path(model)
     if (on_hub := hub_id(model)) is not None:
         return on_hub

@@ -1,8 +1,8 @@
-"""The front's watch over its engine process: start, readiness by progress, restart after death, stop.
+"""Supervisor of one engine process: start, readiness by progress, restart after a crash, stop.
 
-Open streams of a dead engine are ended by the client with an explicit error; here the next engine is
-started. A first engine that cannot start ends the service; a later one is tried again and again, because
-what it lacks (memory, a file) was there before and may come back.
+The client ends open streams of a dead engine with an explicit error; the supervisor starts the next engine. A
+first engine that cannot start ends the service; a later one is retried indefinitely, because what it lacks
+(memory, a file) was available before and may return.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ridgeline.supervisor")
 
 PING_EVERY_S = 1.0
-HUNG_AFTER_STALLS = 8  # an engine silent for so many stall times is killed and started again
-RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after each death in a row; the last one repeats
-STACK_S = 1.0  # for a stuck engine to write where it is
-STABLE_AFTER_S = 60.0  # an engine that lived so long starts the row afresh
+HUNG_AFTER_STALLS = 8  # kill and restart an engine after this many stall times without progress
+RESTART_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after consecutive deaths; the last value repeats
+STACK_S = 1.0  # for a stuck engine to write its stack
+STABLE_AFTER_S = 60.0  # an engine that lived this long resets the pauses
 
 
 class Supervisor:
@@ -72,8 +72,8 @@ class Supervisor:
     async def begin(self) -> None:
         """Start the engine process, and read the tokenizer while it loads.
 
-        What the caller imports before `start` then fills the memory that building the tokenizer needed for a
-        moment; after those imports, that moment would be the front's peak.
+        The memory that building the tokenizer needs for a moment is then reused by what the caller imports
+        before `start`; after those imports it would be the front's peak.
         """
         self._process = await launch(
             self._config, self._path, self._socket_path(), self._log_flags, self._program
@@ -82,7 +82,7 @@ class Supervisor:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
 
     async def start(self) -> None:
-        """Start the engine, wait until it is ready, then watch over it in the background."""
+        """Start the engine, wait until it is ready, then watch it in the background."""
         if self._process is None:
             await self.begin()
         await self._connect()
@@ -91,16 +91,16 @@ class Supervisor:
     def ready(self) -> tuple[bool, str]:
         """Whether a new request would be computed now, and if not, why."""
         if self.draining:
-            return False, "draining: finishing what was accepted, taking nothing new"
+            return False, "draining: finishing accepted requests, accepting no new ones"
         if self.client is None or self.client.closed.is_set():
-            return False, "the engine is not running; it is being started"
+            return False, "the engine is not running; it is starting"
         silent_s = time.monotonic() - self.client.heard_at
         if silent_s > self._stall_s:
             return False, f"the engine's loop has made no progress for {silent_s:.0f} s"
         return True, "ready"
 
     async def stop(self) -> None:
-        """End the engine: ask, then insist."""
+        """End the engine: request it, then signal."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
@@ -108,13 +108,13 @@ class Supervisor:
             if self.client is not None and not self.client.closed.is_set():
                 self.client.stop_engine()
             else:
-                self._signal(signal.SIGTERM)  # still starting: there is nobody to ask
+                self._signal(signal.SIGTERM)  # still starting: not connected yet
             await self._end_process()
         await self._forget_client()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Leave nothing behind, at once: for a front that exits in the next line."""
+        """Kill the engine at once: the front is about to exit."""
         if self._process is not None and self._process.returncode is None:
             self._signal(signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -145,7 +145,7 @@ class Supervisor:
             await self._watch_until_death()
             if time.monotonic() - started > STABLE_AFTER_S:
                 deaths = 0
-            log.error("the engine died (%s); starting it again", await self._end_process())
+            log.error("the engine died (%s); restarting it", await self._end_process())
             while True:
                 await asyncio.sleep(RESTART_PAUSES_S[min(deaths, len(RESTART_PAUSES_S) - 1)])
                 deaths += 1
@@ -156,12 +156,12 @@ class Supervisor:
                     await self.begin()
                     await self._connect()
                     break
-                except Exception as error:  # of whatever kind: nobody else would try again
+                except Exception as error:  # any kind: this loop is the only one that retries
                     log.error("%s", error)
                     await self._end_process()
 
     async def _watch_until_death(self) -> None:
-        """Ping the loop; an answer means progress. Returns when the connection is gone."""
+        """Ping the loop; a reply means progress. Returns when the connection is closed."""
         client = self.client
         assert client is not None
         pinging = asyncio.create_task(_keep_pinging(client))
@@ -182,7 +182,7 @@ class Supervisor:
         assert self._process is not None
         if not self._stalled:
             self._stalled = True
-            log.error("no progress for %.0f s; asking the engine where it is", silent_s)
+            log.error("no progress for %.0f s; asking the engine for its stack", silent_s)
             self._signal(signal.SIGUSR1)
             asyncio.get_running_loop().call_later(STACK_S, self._log_stack)
         elif silent_s > HUNG_AFTER_STALLS * self._stall_s:
@@ -190,12 +190,12 @@ class Supervisor:
             self._signal(signal.SIGKILL)
 
     def _log_stack(self) -> None:
-        with contextlib.suppress(OSError):  # the engine has ended meanwhile
+        with contextlib.suppress(OSError):  # the engine has already ended
             if stack := stack_file(self._socket_path()).read_text():
-                log.error("the engine is here:\n%s", stack)
+                log.error("stack of the engine:\n%s", stack)
 
     async def _end_process(self) -> str:
-        """Wait for the process to end, and insist if it takes too long; how it ended."""
+        """Wait for the process to end, and kill it if it takes too long; returns how it ended."""
         assert self._process is not None
         try:
             async with asyncio.timeout(STOP_S):  # wait_for would lose a cancellation here, on Python 3.11
@@ -206,7 +206,7 @@ class Supervisor:
         return exit_reason(self._process.returncode)
 
     async def _forget_client(self) -> None:
-        """Close what is left of the connection. The totals have taken the dead engine's last figures."""
+        """Close the connection. The totals already include the dead engine's last counters."""
         if self.client is not None:
             client, self.client = self.client, None
             await client.close()

@@ -1,1 +1,1 @@
-"""What the server keeps of requests: its state on disk, recorded traffic, spans, usage by request id."""
+"""What the server stores about requests: state on disk, recorded traffic, spans, usage by request id."""

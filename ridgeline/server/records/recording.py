@@ -1,8 +1,8 @@
-"""TrafficRecorder: which requests came when, written to a file as they end; lengths and hashes, no content.
+"""TrafficRecorder: writes each ended request to a file: arrival time, lengths and hashes, no content.
 
-One JSON line for each, with the fields of Mooncake's traces and blocks of 64 tokens; `ridgeline bench`
-replays it. The event loop hands over references alone: hashing and writing are a thread's, and when that
-falls behind, or the file is full, requests go unrecorded rather than slowly.
+One JSON line per request, with the fields of Mooncake's traces and blocks of 64 tokens; `ridgeline bench`
+replays it. The event loop passes only references: a thread hashes and writes. If the thread falls behind or
+the file is full, requests are dropped from the recording rather than delayed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ridgeline.options import OptionError
 
 log = logging.getLogger("ridgeline.server")
 
-BLOCK_TOKENS = 64  # four KV blocks: fine enough for what a cache would find, a tenth of the lines' length
+BLOCK_TOKENS = 64  # four KV blocks: fine enough to model cache hits, with shorter lines
 BLOCKS_AT_ONCE = 128  # hashed in well under a millisecond
-WAITING_TOKENS = 2_000_000  # of prompts that are kept for the thread; about 70 MB
+WAITING_TOKENS = 2_000_000  # of prompts queued for the thread; about 70 MB
 CLOSE_S = 5.0
-_ID_BITS = 53  # what every JSON reader takes for an integer
+_ID_BITS = 53  # integers that every JSON reader represents exactly
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """One choice of a request: its prompt, and how much was written for it."""
+    """One choice of a request: its prompt, and the length of its output."""
 
     arrival: float  # time.monotonic()
     prompt: list[int]
@@ -53,16 +53,16 @@ class _Line(msgspec.Struct):
     endpoint: str
     model: str
     end: str
-    began: float  # of the file: seconds since 1970, so that a restarted server can go on with it
+    began: float  # of the file: Unix seconds, so that a restarted server can continue it
 
 
 class TrafficRecorder:
-    """Close it when the server ends. `add` is called from one thread alone, and never waits."""
+    """Close it when the server ends. `add` is called from one thread only and never blocks."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        # Never written anywhere: without it nobody can try out which prompt has a hash.
+        # Never stored: without it the hashes cannot be matched with guessed prompts.
         self._salt = secrets.token_bytes(32)
         self._file, self._began = _opened(path)
         self._bytes = self._file.tell()
@@ -93,7 +93,7 @@ class TrafficRecorder:
                 while (ended := self._queue.get()) is not None:
                     line = msgspec.json.encode(self._line(ended)) + b"\n"
                     if self._bytes + len(line) > self._max_bytes:
-                        log.warning("%s has %d bytes: no more traffic is recorded", self._path, self._bytes)
+                        log.warning("%s has reached %d bytes; recording has stopped", self._path, self._bytes)
                         return
                     file.write(line)
                     self._bytes += len(line)
@@ -101,7 +101,7 @@ class TrafficRecorder:
                     if self._queue.empty():
                         file.flush()
             except OSError as error:
-                log.error("%s cannot be written: %s; no more traffic is recorded", self._path, error)
+                log.error("%s cannot be written: %s; recording has stopped", self._path, error)
 
     def _line(self, ended: EndedRequest) -> _Line:
         since_s = ended.arrival + self._wall_of_monotonic - self._began
@@ -119,7 +119,7 @@ class TrafficRecorder:
 
     def _hashes(self, ended: EndedRequest) -> list[int]:
         """Of every block, together with all before it: equal hash = equal prompt up to there. The last block
-        may be shorter. Other models and cache namespaces share nothing, so their hashes differ too.
+        may be shorter. Hashes differ between models and cache namespaces, which share no blocks.
         """
         owner = f"{ended.model}\0{ended.cache_namespace}".encode("utf-8", "surrogatepass")
         chained = hashlib.blake2b(owner, key=self._salt, digest_size=32)
@@ -128,13 +128,13 @@ class TrafficRecorder:
         for start in range(0, len(tokens), BLOCK_TOKENS):
             chained.update(tokens[start : start + BLOCK_TOKENS].tobytes())
             if len(found) % BLOCKS_AT_ONCE == BLOCKS_AT_ONCE - 1:
-                time.sleep(0)  # lets the event loop have the interpreter, which waits for 5 ms otherwise
+                time.sleep(0)  # yields the GIL to the event loop, which would otherwise wait 5 ms
             found.append(int.from_bytes(chained.copy().digest()[:8], "little") >> (64 - _ID_BITS))
         return found
 
 
 def _opened(path: Path) -> tuple[BinaryIO, float]:
-    """The file, to be added to, and when it began; a file that is no recording is left alone."""
+    """The file, opened for appending, and its start time; any other file is left unchanged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         began = time.time()
@@ -146,5 +146,7 @@ def _opened(path: Path) -> tuple[BinaryIO, float]:
     except OSError as error:
         raise OptionError(f"record_traffic: {path} cannot be written: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise OptionError(f"record_traffic: {path} is there and is no recording; name another file") from None
+        raise OptionError(
+            f"record_traffic: {path} exists and is not a recording; name another file"
+        ) from None
     return file, began

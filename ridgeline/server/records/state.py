@@ -1,7 +1,7 @@
-"""StateStore: what the server keeps over a restart, in one directory: a SQLite file, and files beside it.
+"""StateStore: what the server keeps across restarts, in one directory: a SQLite file and files beside it.
 
-Used by files, batches and stored responses. One thread does all the SQL, so that a transaction is never seen
-half done, and the event loop never waits for a disk. What a caller's `await run(…)` returned is on the disk.
+Used by files, batches and stored responses. One thread runs all SQL, so that a transaction is never seen half
+done and the event loop never waits for a disk. When `await run(…)` returns, the data is on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUSY_S = 5.0  # longest wait for another process that reads the file
 
 
 class StateStore:
-    """Close it when the server ends. Each part has its own tables: it calls `migrate` before it uses them."""
+    """Close it when the server ends. Each part has its own tables and calls `migrate` before using them."""
 
     def __init__(self, folder: Path, is_temporary: bool = False) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class StateStore:
         except (OSError, sqlite3.Error) as error:
             raise OptionError(
                 f"the state directory {folder} cannot be used: {error}; choose another with --state-dir "
-                "(and another place for models with RIDGELINE_CACHE, where the home directory is read-only)"
+                "(if the home directory is read-only, also set RIDGELINE_CACHE for models)"
             ) from error
         self._thread = ThreadPoolExecutor(1, "ridgeline-state")
 
@@ -64,8 +64,8 @@ class StateStore:
 
 
 def open_state(folder: Path | None, port: int) -> StateStore:
-    """The store in `folder`; by default a place of the port's own. A server on a port of chance keeps
-    nothing: nobody could find it again.
+    """The store in `folder`; by default one per port. A server on a random port stores nothing: its state
+    could not be found again.
     """
     if folder is not None:
         return StateStore(folder.expanduser())
@@ -75,19 +75,19 @@ def open_state(folder: Path | None, port: int) -> StateStore:
 
 
 def default_folder() -> Path:
-    """Where servers keep their state by default, each in a folder named by its port."""
+    """The parent of the default state directories, each named by its server's port."""
     try:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    except RuntimeError:  # a container's user without an entry in /etc/passwd
+    except RuntimeError:  # a container user without an entry in /etc/passwd
         raise OptionError(
-            "the home directory is unknown, and the server's state is kept there: set HOME, or choose a "
+            "the home directory is unknown, where the server keeps its state: set HOME, or choose a "
             "directory with --state-dir"
         ) from None
     return Path(base) / "ridgeline"
 
 
 def _only_one(folder: Path) -> int:
-    """Two servers on one state would run every batch twice. The lock ends with the process, come what may."""
+    """Two servers on one state would run every batch twice. The lock ends with the process in any case."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
-"""Tracing: which requests are traced, and their spans once they have ended. Off without --otlp-endpoint.
+"""Tracing: selects the requests to trace, and exports their spans when they have ended. Off without
+--otlp-endpoint.
 
-The gate asks whose trace a request belongs to; who books a request's end hands over its TimingRecords.
+The gate asks for a request's trace context; the code that books its end passes its TimingRecords.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ridgeline.server.http.request_context import RequestContext
 from ridgeline.telemetry.timing import TimingRecord
 from ridgeline.telemetry.traces import SpanExport, TraceContext, new_trace_id, read_traceparent, server_spans
 
-# Other paths go by themselves.
+# Other paths are their own span names.
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
@@ -48,7 +49,7 @@ class Tracing:
         failure: str,
         with_engine: bool = True,
     ) -> None:
-        """A request has ended. `timings`: of each of its choices, at least one."""
+        """A request has ended. `timings`: one per choice, at least one."""
         if context.trace is None:
             return
         attributes: dict[str, str | bool | int | float] = {

@@ -1,7 +1,7 @@
-"""UsageBook: what requests used, by their id, while they run and for a while after they have ended.
+"""UsageBook: token usage of requests by id, while they run and for a while after they have ended.
 
-GET /v1/usage/{request_id} reads it. Whoever pays for an answer that was broken off, as a gateway does whose
-client has left, learns here what the engine computed of it. Kept in memory: the last 100,000 that ended.
+GET /v1/usage/{request_id} reads it. A gateway whose client disconnected learns here how much of the answer
+the engine computed. Kept in memory: the last 100,000 ended requests.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTo
 KEPT = 100_000  # some 20 MB when full
 Status = Literal["running", "finished", "aborted", "failed"]
 _STATUSES: tuple[Status, ...] = ("running", "finished", "aborted", "failed")
-SINCE = "x-ridgeline-usage-since"  # of a 404: unix seconds; whatever arrived later is known here
-_COUNTS = struct.Struct("<BdQQQQ")  # a fifth of what the objects would take
+SINCE = "x-ridgeline-usage-since"  # header of a 404: Unix seconds; every request that arrived later is known
+_COUNTS = struct.Struct("<BdQQQQ")  # a fifth of the objects' size
 
 
 class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running:
-    """One request under way, and how to ask what it has used."""
+    """One running request, and how to get its usage."""
 
     def __init__(self, request_id: str, usage: Callable[[], Usage]) -> None:
         self.request_id = request_id
@@ -44,29 +44,29 @@ class Running:
 
 
 class UsageBook:
-    """Made by `Front.part`. An id that comes again stands for the request that came last."""
+    """Created by `Front.part`. A reused id refers to the latest request."""
 
     def __init__(self, front: Front | None = None, kept: int = KEPT) -> None:
         self._running: dict[str, Running] = {}
         self._ended: dict[str, bytes] = {}  # oldest first
         self._kept = kept
-        self.known_since = time.time()  # no request that arrived later has been forgotten
+        self.known_since = time.time()  # every request that arrived later is still known
 
     def begin(self, request_id: str, usage: Callable[[], Usage]) -> Running:
         running = self._running[request_id] = Running(request_id, usage)
         return running
 
     def refuse(self, running: Running) -> None:
-        """No engine took it: it has used nothing, and is not known."""
+        """No engine accepted it: it used nothing, and is forgotten."""
         if self._running.get(running.request_id) is running:
             del self._running[running.request_id]
 
     def end(self, running: Running, status: int) -> None:
-        """status: as it is logged; 499 for a client that has left."""
+        """status: as logged; 499 for a client that disconnected."""
         self.refuse(running)
         ending: Status = "finished" if status == 200 else "aborted" if status == 499 else "failed"
         usage = running.usage()
-        self._ended.pop(running.request_id, None)  # it becomes the youngest
+        self._ended.pop(running.request_id, None)  # moves to the end
         self._ended[running.request_id] = _COUNTS.pack(
             _STATUSES.index(ending),
             time.time(),
@@ -102,6 +102,8 @@ async def show_usage(request: Request) -> Response:
     book = Front.of(request).part(UsageBook)
     found = book.find(request_id)
     if found is None:
-        message = f"no request with this id is known: the last {KEPT} that an engine took are kept"
+        message = (
+            f"no request with this id is known; only the last {KEPT} requests accepted by an engine are kept"
+        )
         raise ApiError(404, message, code="not_found", headers={SINCE: f"{book.known_since:.3f}"})
     return Response(encode(found), media_type="application/json")

@@ -26,14 +26,14 @@ from ridgeline.server.responses_api.store import ResponseStore
 
 log = logging.getLogger("ridgeline.server")
 
-MAX_KEPT_BYTES = 64 << 20  # of the logs of runs that have ended, for streams that are yet to catch up
+MAX_KEPT_BYTES = 64 << 20  # of the logs of ended runs, for streams that have not caught up
 MAX_KEPT_RUNS = 256
-EVENTS_AT_ONCE = 256  # of a log that is replayed: a reader has to take so many, not all, in a stall's time
-PATIENCE_S = 60.0  # how often a run that waits for its turn looks whether its time is up
+EVENTS_AT_ONCE = 256  # per write of a replayed log: bounds what must be read within the stall time
+PATIENCE_S = 60.0  # how often a queued run checks its deadline
 
 
 class BackgroundRun:
-    """One background response under way. `events[n]` is the event with the sequence number n."""
+    """One background response. `events[n]` is the event with the sequence number n."""
 
     def __init__(self, shape: ResponseShape, store: ResponseStore, streams: bool) -> None:
         self.shape = shape
@@ -41,7 +41,7 @@ class BackgroundRun:
         self.events: list[bytes] = []
         self.kept_bytes = 0
         self.has_ended = False
-        self._is_ending = False  # from then on, a cancel only waits
+        self._is_ending = False  # from then on, cancel() only waits
         self._store = store
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -54,7 +54,7 @@ class BackgroundRun:
 
     @property
     def status(self) -> Status:
-        """How far it is, while the store does not know more."""
+        """The current status, while the store has an older one."""
         return "queued" if self.shape.body.status == "queued" else "in_progress"
 
     def start(self, request: RunningRequest) -> asyncio.Task[None]:
@@ -62,19 +62,19 @@ class BackgroundRun:
         return self._task
 
     async def cancel(self) -> ResponseBody:
-        """The response as it is when this returns: cancelled, unless it had ended before."""
+        """The response when this returns: cancelled, unless it had already ended."""
         if self._task is not None and not self._task.done():
             if not self._is_ending:
                 self._cancelled = True
                 self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(self._task)
-            if not self._is_ending:  # it was cancelled before its first step
+            if not self._is_ending:  # cancelled before it started
                 await self._finish(self.shape.cancelled_events())
         return self.shape.body
 
     async def wait_for(self, count: int) -> None:
-        """Until there are more than `count` events, or there will be no more."""
+        """Wait until there are more than `count` events, or the run has ended."""
         while len(self.events) <= count and not self.has_ended:
             await self._changed.wait()
 
@@ -90,7 +90,7 @@ class BackgroundRun:
                 last = await off_loop(told_bytes, lambda: self.shape.closing_events(usage))
         except asyncio.CancelledError:
             if not self._cancelled:
-                raise  # the server ends; its next start tells
+                raise  # the server is stopping; its next start marks the run as failed
             last = self.shape.cancelled_events()
         except Exception as error:
             reply = reply_to(error)
@@ -109,7 +109,7 @@ class BackgroundRun:
         except ApiError as error:
             log.error("background response %s could not be stored: %s", self.id, error)
         self.has_ended = True
-        self._log(last)  # told when it can be found
+        self._log(last)  # sent when it is stored
 
     def _log(self, events: list[bytes]) -> None:
         if self.streams:
@@ -120,23 +120,23 @@ class BackgroundRun:
 
 
 class Background:
-    """The runs of one server: those under way, and the logs of some that have ended."""
+    """The runs of one server: running ones, and the logs of some that have ended."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._max_running = config.background_responses
         self._running: dict[str, BackgroundRun] = {}
         self._ended: dict[str, BackgroundRun] = {}  # oldest first
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop alone does not keep them
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop holds only weak references
 
     def check_room(self) -> None:
         if len(self._running) >= self._max_running:
-            message = f"{self._max_running} background responses are under way, this server's limit"
+            message = f"{self._max_running} background responses are running, this server's limit"
             headers = {"retry-after": "5"}
             raise ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
 
     @contextlib.contextmanager
     def room_for(self, run: BackgroundRun) -> Iterator[None]:
-        """Its place is taken from here on; given back if what it needs before it starts fails."""
+        """Reserves the run's place; releases it if the preparation before its start fails."""
         self.check_room()
         self._running[run.id] = run
         try:
@@ -146,7 +146,7 @@ class Background:
             raise
 
     def start(self, run: BackgroundRun, request: RunningRequest) -> None:
-        """One that has its place."""
+        """Start a run that has its place."""
         task = run.start(request)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(run, task))
@@ -155,12 +155,12 @@ class Background:
         return self._running.get(id)
 
     def streamed(self, id: str) -> BackgroundRun | None:
-        """A run whose events can still be told from the first."""
+        """A run whose events are still available from the first."""
         run = self._running.get(id) or self._ended.get(id)
         return run if run is not None and run.streams else None
 
     async def ended(self, patience_s: float) -> None:
-        """Until every run has ended and is stored, if that does not take too long."""
+        """Wait until every run has ended and is stored, up to a limit."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience_s)
 
@@ -168,7 +168,7 @@ class Background:
         self._ended.pop(id, None)
 
     def now(self, body: ResponseBody) -> ResponseBody:
-        """What the store has, with how far it is: it is written at the beginning and at the end only."""
+        """The stored response with its current status: the store is written only at start and end."""
         run = self._running.get(body.id)
         return body if run is None else msgspec.structs.replace(body, status=run.status)
 

@@ -17,7 +17,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class _Typed(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """One of several kinds that `type` tells apart."""
+    """One of several kinds, distinguished by `type`."""
 
 
 class InputText(_Typed, frozen=True, kw_only=True, tag="input_text"):
@@ -177,7 +177,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[FunctionTool | NamespaceTool]  # those that the model is offered
     top_logprobs: int
     top_p: float
-    presence_penalty: float = 0.0  # not in responses that were stored before it was told
+    presence_penalty: float = 0.0  # missing in responses stored by older versions
     frequency_penalty: float = 0.0
     truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None

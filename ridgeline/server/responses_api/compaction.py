@@ -1,7 +1,7 @@
-"""POST /v1/responses/compact: a conversation becomes its user's messages and a summary that the model writes.
+"""POST /v1/responses/compact: reduces a conversation to its user messages and a summary by the model.
 
-The summary travels in a `compaction` item, as OpenAI's does. It is encoded, not encrypted: the client that
-holds the item has seen the conversation.
+The summary is in a `compaction` item, as in OpenAI's API. It is encoded, not encrypted: the client that holds
+the item has seen the conversation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INSTRUCTION = (
 
 
 def summary_request(body: CompactRequest) -> ResponseRequest:
-    """What the model is asked: to write, without tools or thinking."""
+    """The request for the summary, without tools or thinking."""
     return ResponseRequest(
         model=body.model,
         instructions=body.instructions,
@@ -44,7 +44,7 @@ def with_instruction(items: Sequence[Placed]) -> list[Placed]:
 
 
 class CompactionShape:
-    """The whole answer: what the user said stays, all else is in the summary."""
+    """The whole answer: user messages stay, the rest is in the summary."""
 
     def __init__(self, items: Sequence[Placed], created_at: int) -> None:
         self._items = items

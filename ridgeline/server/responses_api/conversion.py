@@ -1,7 +1,7 @@
-"""A response's request becomes a chat request, and what chat says about its fields comes back in our names.
+"""Converts a response's request to a chat request, and chat's errors back to the client's field names.
 
-`converted` makes the chat body from the conversation's items and the options; its `Names` turn a path of
-that body (`messages[3].tool_calls[0].function.arguments`) into the client's own (`input[4].arguments`).
+`converted` makes the chat body from the conversation's items and the options; its `FieldNames` map a path of
+that body (`messages[3].tool_calls[0].function.arguments`) to the client's (`input[4].arguments`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ SAME_NAME = (
     "stream",
 )
 CHOICES = ("none", "auto", "required")
-SUMMARY = "Summary of the conversation so far:\n"  # before that of a compaction item
-# The beginnings of chat's paths, longest first, and what they are called here.
+SUMMARY = "Summary of the conversation so far:\n"  # precedes the summary of a compaction item
+# Prefixes of chat's paths, longest first, and their names here.
 RENAMED = (
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
@@ -72,16 +72,16 @@ _TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(?P<rest>.*)", re.DOTALL)
 
 
 @dataclass(slots=True)
-class Names:
-    """Where every part of the chat body came from."""
+class FieldNames:
+    """The client's path of every part of the chat body."""
 
     messages: list[str] = field(default_factory=list)
     calls: dict[tuple[int, int], str] = field(default_factory=dict)
-    outputs: set[int] = field(default_factory=set)  # the messages that are outputs of functions
+    outputs: set[int] = field(default_factory=set)  # messages that are function outputs
     tools: list[str] = field(default_factory=list)
 
     def of(self, path: str) -> str:
-        """The client's name of a chat body's path; a path that is the same in both comes back as it is."""
+        """The client's path for a chat body's path; a path that is the same in both is returned unchanged."""
         if match := _MESSAGE.fullmatch(path):
             return self._message(int(match[1]), match[2], match["rest"])
         if match := _TOOL.fullmatch(path):
@@ -103,7 +103,7 @@ class Names:
         return where + rest
 
     def reply(self, reply: ErrorReply) -> ApiError:
-        """The same refusal, about the client's own field."""
+        """The same error, about the client's field."""
         ours = None if reply.param is None else self.of(reply.param)
         message = reply.message
         if reply.param is not None and message.startswith(f"{reply.param}: "):
@@ -113,7 +113,7 @@ class Names:
         )
 
     def during(self, work: Callable[[], T]) -> T:
-        """`work`, with what it refuses named as the client knows it."""
+        """Run `work`; report its errors under the client's field names."""
         try:
             return work()
         except (ApiError, InvalidRequest, TemplateError) as error:
@@ -122,8 +122,8 @@ class Names:
             raise self.reply(reply) from None
 
 
-def converted(body: InputTokensRequest, items: Sequence[Placed]) -> tuple[ChatRequest, Names]:
-    names = Names()
+def converted(body: InputTokensRequest, items: Sequence[Placed]) -> tuple[ChatRequest, FieldNames]:
+    names = FieldNames()
     chat: dict[str, Any] = {
         "model": body.model,
         "messages": _messages(body.instructions, items, names),
@@ -139,11 +139,11 @@ def converted(body: InputTokensRequest, items: Sequence[Placed]) -> tuple[ChatRe
         chat |= _logprobs(body)
         chat["max_completion_tokens"] = body.max_output_tokens
     given = {name: value for name, value in chat.items() if value is not None}
-    # Through chat's own decoding: what it refuses there, it refuses here.
+    # Through chat's decoding, so that the same values are refused.
     return names.during(lambda: decode(encode(given), ChatRequest)), names
 
 
-def _messages(instructions: str | None, items: Sequence[Placed], names: Names) -> list[dict[str, Any]]:
+def _messages(instructions: str | None, items: Sequence[Placed], names: FieldNames) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     called: set[str] = set()
     if instructions is not None:
@@ -181,27 +181,27 @@ def _messages(instructions: str | None, items: Sequence[Placed], names: Names) -
                 _say(messages, names, placed.path, role="tool", content=content, tool_call_id=output.call_id)
     for turn in messages:
         if turn["role"] == "assistant" and not turn.keys() & {"content", "tool_calls"}:
-            turn["content"] = ""  # it thought, and said nothing
+            turn["content"] = ""  # reasoning without text
     return messages
 
 
-def _say(messages: list[dict[str, Any]], names: Names, path: str, **message: Any) -> None:
+def _say(messages: list[dict[str, Any]], names: FieldNames, path: str, **message: Any) -> None:
     messages.append(message)
     names.messages.append(path)
 
 
 def _assistant_turn(
-    messages: list[dict[str, Any]], names: Names, path: str, lacking: tuple[str, ...]
+    messages: list[dict[str, Any]], names: FieldNames, path: str, lacking: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Items that follow each other are one turn of the assistant: first it thinks, then says, then calls.
-    What comes out of that order begins a new one.
+    """Consecutive items form one assistant turn: reasoning, then text, then calls. An item out of that order
+    begins a new turn.
     """
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(name in last for name in lacking):
         _say(messages, names, path, role="assistant")
         return messages[-1]
     if "content" not in last:
-        names.messages[-1] = path  # the part that a refusal of the message is likeliest about
+        names.messages[-1] = path  # the item that an error about the message most likely concerns
     return last
 
 
@@ -213,7 +213,7 @@ def _chat_parts(parts: Sequence[Any]) -> list[dict[str, str]]:
     return [{"type": "text", "text": part.text} for part in parts]
 
 
-def _tools(body: InputTokensRequest, names: Names) -> dict[str, Any]:
+def _tools(body: InputTokensRequest, names: FieldNames) -> dict[str, Any]:
     functions = offered(body.tools)
     choice, allowed = _choice(body.tool_choice, functions)
     told = [function for function in functions if allowed is None or function.name in allowed]
@@ -235,7 +235,7 @@ def _function(offered: Offered) -> dict[str, Any]:
 def _choice(
     choice: str | ResponseToolChoice | None, functions: Sequence[Offered]
 ) -> tuple[Any, set[str] | None]:
-    """Chat's tool_choice, and the names of the only tools the model is told of; None for all."""
+    """Chat's tool_choice, and the names of the tools shown to the model; None for all."""
     if choice is None or isinstance(choice, str):
         if choice is not None and choice not in CHOICES:
             raise BadRequest("tool_choice", f"unknown choice {choice[:64]!r}; known are {', '.join(CHOICES)}")

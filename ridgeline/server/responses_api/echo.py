@@ -1,6 +1,6 @@
-"""The response as it begins: what was asked for comes back in it, with the defaults filled in.
+"""The initial response body: the request's fields with defaults filled in.
 
-What may be large is encoded here, off the event loop, once; three events of every stream carry it.
+Large values are encoded here, off the event loop, once; three events of every stream carry them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def opening_body(body: ResponseRequest, job: Job, created_at: int, is_stored: bo
 
 
 def _written(value: T) -> T:
-    """The value in its final form, which the encoder copies; nobody reads it before that."""
+    """The value in its final encoded form, which the encoder copies."""
     return cast(T, msgspec.Raw(encode(value)))
 
 

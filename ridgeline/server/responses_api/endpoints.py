@@ -1,4 +1,4 @@
-"""What /v1/responses serves, as `server.app` and the OpenAPI document take it."""
+"""The endpoints of /v1/responses, for `server.app` and the OpenAPI document."""
 
 from __future__ import annotations
 

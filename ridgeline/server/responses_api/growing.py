@@ -1,6 +1,6 @@
-"""Output items while they grow: each tells the events of its beginning, of every addition, and of its end.
+"""Output items under construction: each emits the events of its start, every addition and its end.
 
-Made and driven by `ResponseShape`, one at a time.
+Created and driven by `ResponseShape`, one at a time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ridgeline.server.responses_api.bodies import (
     ReasoningItem,
     ReasoningText,
 )
+from ridgeline.server.responses_api.event_writer import Deltas, EventWriter
 from ridgeline.server.responses_api.items import new_id
-from ridgeline.server.responses_api.telling import Deltas, Telling
 
 
 class GrowingItem(Protocol):
@@ -31,31 +31,31 @@ class GrowingItem(Protocol):
 
 
 class GrowingText:
-    """What the assistant says: a message of one part."""
+    """The assistant's text: a message of one part."""
 
-    def __init__(self, telling: Telling, output_index: int) -> None:
-        self._telling = telling
+    def __init__(self, events: EventWriter, output_index: int) -> None:
+        self._events = events
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("msg")}
         self._texts: list[str] = []
         self._logprobs: list[ChatLogprob] = []
-        telling.tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
-        telling.tell(bodies.PartAdded, **self._at, part=self._part(""))
+        events.write(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
+        events.write(bodies.PartAdded, **self._at, part=self._part(""))
         self._deltas = Deltas(bodies.TextDelta, **self._at, logprobs=[])
 
     def add(self, text: str, logprobs: list[ChatLogprob]) -> None:
         self._texts.append(text)
         if not logprobs:
-            self._telling.tell_delta(self._deltas, text)
+            self._events.write_delta(self._deltas, text)
             return
         self._logprobs += logprobs
-        self._telling.tell(bodies.TextDelta, **self._at, delta=text, logprobs=logprobs)
+        self._events.write(bodies.TextDelta, **self._at, delta=text, logprobs=logprobs)
 
     def done(self, status: ItemStatus) -> MessageItem:
         part = self._part("".join(self._texts))
-        self._telling.tell(bodies.TextDone, **self._at, text=part.text, logprobs=part.logprobs)
-        self._telling.tell(bodies.PartDone, **self._at, part=part)
+        self._events.write(bodies.TextDone, **self._at, text=part.text, logprobs=part.logprobs)
+        self._events.write(bodies.PartDone, **self._at, part=part)
         item = self._item(status, [part])
-        self._telling.tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
+        self._events.write(bodies.ItemDone, output_index=self._at["output_index"], item=item)
         return item
 
     def _part(self, text: str) -> OutputText:
@@ -66,26 +66,26 @@ class GrowingText:
 
 
 class GrowingReasoning:
-    """What the model thinks before it answers: an item of one part, and no summary."""
+    """The model's reasoning: an item of one part, without a summary."""
 
-    def __init__(self, telling: Telling, output_index: int) -> None:
-        self._telling = telling
+    def __init__(self, events: EventWriter, output_index: int) -> None:
+        self._events = events
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("rs")}
         self._texts: list[str] = []
-        telling.tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
-        telling.tell(bodies.PartAdded, **self._at, part=ReasoningText(text=""))
+        events.write(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
+        events.write(bodies.PartAdded, **self._at, part=ReasoningText(text=""))
         self._deltas = Deltas(bodies.ReasoningDelta, **self._at)
 
     def add(self, text: str, logprobs: list[ChatLogprob]) -> None:
         self._texts.append(text)
-        self._telling.tell_delta(self._deltas, text)
+        self._events.write_delta(self._deltas, text)
 
     def done(self, status: ItemStatus) -> ReasoningItem:
         part = ReasoningText(text="".join(self._texts))
-        self._telling.tell(bodies.ReasoningDone, **self._at, text=part.text)
-        self._telling.tell(bodies.PartDone, **self._at, part=part)
+        self._events.write(bodies.ReasoningDone, **self._at, text=part.text)
+        self._events.write(bodies.PartDone, **self._at, part=part)
         item = self._item(status, [part])
-        self._telling.tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
+        self._events.write(bodies.ItemDone, output_index=self._at["output_index"], item=item)
         return item
 
     def _item(self, status: ItemStatus, content: list[ReasoningText]) -> ReasoningItem:
@@ -93,29 +93,29 @@ class GrowingReasoning:
 
 
 class GrowingCall:
-    """A call of a function: its name is known when it begins, its arguments grow."""
+    """A function call: its name is known at the start, its arguments grow."""
 
     def __init__(
-        self, telling: Telling, output_index: int, call_id: str, namespace: str | None, name: str
+        self, events: EventWriter, output_index: int, call_id: str, namespace: str | None, name: str
     ) -> None:
-        self._telling = telling
+        self._events = events
         self._namespace = namespace
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("fc")}
         self._call_id = call_id
         self._name = name
         self._texts: list[str] = []
-        telling.tell(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", ""))
+        events.write(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", ""))
         self._deltas = Deltas(bodies.ArgumentsDelta, **self._at)
 
     def add(self, text: str, logprobs: list[ChatLogprob]) -> None:
         self._texts.append(text)
-        self._telling.tell_delta(self._deltas, text)
+        self._events.write_delta(self._deltas, text)
 
     def done(self, status: ItemStatus) -> FunctionCallItem:
         arguments = "".join(self._texts)
-        self._telling.tell(bodies.ArgumentsDone, **self._at, name=self._name, arguments=arguments)
+        self._events.write(bodies.ArgumentsDone, **self._at, name=self._name, arguments=arguments)
         item = self._item(status, arguments)
-        self._telling.tell(bodies.ItemDone, output_index=self._at["output_index"], item=item)
+        self._events.write(bodies.ItemDone, output_index=self._at["output_index"], item=item)
         return item
 
     def _item(self, status: ItemStatus, arguments: str) -> FunctionCallItem:

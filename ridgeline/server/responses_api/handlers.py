@@ -24,7 +24,7 @@ from ridgeline.server.openai_api.logprobs import TokenNames
 from ridgeline.server.responses_api.background import Background, BackgroundRun, Replay
 from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList
 from ridgeline.server.responses_api.compaction import CompactionShape, summary_request, with_instruction
-from ridgeline.server.responses_api.conversion import Names, converted
+from ridgeline.server.responses_api.conversion import FieldNames, converted
 from ridgeline.server.responses_api.echo import opening_body
 from ridgeline.server.responses_api.items import Placed, placed_items, references
 from ridgeline.server.responses_api.namespaces import homes
@@ -44,11 +44,11 @@ from ridgeline.server.responses_api.store import History, Limits, ResponseStore,
 B = TypeVar("B", bound=InputTokensRequest)
 Q = TypeVar("Q")
 
-NO_STORE = "this server keeps nothing: it has no state directory; send store: false"
+NO_STORE = "this server stores no responses: it has no state directory; send store: false"
 
 
 class Responses:
-    """What this endpoint keeps between requests; `store` is None where the server keeps nothing."""
+    """State kept between requests; `store` is None if the server has no state directory."""
 
     def __init__(self, front: Front) -> None:
         config = front.config
@@ -63,7 +63,7 @@ class Responses:
         return Front.of(request).part(cls)
 
     def stored(self, id: str) -> ResponseStore:
-        """The store, to look for a response; without one, there is none."""
+        """The store to look up a response; raises 404 if there is no store."""
         if self.store is None:
             raise not_found(id, None)
         return self.store
@@ -71,7 +71,7 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is ready to run: what is asked of the engine, how it is written down, what is kept."""
+    """A request ready to run: the engine's job, the answer's shape, and what to store."""
 
     job: Job
     shape: ResponseShape
@@ -98,12 +98,12 @@ async def create(request: Request) -> ASGIApp:
 async def _begin(
     front: Front, context: RequestContext, responses: Responses, store: ResponseStore, ready: Prepared
 ) -> ASGIApp:
-    """A background response: it is stored and under way when its first answer is sent."""
+    """Start a background response: it is stored and running when its first answer is sent."""
     run = BackgroundRun(ready.shape, store, streams=ready.job.stream)
     first = encode(ready.shape.body)
     with responses.background.room_for(run):
         await store.add(ready.shape.body, ready.items)
-    own = dataclasses.replace(context)  # the request ends now, and the run is booked by itself
+    own = dataclasses.replace(context)  # this request ends now; the run is booked separately
     request_run = RunningRequest(front, own, dataclasses.replace(ready.job, stream=True))
     responses.background.start(run, request_run)
     return Replay(run, 0, front.config) if run.streams else Response(first, media_type="application/json")
@@ -121,7 +121,7 @@ async def retrieve(request: Request) -> ASGIApp:
         return await _json(responses.background.now(body))
     run = responses.background.streamed(id)
     if run is None:
-        message = "stream: only a background response that was asked to stream can be, and not for long after"
+        message = "stream: this response was not created with background and stream, or its events are gone"
         raise ApiError(400, message, param="stream")
     first = 0 if query.starting_after is None else query.starting_after + 1
     return Replay(run, first, Front.of(request).config)
@@ -129,14 +129,14 @@ async def retrieve(request: Request) -> ASGIApp:
 
 async def cancel(request: Request) -> Response:
     responses, id = Responses.of(request), request.path_params["response_id"]
-    run = responses.background.running(id)  # first: what is read from the store may have ended meanwhile
+    run = responses.background.running(id)  # before reading the store: the run may end in between
     if run is not None:
         return await _json(await run.cancel())
     body = await responses.stored(id).get(id)
     if body is None:
         raise not_found(id, None)
     if not body.background:
-        raise ApiError(400, f"{id} is no background response; only those can be cancelled")
+        raise ApiError(400, f"{id} is not a background response; only those can be cancelled")
     return await _json(body)
 
 
@@ -232,7 +232,7 @@ async def _prepare(
 async def _conversation(
     responses: Responses, body: InputTokensRequest, size_bytes: int
 ) -> tuple[list[Placed], int]:
-    """Earlier turns, then the input; and about how many bytes came from the store."""
+    """Earlier turns, then the input; and the approximate number of bytes from the store."""
     history, stored = History([], 0), dict[str, Item]()
     previous = body.previous_response_id
     if previous is not None:
@@ -250,7 +250,7 @@ async def _conversation(
     return [*(Placed(item, "previous_response_id") for item in history.items), *own], history.bytes
 
 
-def _job(front: Front, body: InputTokensRequest, items: list[Placed]) -> tuple[Job, Names]:
+def _job(front: Front, body: InputTokensRequest, items: list[Placed]) -> tuple[Job, FieldNames]:
     chat, names = converted(body, items)
     return names.during(lambda: chat_job(front, chat)), names
 
@@ -261,7 +261,7 @@ def _count(front: Front, body: InputTokensRequest, items: list[Placed]) -> int:
 
 
 def _query(request: Request, kind: type[Q]) -> Q:
-    """The query's parameters; what is not one of them is left alone, as anywhere."""
+    """The query's parameters; unknown ones are ignored, as elsewhere."""
     given = {name: value for name, value in request.query_params.items() if name in kind.__annotations__}
     try:
         return msgspec.convert(given, kind, strict=False)
@@ -272,5 +272,5 @@ def _query(request: Request, kind: type[Q]) -> Q:
 
 
 async def _json(body: Any) -> Response:
-    """As JSON, off the loop: what a response holds may be long."""
+    """Encode as JSON, in a thread if it is long."""
     return Response(await off_loop(LONG_BYTES + 1, lambda: encode(body)), media_type="application/json")

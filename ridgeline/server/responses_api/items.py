@@ -1,7 +1,7 @@
-"""A request's input as plain items: every one checked, with an id and the path it came by.
+"""A request's input as plain items: each validated, with an id and its path in the body.
 
-What the client may write in several ways (a string, a message without a type, parts or text) is one thing
-from here on: what the store keeps and the conversation is made of. A bad item is a 400 that names its path.
+Alternative notations (a string, a message without a type, parts or text) are unified here; the store keeps
+the plain items and the conversation is built from them. An invalid item is a 400 that names its path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Role = Literal["user", "assistant", "system", "developer"]
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_TYPES = ("input_text", "output_text")
 
-# Which fields go with which type; those that are ignored everywhere are not listed.
+# Allowed fields by type; fields that are ignored everywhere are not listed.
 FIELDS: dict[str, tuple[str, ...]] = {
     "message": ("id", "role", "content"),
     "reasoning": ("id", "summary", "content", "encrypted_content"),
@@ -56,7 +56,7 @@ _NOT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An item, and what a client calls it: `input[3]`. An id that is ours cannot be guessed."""
+    """An item and its path, such as `input[3]`. Ids made here cannot be guessed."""
 
     item: Item
     path: str
@@ -64,7 +64,7 @@ class Placed:
 
 
 def new_id(prefix: str) -> str:
-    """Ids cannot be guessed: who knows one may read what it names."""
+    """Ids must be unguessable: knowing one gives access to what it names."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
@@ -78,16 +78,16 @@ def sealed(summary: str) -> str:
 
 
 def unsealed(content: str, path: str) -> str:
-    """The summary in a compaction item. Raises 400 for one that another server made."""
+    """The summary in a compaction item. Raises 400 for one made by another server."""
     try:
         return msgspec.json.decode(base64.b64decode(content, validate=True), type=_Sealed).summary
     except (ValueError, msgspec.DecodeError):
-        message = "another kind of server made this compaction item, which cannot be read here"
+        message = "this compaction item was made by another kind of server and cannot be read here"
         raise BadRequest(path, message) from None
 
 
 def references(given: str | list[InputItem] | None) -> list[str]:
-    """The ids of stored items that the input means."""
+    """The ids of stored items that the input references."""
     return (
         []
         if given is None or isinstance(given, str)
@@ -96,7 +96,7 @@ def references(given: str | list[InputItem] | None) -> list[str]:
 
 
 def placed_items(given: str | list[InputItem] | None, stored: Mapping[str, Item]) -> list[Placed]:
-    """The input's items in order. `stored` are those that references name."""
+    """The input's items in order. `stored` are the referenced ones."""
     if given is None:
         return []
     if isinstance(given, str):
@@ -107,7 +107,7 @@ def placed_items(given: str | list[InputItem] | None, stored: Mapping[str, Item]
 
 
 def _type(item: InputItem) -> str:
-    """A message may leave its type out, and a reference too: it has nothing but an id."""
+    """The type may be omitted for a message and for a reference, which has only an id."""
     if item.type is not None:
         return item.type
     return "item_reference" if item.role is None and item.id is not None else "message"
@@ -134,7 +134,7 @@ def _placed(item: InputItem, path: str, stored: Mapping[str, Item]) -> Placed:
             made = _output(item, path)
         case "compaction":
             content = _needed(item.encrypted_content, f"{path}.encrypted_content")
-            unsealed(content, f"{path}.encrypted_content")  # or it is refused
+            unsealed(content, f"{path}.encrypted_content")  # raises if it cannot be read
             made = CompactionItem(id=item.id or new_id("cmp"), encrypted_content=content)
         case _:
             id = _needed(item.id, f"{path}.id")

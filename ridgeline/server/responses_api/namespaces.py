@@ -1,5 +1,5 @@
-"""The functions that a response's model is offered, with those in namespaces, as Codex sends the functions of
-MCP servers.
+"""The functions offered to the model, including those in namespaces, which Codex uses for functions of MCP
+servers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ridgeline.web.response_tools import flat_name
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A function that the model is offered: under which name, and where the client wrote it."""
+    """A function offered to the model: its name for the model, and its path in the client's body."""
 
     name: str
     tool: FunctionTool
@@ -23,7 +23,7 @@ class Offered:
 
     @property
     def description(self) -> str | None:
-        """The first function of a namespace brings the namespace's own description."""
+        """The first function of a namespace carries the namespace's description."""
         own = self.tool.description
         if self.namespace is None or self.namespace.tools[0] is not self.tool:
             return own
@@ -44,7 +44,7 @@ def _offered(tools: Sequence[ResponseTool]) -> Iterator[Offered]:
 
 
 def called(name: str, functions: Sequence[Offered], path: str) -> str:
-    """The flat name of a function that the client names without its namespace, or with it."""
+    """The flat name of a function that the client names with or without its namespace."""
     if any(function.name == name for function in functions):
         return name
     meant = [function.name for function in functions if function.tool.name == name]
@@ -52,7 +52,7 @@ def called(name: str, functions: Sequence[Offered], path: str) -> str:
         return meant[0]
     if meant:
         raise BadRequest(path, f"several namespaces have {name[:64]!r}; write one of {', '.join(meant)}")
-    raise BadRequest(path, f"{name[:64]!r} is none of the functions of tools")
+    raise BadRequest(path, f"{name[:64]!r} is not one of the functions in tools")
 
 
 Homes = Mapping[str, tuple[str, str]]  # by a function's flat name: its namespace and its own name

@@ -1,6 +1,7 @@
-"""A clearer refusal: an item or tool of a kind that is not served is named by its type, not by a field of it.
+"""Clearer errors: an unsupported kind of item or tool is named by its type, not by one of its fields.
 
-Decoding stops at the first unknown field, which such kinds are full of. Called only once it has refused.
+Decoding stops at the first unknown field, of which such kinds have many. Called only after decoding has
+failed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ INNER_TOOLS = ("function",)  # of a namespace
 
 
 def named_refusal(raw: bytes, refusal: BadRequest) -> BadRequest:
-    """The same refusal, or one that says more."""
+    """The same error, or a more specific one."""
     match = _WHERE.match(refusal.reply.param or "")
     if match is None or not (match[4] or refusal.reply.code in ("unknown_field", "unsupported_field")):
         return refusal
@@ -34,7 +35,7 @@ def named_refusal(raw: bytes, refusal: BadRequest) -> BadRequest:
 
 
 def _type_at(raw: bytes, field: str, places: list[int]) -> Any:
-    """Of an item or a tool; of two places, the second is that of a tool in a namespace."""
+    """The type of an item or a tool; of two indices, the second is a tool in a namespace."""
     try:
         found = json.loads(raw)[field][places[0]]
         for place in places[1:]:

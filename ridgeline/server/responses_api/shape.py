@@ -1,7 +1,7 @@
 """ResponseShape: pieces as the events of a streamed response, or as one response.
 
-Both are made by the same growing list of output items, so what a stream ends with is what a whole answer
-says. Knows nothing of HTTP, of the store, or of who reads.
+Both come from the same growing list of output items, so a stream ends with what a whole answer contains.
+Independent of HTTP and of the store.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ridgeline.server.responses_api.bodies import (
     ResponseUsage,
     Status,
 )
+from ridgeline.server.responses_api.event_writer import EventWriter
 from ridgeline.server.responses_api.growing import GrowingCall, GrowingItem, GrowingReasoning, GrowingText
 from ridgeline.server.responses_api.namespaces import Homes
-from ridgeline.server.responses_api.telling import Telling
 
 ENDS = {
     "completed": bodies.Completed,
     "incomplete": bodies.Incomplete,
     "failed": bodies.Failed,
-    "cancelled": bodies.Failed,  # there is no event of its own; the status in it says what happened
+    "cancelled": bodies.Failed,  # has no event type; the status in the body tells them apart
 }
 
 
 class ResponseShape:
-    """`body` is the response as it begins. `homes`: of the functions in namespaces. Events are numbered from
-    0 in the order they are made.
+    """`body` is the initial response. `homes`: namespaces of the functions. Events are numbered from 0 in the
+    order they are made.
     """
 
     def __init__(self, body: ResponseBody, names: TokenNames, with_logprobs: bool, homes: Homes) -> None:
@@ -51,11 +51,11 @@ class ResponseShape:
         self._with_logprobs = with_logprobs
         self._output: list[OutputItem] = []  # those that are done
         self._growing: GrowingItem | None = None
-        self._unsaid: list[ChatLogprob] = []  # of tokens whose text is yet to come
-        self._fresh: list[ChatLogprob] = []  # of the piece that is being told
+        self._unsaid: list[ChatLogprob] = []  # of tokens whose text has not been emitted
+        self._fresh: list[ChatLogprob] = []  # of the current piece
         self._finish_reason = "stop"
         self._running = False
-        self._telling = Telling()
+        self._events = EventWriter()
 
     def opening(self) -> bytes:
         return b"".join(self.opening_events())
@@ -70,20 +70,20 @@ class ResponseShape:
         return b"".join(self.failure_events(reply))
 
     def whole(self, pieces: list[Piece], usage: Usage) -> ResponseBody:
-        self._telling.is_heard = False
+        self._events.is_enabled = False
         for piece in pieces:
             self.piece_events(piece)
         self.closing_events(usage)
         return self.body
 
     def opening_events(self) -> list[bytes]:
-        """A response that waits for its turn says so; any other is under way."""
-        self._telling.tell(bodies.Created, response=self.body)
+        """A queued response is reported as queued, any other as in progress."""
+        self._events.write(bodies.Created, response=self.body)
         if self.body.status == "queued":
-            self._telling.tell(bodies.Queued, response=self.body)
+            self._events.write(bodies.Queued, response=self.body)
         else:
             self._run()
-        return self._telling.taken()
+        return self._events.taken()
 
     def piece_events(self, piece: Piece) -> list[bytes]:
         self._run()
@@ -94,14 +94,14 @@ class ResponseShape:
             self._grow(part)
         if piece.finish_reason is not None:
             self._finish_reason = piece.finish_reason
-        return self._telling.taken()
+        return self._events.taken()
 
     def closing_events(self, usage: Usage) -> list[bytes]:
         """The last item is done, and so is the response."""
         cut = self._finish_reason == "length"
         if not self._output and self._growing is None:
-            self._begin(GrowingText)  # it had nothing to say, and says that
-        # A call that is to be made ends with a reason of its own.
+            self._begin(GrowingText)  # an empty answer still has a message
+        # A call to be made has its own finish reason.
         call_is_cut = isinstance(self._growing, GrowingCall) and self._finish_reason != "tool_calls"
         self._end_item("incomplete" if cut or call_is_cut else "completed")
         self._end(
@@ -110,42 +110,42 @@ class ResponseShape:
             incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
             completed_at=None if cut else int(time.time()),
         )
-        return self._telling.taken()
+        return self._events.taken()
 
     def failure_events(self, reply: ErrorReply) -> list[bytes]:
-        """What was said so far stays, marked as incomplete."""
+        """The output so far stays, marked as incomplete."""
         self._end_item("incomplete")
         self._end("failed", error=response_error(reply))
-        return self._telling.taken()
+        return self._events.taken()
 
     def cancelled_events(self) -> list[bytes]:
         self._end_item("incomplete")
         self._end("cancelled")
-        return self._telling.taken()
+        return self._events.taken()
 
     def _run(self) -> None:
         if not self._running:
             self._running = True
             self.body = msgspec.structs.replace(self.body, status="in_progress")
-            self._telling.tell(bodies.InProgress, response=self.body)
+            self._events.write(bodies.InProgress, response=self.body)
 
     def _grow(self, part: ParsedEvent) -> None:
         match part:
             case Content(text):
                 if not isinstance(self._growing, GrowingText):
                     if self._growing is not None:
-                        self._unsaid = self._fresh  # what came before were marks between thought and speech
+                        self._unsaid = self._fresh  # earlier tokens were markers between reasoning and text
                     self._begin(GrowingText)
                 self._add(text)
             case Reasoning(text):
-                self._unsaid = []  # of what is thought, no log-probabilities are told
+                self._unsaid = []  # reasoning has no log-probabilities
                 if not isinstance(self._growing, GrowingReasoning):
                     self._begin(GrowingReasoning)
                 self._add(text)
             case CallStart(_, id, name):
                 self._unsaid = []
                 home = self._homes.get(name, (None, name))
-                self._begin(lambda telling, index: GrowingCall(telling, index, id, *home))
+                self._begin(lambda events, index: GrowingCall(events, index, id, *home))
             case CallArguments(_, text):
                 self._unsaid = []
                 assert isinstance(self._growing, GrowingCall)  # parsers begin a call before its arguments
@@ -156,21 +156,21 @@ class ResponseShape:
         logprobs, self._unsaid = self._unsaid, []
         self._growing.add(text, logprobs)
 
-    def _begin(self, new: Callable[[Telling, int], GrowingItem]) -> None:
+    def _begin(self, new: Callable[[EventWriter, int], GrowingItem]) -> None:
         self._end_item("completed")
-        self._growing = new(self._telling, len(self._output))
+        self._growing = new(self._events, len(self._output))
 
     def _end_item(self, status: ItemStatus) -> None:
         if self._growing is None:
             return
         if self._unsaid and isinstance(self._growing, GrowingText):
-            self._add("")  # the tokens that ended it
+            self._add("")  # the end tokens
         self._output.append(self._growing.done(status))
         self._growing = None
 
     def _end(self, status: Status, **changes: Any) -> None:
         self.body = msgspec.structs.replace(self.body, status=status, output=self._output, **changes)
-        self._telling.tell(ENDS[status], response=self.body)
+        self._events.write(ENDS[status], response=self.body)
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
@@ -184,7 +184,7 @@ def response_usage(usage: Usage) -> ResponseUsage:
 
 
 def response_error(reply: ErrorReply) -> ResponseError:
-    """A failure in the few codes that clients of this endpoint know."""
+    """A failure as one of the few codes that clients of this endpoint know."""
     if reply.status == 429:
         return ResponseError("rate_limit_exceeded", reply.message, reply.param)
     return ResponseError(

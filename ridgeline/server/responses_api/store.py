@@ -1,7 +1,7 @@
 """ResponseStore: responses and their items in the state's SQLite file, bounded in number, bytes and age.
 
-A conversation is a chain of responses, each with its own input and output; using its end keeps all of it from
-growing old. After a restart, what was under way is marked as failed before anything else is answered.
+A conversation is a chain of responses, each with its input and output; using its last response refreshes the
+age of all. After a restart, responses that were running are marked as failed before the first request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VERSIONS: tuple[Step, ...] = (
     ),
 )
 UNFINISHED = ("queued", "in_progress")
-OUTPUT_PLACE = MAX_ITEMS  # output items stand behind every possible input item
+OUTPUT_PLACE = MAX_ITEMS  # output items come after every possible input item
 RESTARTED = ResponseError("server_error", "the server was restarted before the answer was complete")
 _ID = re.compile(r"resp_[0-9a-f]{48}")
 
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All that led to a response and what it said, oldest first; its size, to know where to work on it."""
+    """The conversation up to and including a response, oldest first; its size decides where to process it."""
 
     items: list[Item]
     bytes: int
@@ -72,7 +72,7 @@ class ItemPage:
 
 
 class ResponseStore:
-    """Every method is one transaction. What cannot be found is None or a 404, by who has to name it."""
+    """Every method is one transaction. A missing response is None or a 404, as the caller needs."""
 
     def __init__(self, state: StateStore, limits: Limits, max_history_bytes: int) -> None:
         self._state = state
@@ -81,7 +81,7 @@ class ResponseStore:
         self._is_open = False
 
     async def add(self, body: ResponseBody, items: Sequence[Placed]) -> None:
-        """A new response with its input; its output too, where there is any."""
+        """A new response with its input, and its output if there is any."""
 
         def work(connection: sqlite3.Connection) -> None:
             now = time.time()
@@ -96,7 +96,7 @@ class ResponseStore:
         await self._run(work)
 
     async def update(self, body: ResponseBody) -> None:
-        """The response as it is now; nothing happens to one that was deleted meanwhile."""
+        """Store the response's current state; no effect if it was deleted."""
         await self._run(lambda connection: _write(connection, body))
 
     async def get(self, id: str) -> ResponseBody | None:
@@ -114,7 +114,7 @@ class ResponseStore:
         return await self._run(work)
 
     async def items(self, ids: Sequence[str]) -> dict[str, Item]:
-        """Those of the items that are stored here under an id that was made here."""
+        """The stored items among the given ids, if the ids were made here."""
 
         def work(connection: sqlite3.Connection) -> dict[str, Item]:
             found = {}
@@ -133,7 +133,7 @@ class ResponseStore:
     async def input_items(
         self, id: str, limit: int, newest_first: bool, after: str | None
     ) -> ItemPage | None:
-        """A page of a response's own input; None if there is no such response, or no such `after` in it."""
+        """A page of a response's own input; None if the response or `after` does not exist."""
         if not is_id(id):
             return None
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
@@ -160,7 +160,7 @@ class ResponseStore:
         return await self._run(work)
 
     async def history(self, id: str) -> History:
-        """The conversation up to and with a response. Raises 404 or 400 about `previous_response_id`."""
+        """The conversation up to and including a response. Raises 404 or 400 about `previous_response_id`."""
         return await self._run(lambda connection: self._history(connection, id))
 
     def _history(self, connection: sqlite3.Connection, id: str) -> History:
@@ -181,14 +181,14 @@ class ResponseStore:
             if row is None:
                 raise not_found(at, "previous_response_id", "" if at == id else f", which {id} goes on from")
             if row[1] not in ("completed", "incomplete"):
-                message = f"previous_response_id: {at} is {row[1]}; only a complete answer can be continued"
+                message = f"previous_response_id: {at} is {row[1]}; only a finished one can be continued"
                 raise ApiError(400, message, param="previous_response_id")
             chain.append(at)
             at, size, count = row[0], size + row[2], count + row[3]
             if size > self._max_history_bytes or count > MAX_ITEMS or len(chain) > MAX_ITEMS:
                 message = (
                     f"previous_response_id: the conversation is longer than {MAX_ITEMS} items or "
-                    f"{self._max_history_bytes} bytes; begin a new one"
+                    f"{self._max_history_bytes} bytes; start a new one"
                 )
                 raise ApiError(400, message, param="previous_response_id", code="context_length_exceeded")
         now = time.time()
@@ -216,7 +216,7 @@ class ResponseStore:
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            if not self._is_open:  # by itself: what a request that is refused undoes is only its own
+            if not self._is_open:  # a separate transaction: a refused request rolls back only its own
                 await self._state.migrate("responses", VERSIONS)
                 await self._state.run(self._open)
             return await self._state.run(work)
@@ -225,7 +225,7 @@ class ResponseStore:
             raise ApiError(500, message, type=SERVER, code="internal_error") from error
 
     def _open(self, connection: sqlite3.Connection) -> None:
-        """In the state's one thread: whoever comes meanwhile waits, and finds it done."""
+        """In the state's one thread: concurrent callers wait and find it done."""
         if self._is_open:
             return
         unfinished = connection.execute(f"SELECT body FROM responses WHERE status IN {UNFINISHED}").fetchall()
@@ -238,7 +238,7 @@ class ResponseStore:
         return time.time() - self._limits.age_s
 
     def _bound(self, connection: sqlite3.Connection, now: float, kept: str) -> None:
-        """Drop what is too old, then the longest unused until the rest fits; never what was just added."""
+        """Remove expired responses, then the least recently used until the rest fits; never the newest."""
         too_old = connection.execute(
             "SELECT id FROM responses WHERE used_at < ?", (now - self._limits.age_s,)
         ).fetchall()
@@ -260,7 +260,7 @@ class ResponseStore:
 
 
 def is_id(id: str) -> bool:
-    """Whether a client's text may name a response at all."""
+    """Whether a client's text can be the id of a response."""
     return _ID.fullmatch(id) is not None
 
 
@@ -272,7 +272,7 @@ def not_found(id: str, field: str | None, more: str = "") -> ApiError:
 
 
 def _write(connection: sqlite3.Connection, body: ResponseBody) -> None:
-    """The response's row as it is to be, and its output items."""
+    """Write the response's row and its output items."""
     bare = encode(msgspec.structs.replace(body, output=[]))
     rows = [
         (body.id, OUTPUT_PLACE + place, item.id, 1, 1, encode(item)) for place, item in enumerate(body.output)

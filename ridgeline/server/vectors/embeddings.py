@@ -24,7 +24,7 @@ from ridgeline.server.vectors.texts import embedding_texts
 if TYPE_CHECKING:
     from ridgeline.engine.client.open_embedding import Floats
 
-BYTES_PER_NUMBER = 20  # of JSON, about: what decides whether writing it would hold up others
+BYTES_PER_NUMBER = 20  # of JSON, approximately; decides whether to encode in a thread
 FORMATS = ("float", "base64")
 
 
@@ -41,7 +41,7 @@ async def embeddings(request: Request) -> Response:
 
 
 def read_embedding(front: Front, body: EmbeddingRequest) -> tuple[Served, EmbeddingRequest, PackedTexts]:
-    """The model that is asked, and the texts as it takes them."""
+    """The requested model, and the texts as it takes them."""
     served = front.served(body.model, "embed")
     client = served.ready_client()
     _check(body, client)
@@ -50,7 +50,7 @@ def read_embedding(front: Front, body: EmbeddingRequest) -> tuple[Served, Embedd
 
 def _check(body: EmbeddingRequest, client: AsyncClient) -> None:
     if client.hello.scores_pairs:
-        message = "model: this one scores pairs of texts; use /v1/rerank or /v1/score"
+        message = "model: this model scores pairs of texts; use /v1/rerank or /v1/score"
         raise ApiError(400, message, param="model", code="model_not_suitable")
     if body.encoding_format is not None and body.encoding_format not in FORMATS:
         raise BadRequest("encoding_format", f"one of {' and '.join(FORMATS)}, not {body.encoding_format!r}")
@@ -60,7 +60,7 @@ def _check(body: EmbeddingRequest, client: AsyncClient) -> None:
 
 
 def _answer(body: EmbeddingRequest, name: str, vectors: Floats, tokens: int) -> EmbeddingList:
-    # Row by row: a million floats in one call would keep the interpreter, and so every stream, for 100 ms.
+    # Row by row: a million floats in one call would block all streams for 100 ms.
     data = [msgspec.Raw(encode(_embedding(i, row, body))) for i, row in enumerate(_asked_size(body, vectors))]
     return EmbeddingList(cast(list[Embedding], data), name, VectorUsage(tokens, tokens))
 
@@ -81,7 +81,7 @@ def _embedding(index: int, row: Floats, body: EmbeddingRequest) -> Embedding:
 
 
 def shortened(vectors: Floats, dimensions: int) -> Floats:
-    """The first numbers of each vector, of length 1 again."""
+    """The first numbers of each vector, normalized to length 1."""
     import numpy as np
 
     kept = np.ascontiguousarray(vectors[:, :dimensions])

@@ -1,4 +1,4 @@
-"""One request for vectors under way: computed while its client is there, booked once, however it ends."""
+"""Runs one request for vectors while its client is connected, and books it once, however it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def compute(
     texts: PackedTexts,
     want: Literal["vector", "score"] = "vector",
 ) -> Floats:
-    """The encoder's answer. What it does not accept (429, 400) the gate books."""
+    """The encoder's answer. The gate books requests that the encoder refuses (429, 400)."""
     front, context = Front.of(request), RequestContext.of(request)
     priority = max(body.priority or 0, context.least_priority)
     limit_s = None if is_background(priority) else front.config.request_timeout_s

@@ -1,7 +1,7 @@
-"""POST /v1/rerank and /v1/score: how well texts fit a query, or each other.
+"""POST /v1/rerank and /v1/score: how well texts match a query, or each other.
 
-A cross-encoder reads both texts of a pair together and was trained to tell; its logit goes through a sigmoid.
-An embedding model was not: its score is the cosine of the two vectors, and the answer says which it was.
+A cross-encoder reads both texts of a pair together and was trained to score them; its logit goes through a
+sigmoid. An embedding model was not: its score is the cosine of the two vectors. The answer names the method.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def score(request: Request) -> Response:
 
 
 def _read_rerank(front: Front, raw: bytes) -> tuple[Served, RerankRequest, Pairs, set[int]]:
-    """Also the documents that the model does not read to their end."""
+    """Also returns the documents that the model reads only in part."""
     body = decode(raw, RerankRequest)
     served = front.served(body.model, "embed")
     client = served.ready_client()
@@ -114,13 +114,15 @@ def _read_score(front: Front, raw: bytes) -> tuple[Served, ScoreRequest, Pairs]:
         if len(texts) > MAX_TEXTS:
             raise BadRequest(field, f"{len(texts)} texts; at most {MAX_TEXTS} in one request")
     if len(first) not in (1, len(second)):
-        raise BadRequest("text_1", f"{len(first)} texts for {len(second)} of text_2: give one, or as many")
+        raise BadRequest(
+            "text_1", f"{len(first)} texts for {len(second)} of text_2: give 1 or the same number"
+        )
     lengths = Lengths.of(body, client)
     if client.hello.scores_pairs:
         paired = first * len(second) if len(first) == 1 else first
         pairs, cut = _joint(client, paired, second, Lengths(lengths.most, True))
         if cut and not lengths.cuts:
-            message = f"with its text_1 more than {lengths.most} tokens; ask for truncate_prompt_tokens"
+            message = f"with its text_1 longer than {lengths.most} tokens; set truncate_prompt_tokens"
             raise BadRequest(f"text_2[{min(cut)}]", message, "context_length_exceeded")
         return served, body, pairs
     left = encoded(client.tokenizer, first, "text_1", lengths, single=isinstance(body.text_1, str))
@@ -132,7 +134,7 @@ def _read_score(front: Front, raw: bytes) -> tuple[Served, ScoreRequest, Pairs]:
 def _joint(
     client: AsyncClient, first: Sequence[str], second: Sequence[str], lengths: Lengths
 ) -> tuple[Pairs, set[int]]:
-    """Each pair as one text, and those of which something was cut."""
+    """Each pair as one text, and the pairs that were truncated."""
     joined = client.tokenizer.encode_pairs(list(zip(first, second, strict=True)), lengths.most)
     pairs = Pairs(
         [(i, i) for i in range(len(joined))],
@@ -159,7 +161,7 @@ async def _scores(request: Request, served: Served, body: VectorRequest, pairs: 
 
 
 def _ranked(body: RerankRequest, scores: list[float], cut: set[int]) -> list[RerankResult]:
-    """The best first; of equals the one that was given first."""
+    """Best first; of equal scores the one given first."""
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
     results = []
     for i in order:

@@ -1,4 +1,6 @@
-"""From a body's texts or ids to ids that the encoder takes: each within its bounds, or a 400 naming it."""
+"""Converts a body's texts or ids to token ids for the encoder, within its limits, or a 400 that names the
+text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ridgeline.server.vectors.protocol import MAX_TEXTS, EmbeddingRequest, Vecto
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long a text may be here, and whether longer ones are cut to that."""
+    """The maximum length of a text, and whether longer ones are truncated to it."""
 
     most: int
     cuts: bool
@@ -27,9 +29,7 @@ class Lengths:
             return cls(longest, cuts)
         if asked != -1 and not 3 <= asked <= longest:
             field = "truncate_prompt_tokens"
-            raise BadRequest(
-                field, f"give 3 to {longest}, or -1 for the longest this model takes; got {asked}"
-            )
+            raise BadRequest(field, f"give 3 to {longest}, or -1 for this model's maximum; got {asked}")
         return cls(longest if asked == -1 else asked, True)
 
 
@@ -62,7 +62,7 @@ def encoded(
 def cut_texts(
     tokenizer: Tokenizer, texts: Sequence[str], field: str, lengths: Lengths
 ) -> tuple[list[list[int]], set[int]]:
-    """The same, and the places of those that were cut."""
+    """The same, and the indices of the truncated texts."""
     found = _cut(tokenizer, texts, field, lengths, False)
     return [each.ids for each in found], {i for i, each in enumerate(found) if each.tokens > lengths.most}
 
@@ -90,7 +90,5 @@ def _ids(client: AsyncClient, ids: Any, field: str, lengths: Lengths) -> list[in
 
 
 def _refuse(field: str, tokens: int, most: int) -> None:
-    message = (
-        f"{tokens} tokens; this model takes {most}: shorten it, or have it cut by truncate_prompt_tokens"
-    )
+    message = f"{tokens} tokens; this model takes {most}: shorten it, or set truncate_prompt_tokens"
     raise BadRequest(field, message, "context_length_exceeded")

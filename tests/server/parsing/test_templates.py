@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline.models.text.chat_template import ChatTemplate
-from ridgeline.server.answering.speech import PROMPT_TAIL, Speech, needs_special
+from ridgeline.server.answering.model_formats import PROMPT_TAIL, ModelFormats, needs_special
 from ridgeline.server.parsing.events import CallArguments, CallStart, Tool, joined
 from ridgeline.server.parsing.format_table import TOOL_FORMATS, ToolFormat, detect
 from tests.server.parsing.texts import NOW, WEATHER
@@ -225,7 +225,7 @@ def test_content_beside_reasoning_and_calls_is_not_lost_where_the_template_refus
 
 
 def test_marks_that_a_tokenizer_calls_special_must_be_shown() -> None:
-    hermes = Speech(TOOL_FORMATS["hermes"])
+    hermes = ModelFormats(TOOL_FORMATS["hermes"])
     assert not needs_special(Marked(special=["<|im_end|>"], plain=["<tool_call>"]), hermes)
     assert needs_special(Marked(special=["<|im_end|>", "<tool_call>"]), hermes)
 

@@ -25,7 +25,7 @@ _CLOSERS = re.compile(r"[\s\]}`]+")
 
 
 class DeepSeekParser(Parser):
-    """Content until a mark; the marks around a block of calls are dropped once one of its calls is one."""
+    """Content until a marker; the markers around a block of calls are dropped once a call in it is valid."""
 
     def body(self) -> Reading[None]:
         if not self.tools:
@@ -50,7 +50,7 @@ class DeepSeekParser(Parser):
                 self.not_a_call()
 
     def _call(self) -> Reading[bool]:
-        """A call behind its mark; False for none."""
+        """A call after its marker; False if there is none."""
         cursor = self.cursor
         yield from cursor.space()
         name = yield from cursor.word(_NAME)

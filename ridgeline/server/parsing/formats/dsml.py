@@ -27,7 +27,7 @@ _ANY = frozenset(("object", "array", "number", "boolean", "null", "string"))
 
 
 class DsmlParser(Parser):
-    """Content until a block opens or a call begins; the block's own tags are dropped once it holds a call."""
+    """Content until a block or a call opens; the block's tags are dropped once it contains a call."""
 
     def body(self) -> Reading[None]:
         if not self.tools:
@@ -70,7 +70,7 @@ class DsmlParser(Parser):
         return mark == INVOKE_CLOSE
 
     def _value(self, writer: ArgumentsWriter, name: str, is_string: bool) -> Reading[bool]:
-        """One value up to its closing tag; False where the text ended first."""
+        """One value up to its closing tag; False if the text ended first."""
         cursor = self.cursor
         if not writer.is_new(name):
             return (yield from cursor.until(_VALUE_END, _ignore)) is not None

@@ -1,7 +1,7 @@
-"""Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,number:1}<tool_call|>`, made into JSON while it comes.
+"""Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,number:1}<tool_call|>`, converted to JSON as it streams.
 
-Keys are bare, strings stand between `<|"|>` marks and know no escapes. Reasoning stands in channels,
-`<|channel>thought … <channel|>`, which may come more than once.
+Keys are bare; strings stand between `<|"|>` markers and have no escapes. Reasoning stands in channels,
+`<|channel>thought … <channel|>`, which may occur more than once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ridgeline.server.parsing.parser import Parser
 from ridgeline.server.parsing.written_values import as_json, quoted
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-RESPONSE = "<|tool_response>"  # where a model that has called hands over
+RESPONSE = "<|tool_response>"  # written by the model after its calls
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 
 _MARKS = Markers(OPEN, CHANNEL)
@@ -26,7 +26,7 @@ _ANY = frozenset(("object", "array", "number", "boolean", "null"))
 
 
 class GemmaParser(Parser):
-    """Content, channels and calls, told apart by their marks wherever they stand."""
+    """Content, channels and calls, distinguished by their markers anywhere in the text."""
 
     def body(self) -> Reading[None]:
         if self._inside_reasoning:
@@ -34,7 +34,7 @@ class GemmaParser(Parser):
         marks = _MARKS if self.tools else _MARKS_OF_REASONING
         while (mark := (yield from self.cursor.until(marks, self.answer.content))) is not None:
             if mark == CHANNEL:
-                # The channel's name ends with its line; a model that thinks has only the one.
+                # The channel's name ends with its line; a thinking model has only one.
                 yield from self.cursor.literal("thought")
                 yield from self._thought()
                 continue
@@ -55,14 +55,14 @@ class GemmaParser(Parser):
 
 
 class _Arguments:
-    """The members of one call, whose first brace has been read and written."""
+    """The members of one call, after its opening brace."""
 
     def __init__(self, parser: Parser) -> None:
         self._cursor = parser.cursor
         self._out = parser.answer.arguments
         self._open = ["}"]
         self._first = True
-        # In an object a name comes before each value.
+        # In an object, a name precedes each value.
         self._expects_name = True
 
     def read(self) -> Reading[None]:
@@ -71,7 +71,7 @@ class _Arguments:
             yield from cursor.space()
             mark = yield from cursor.literal(QUOTE, CLOSE, "{", "}", "[", "]", ",", ":")
             if mark == CLOSE:
-                return  # brackets were left open, and stay so
+                return  # unclosed brackets stay open
             if mark is None:
                 bare = yield from cursor.word(_BARE)
                 if not bare and not (yield from self._passed_over()):
@@ -100,7 +100,7 @@ class _Arguments:
             yield from cursor.literal(RESPONSE)
 
     def _item(self, bare: str) -> Reading[bool]:
-        """A name, or a value without quotes; False where the text ended inside it."""
+        """A name, or an unquoted value; False if the text ended inside it."""
         if not (yield from self._cursor.peek()):
             return False
         self._separate()
@@ -129,7 +129,7 @@ class _Arguments:
             self._out(", ")
 
     def _passed_over(self) -> Reading[bool]:
-        """A mark that has no place here is dropped; False at the end of the text."""
+        """Drop an unexpected marker; False at the end of the text."""
         if not (yield from self._cursor.peek()):
             return False
         self._cursor.advance(1)

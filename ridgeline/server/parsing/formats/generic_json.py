@@ -1,7 +1,7 @@
-"""Calls as bare JSON: the format of templates that know no tools, which are taught it in a system message.
+"""Calls as bare JSON: the format of templates without tool support, taught in a system message.
 
-A call stands at the start of a line, as an object or a list of them, with or without a code fence around it;
-in a `tool_code` fence it may be written as Python. Any other JSON (an answer that is JSON itself) is content.
+A call stands at the start of a line, as an object or a list of them, with or without a code fence; in a
+`tool_code` fence it may be Python. Any other JSON (an answer that is itself JSON) is content.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BareJsonParser(Parser):
                     content(mark)
 
     def tagged(self, reader: CallReader) -> Reading[None]:
-        """What follows the tag; the tag is held."""
+        """The text after the tag; the tag is held."""
         yield from self._attempt(reader)
 
     def _attempt(self, reader: CallReader) -> Reading[None]:
@@ -67,7 +67,7 @@ class BareJsonParser(Parser):
             yield from cursor.literal(FENCE)
 
     def _python(self) -> Reading[bool]:
-        """`name(key="value")`, perhaps inside of `print( )`: Gemma 3's own way. JSON may stand there too."""
+        """`name(key="value")`, possibly inside `print( )`: Gemma 3's format. JSON may stand there too."""
         cursor = self.cursor
         yield from cursor.space()
         if (yield from cursor.peek()) in ("{", "["):

@@ -24,7 +24,7 @@ _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
 
 class HarmonyParser(Parser):
-    """Reads message by message. Text that has no header is content."""
+    """Reads message by message. Text without a header is content."""
 
     def body(self) -> Reading[None]:
         cursor, answer = self.cursor, self.answer
@@ -47,7 +47,7 @@ class HarmonyParser(Parser):
                 mark = yield from self._headed(mark)
 
     def _headed(self, mark: str) -> Reading[str | None]:
-        """A message from the first mark of its header on; the first mark of the next one's if it was read."""
+        """A message from its header's first marker on; returns the next message's first marker if read."""
         header = [mark]
         if mark != MESSAGE:
             mark = (yield from self.cursor.until(_HEADER_END, header.append)) or ""
@@ -83,9 +83,9 @@ class HarmonyParser(Parser):
         return mark
 
     def _message(self, out: Out, keeps_end: bool = False) -> Reading[str | None]:
-        """A message's text; the mark after it is returned, and held, if it begins the next message."""
+        """A message's text; the marker after it is returned, and held, if it begins the next message."""
         mark = yield from self.cursor.until(_BODY_END, out)
-        if mark == START:  # the end was left out
+        if mark == START:  # the end marker is missing
             self.cursor.hold(mark)
             return mark
         if keeps_end and mark is not None:

@@ -14,7 +14,7 @@ _STOPS = Stops(CLOSE)
 
 
 class HermesParser(Parser):
-    """A block may hold several objects or a list; one that calls no tool of the request is content."""
+    """A block may hold several objects or a list; a block that calls no tool of the request is content."""
 
     def body(self) -> Reading[None]:
         if not self.tools:

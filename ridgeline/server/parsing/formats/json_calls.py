@@ -1,8 +1,8 @@
 """Calls written as JSON objects: `{"name": …, "arguments": {…}}`, alone or in a list.
 
-Shared by every format that writes its calls so. The arguments are passed on as the model wrote them. If they
-are no object: a string is taken for arguments in quotes and passed on as what it says, null and nothing
-become `{}`, anything else is passed on as it stands for the client to refuse.
+Shared by every format with such calls. Arguments are passed on as the model wrote them. If they are not an
+object: a string is taken as quoted arguments and unquoted, null and nothing become `{}`, and anything else is
+passed on unchanged for the client to reject.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CLOSERS = re.compile(r"[\s\]}]+")
 class CallReader:
     """Reads the call objects of one parser's text.
 
-    `marked`: a marker has promised a call, so keys that are not a call's are passed over. Unmarked objects
-    might be any JSON: with an unknown key they are content.
+    `marked`: a marker announced a call, so unknown keys are skipped. Unmarked objects may be any JSON: with
+    an unknown key they are content.
     """
 
     def __init__(self, parser: Parser, marked: bool, stops: Stops = NO_STOPS) -> None:
@@ -37,8 +37,8 @@ class CallReader:
     def calls(self) -> Reading[Ending]:
         """Read one object or several, in a list or not, and the brackets left over after them.
 
-        BROKEN: what was held back (from `cursor.hold` on) is no call. DONE: at least one call was read, and
-        whatever came next has been given out as content or is still unread.
+        BROKEN: the held text (from `cursor.hold` on) is not a call. DONE: at least one call was read; any
+        following text has been emitted as content or is still unread.
         """
         cursor = self._cursor
         yield from cursor.space()
@@ -62,7 +62,7 @@ class CallReader:
         return ending
 
     def _object(self) -> Reading[Ending]:
-        """A call object whose brace has been read. BROKEN only if nothing of it has been given out."""
+        """A call object after its opening brace. BROKEN only if none of it has been emitted."""
         cursor, parser = self._cursor, self._parser
         name: str | None = None
         kept: list[str] | None = None
@@ -126,14 +126,14 @@ class CallReader:
         return key
 
     def _name(self) -> Reading[str | None]:
-        """The name of a tool of the request; None for anything else."""
+        """The name of one of the request's tools; None for anything else."""
         if (yield from self._cursor.literal('"')) is None:
             return None
         name = yield from json_text.text(self._cursor)
         return name if name in self._parser.answer.names else None
 
     def _arguments(self) -> Reading[Ending]:
-        """Pass the arguments on: an object or list while it is written, anything else when it is complete."""
+        """Pass the arguments on: an object or list as it streams, anything else when it is complete."""
         arguments = self._parser.answer.arguments
         if (yield from self._cursor.peek()) in ("{", "["):
             return (yield from json_text.value(self._cursor, arguments, self._stops))

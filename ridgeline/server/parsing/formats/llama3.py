@@ -14,7 +14,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3Parser(BareJsonParser):
-    """Several calls stand on lines of their own or with `;` between them."""
+    """Several calls stand on separate lines or are separated by `;`."""
 
     tag = PYTHON_TAG
 

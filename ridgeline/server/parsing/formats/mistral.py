@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS]` before a JSON list, or in newer models before `name[ARGS]{…}`, once per call.
 
-Between name and arguments may stand `[CALL_ID]` and an id; ids are ours to give, so it is passed over.
+`[CALL_ID]` and an id may stand between name and arguments; it is skipped, since the server assigns ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class MistralParser(Parser):
-    """Both ways of writing, told apart by what follows the mark."""
+    """Both syntaxes, distinguished by the text after the marker."""
 
     def body(self) -> Reading[None]:
         if not self.tools:

@@ -1,7 +1,7 @@
-"""Calls written as Python: `key="value", number=3)` behind a name, made into a JSON object.
+"""Calls written as Python: `key="value", number=3)` after a name, converted to a JSON object.
 
-Llama 3 writes its built-in calls so, Gemma 3 what it puts into a `tool_code` fence. Each member is given out
-when it is complete. Strings know Python's common escapes; lists and objects are taken if they are JSON.
+Llama 3 writes its built-in calls this way, and Gemma 3 the content of a `tool_code` fence. Each member is
+emitted when it is complete. Strings support Python's common escapes; lists and objects must be JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QUOTED = {quote: Markers(quote, "\\") for quote in "\"'"}
 
 
 def keyword_arguments(cursor: Cursor, answer: ParsedAnswer) -> Reading[None]:
-    """The arguments of a call that has been started, behind its opening bracket and up to its closing one."""
+    """The arguments of a started call, after its opening bracket and up to its closing one."""
     answer.arguments("{")
     first = True
     while True:
@@ -37,7 +37,7 @@ def keyword_arguments(cursor: Cursor, answer: ParsedAnswer) -> Reading[None]:
         yield from cursor.space()
         value = yield from _value(cursor)
         if value is None:
-            return  # the text ended inside it: the arguments stay open, as they were written
+            return  # the text ended inside it: the arguments stay open
         answer.arguments(("" if first else ", ") + f"{quoted(key)}: {value}")
         first = False
     closed = yield from cursor.literal(")")

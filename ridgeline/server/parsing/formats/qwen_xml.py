@@ -1,4 +1,4 @@
-"""Qwen3-Coder and its kin: `<tool_call><function=name><parameter=key>value</parameter>…</tool_call>`.
+"""Qwen3-Coder and related models: `<tool_call><function=name><parameter=key>value</parameter>…</tool_call>`.
 
 One newline after and one before a value belong to the tags. Types come from the tool's schema.
 """
@@ -23,7 +23,7 @@ _VALUE_END = Markers(PARAMETER_CLOSE)
 
 
 class QwenXmlParser(Parser):
-    """The outer tag may be missing, as such models sometimes leave it out."""
+    """The outer tag is optional, as these models sometimes omit it."""
 
     def body(self) -> Reading[None]:
         if not self.tools:
@@ -62,7 +62,7 @@ class QwenXmlParser(Parser):
             yield from cursor.literal(CALL_CLOSE)
 
     def _value(self, writer: ArgumentsWriter, tool_name: str, name: str) -> Reading[bool]:
-        """One value up to its closing tag; False where the text ended first."""
+        """One value up to its closing tag; False if the text ended first."""
         cursor = self.cursor
         types = value_types(self.tools[tool_name], name)
         yield from cursor.literal("\n")

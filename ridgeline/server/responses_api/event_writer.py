@@ -1,7 +1,7 @@
-"""Telling: a response's events as they are made, numbered, named and encoded, until they are taken.
+"""EventWriter: a response's events, numbered, named and encoded, until they are taken.
 
-Used by the shape and the growing items. Nearly all events of a stream are deltas that differ from the one
-before in number and text alone; the rest of them is encoded once.
+Used by the shape and the growing items. Nearly all events of a stream are deltas that differ from the
+previous one only in number and text; the rest of them is encoded once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ def as_event(kind: type[Any], **fields: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + encode(kind(**fields)) + b"\n\n"
 
 
-class Telling:
+class EventWriter:
     def __init__(self) -> None:
-        self.is_heard = True  # somebody wants the events
+        self.is_enabled = True  # False: events are not needed
         self._made: list[bytes] = []
         self._count = 0
 
-    def tell(self, kind: type[Any], **fields: Any) -> None:
-        if self.is_heard:
+    def write(self, kind: type[Any], **fields: Any) -> None:
+        if self.is_enabled:
             self._made.append(as_event(kind, sequence_number=self._count, **fields))
             self._count += 1
 
-    def tell_delta(self, deltas: Deltas, text: str) -> None:
-        if self.is_heard:
+    def write_delta(self, deltas: Deltas, text: str) -> None:
+        if self.is_enabled:
             self._made.append(deltas.event(self._count, text))
             self._count += 1
 
@@ -41,7 +41,7 @@ class Telling:
 
 
 class Deltas:
-    """The deltas of one item, made from the very struct that describes them."""
+    """The deltas of one item, made from the struct that describes them."""
 
     def __init__(self, kind: type[Any], **fields: Any) -> None:
         written = as_event(kind, sequence_number=0, delta=_MARK, **fields)

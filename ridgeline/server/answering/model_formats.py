@@ -1,6 +1,6 @@
-"""How a model speaks: the format of its tool calls and of its reasoning, found once in its chat template.
+"""A model's output formats: how it writes tool calls and reasoning, detected once from its chat template.
 
-The server's --tool-parser and --reasoning-parser override what is found. Read by `chat_job`.
+--tool-parser and --reasoning-parser override the detection. Read by `chat_job`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ridgeline.server.parsing.format_table import NO_PARSER, TOOL_FORMATS, detec
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from ridgeline.server.parsing.tool_format import ToolFormat
 
-PROMPT_TAIL = 64  # characters at a prompt's end that tell whether it has opened a block of reasoning
+PROMPT_TAIL = 64  # characters at a prompt's end that show whether a reasoning block is open
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class ModelFormats:
     """A model's formats; None where it has none, or none that is known here."""
 
     tools: ToolFormat | None = None
@@ -32,14 +32,14 @@ class Speech:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All that its calls and its reasoning are marked by."""
+        """All markers of its calls and its reasoning."""
         of_tools = self.tools.markers if self.tools else ()
         return of_tools + ((self.reasoning.opener, self.reasoning.closer) if self.reasoning else ())
 
     def prepared(
         self, messages: Sequence[Mapping[str, Any]], use: ToolUse
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """The messages and tools as the model's template takes them."""
+        """The messages and tools in the form that the model's template expects."""
         if self.tools is not None:
             return self.tools.prepare(messages, use.shown)
         if use.shown:
@@ -47,7 +47,7 @@ class Speech:
         return [dict(message) for message in messages], None
 
     def new_parser(self, tools: Sequence[Tool], inside_reasoning: bool) -> Callable[[], OutputParser] | None:
-        """What makes a parser for each choice; None where there is nothing to find in the text."""
+        """A factory of parsers, one per choice; None if the text needs no parsing."""
         if self.tools is not None and (tools or self.reasoning is not None or self.tools.shows_special):
             return functools.partial(self.tools.parser, tools, self.reasoning, inside_reasoning)
         if self.reasoning is not None:
@@ -56,37 +56,37 @@ class Speech:
 
 
 @functools.lru_cache(maxsize=64)
-def marker_tokens(tokenizer: Tokenizer, speech: Speech) -> dict[str, int]:
-    """The tokens of their own, among the model's, that its marks are made of, by their text."""
-    marks = speech.marks
+def marker_tokens(tokenizer: Tokenizer, formats: ModelFormats) -> dict[str, int]:
+    """The model's single tokens that its markers consist of, by text."""
+    marks = formats.marks
     return {text: id for text, id in tokenizer.added_tokens.items() if any(text in mark for mark in marks)}
 
 
-def needs_special(tokenizer: Tokenizer, speech: Speech) -> bool:
-    """Whether a parser finds its marks only where special tokens are part of the text."""
-    return not tokenizer.special_ids.isdisjoint(marker_tokens(tokenizer, speech).values())
+def needs_special(tokenizer: Tokenizer, formats: ModelFormats) -> bool:
+    """Whether the parser needs special tokens in the text to find its markers."""
+    return not tokenizer.special_ids.isdisjoint(marker_tokens(tokenizer, formats).values())
 
 
-def speech_of(tokenizer: Tokenizer, config: ServerConfig) -> Speech:
+def formats_of(tokenizer: Tokenizer, config: ServerConfig) -> ModelFormats:
     template = tokenizer.chat_template
     source = "" if template is None else template.source
     named = source if isinstance(source, str) else "\n".join(source.values())
-    return _speech(named, config.tool_parser, config.reasoning_parser)
+    return _formats(named, config.tool_parser, config.reasoning_parser)
 
 
 @functools.lru_cache(maxsize=64)
-def _speech(source: str, tool_parser: str | None, reasoning_parser: str | None) -> Speech:
+def _formats(source: str, tool_parser: str | None, reasoning_parser: str | None) -> ModelFormats:
     tools, reasoning = detect(source) if source else (None, None)
     if tool_parser is not None:
         tools = _chosen("--tool-parser", tool_parser, TOOL_FORMATS)
     if reasoning_parser is not None:
         reasoning = _chosen("--reasoning-parser", reasoning_parser, REASONING_FORMATS)
-    return Speech(tools, reasoning)
+    return ModelFormats(tools, reasoning)
 
 
 def check_parsers(config: ServerConfig) -> None:
-    """A misspelt parser is said before the server starts."""
-    _speech("", config.tool_parser, config.reasoning_parser)
+    """Refuse an unknown parser name before the server starts."""
+    _formats("", config.tool_parser, config.reasoning_parser)
 
 
 def _chosen(flag: str, name: str, known: Mapping[str, Any]) -> Any:
