@@ -223,7 +223,7 @@ def fit(setup: Setup, model: str, seconds: float) -> Measured:
                 lookahead=setup.lookahead,
                 batches=setup.batches,
                 seed=chunk,
-                on_lot=_tell,
+                on_phase=_tell,
             )
             measured.append(in_loop(lots))
         steps |= {f"{name}, chunk {chunk}": records for name, records in measured[-1].steps.items()}

@@ -1,5 +1,5 @@
-"""The lab: plan, simulate, bench, tune, profile, and check the plan against the measurement.
+"""The lab: plan, simulate, bench, tune, profile, and compare plans with measurements.
 
-Stands beside the request's way: it imports the models' descriptions and the engine's pure logic, and reaches
-servers over HTTP alone.
+Beside the request path: it imports model descriptions and the engine's pure logic, and reaches servers only
+over HTTP.
 """

@@ -1,15 +1,15 @@
-"""What can go wrong in the lab, for the person at the terminal: one line that says what to do."""
+"""Errors of the lab, each one line that says what to do."""
 
 from __future__ import annotations
 
 
 class LabError(Exception):
-    """Something the lab was asked for cannot be done; the message says what, and what would help."""
+    """The lab cannot do what was requested; the message says what, and what would help."""
 
 
 class BadInput(LabError):
-    """A file or setting is wrong; the message names it, by line where there are lines."""
+    """A file or setting is invalid; the message names it, with the line where there is one."""
 
 
 class Infeasible(LabError):
-    """No configuration meets what was asked; the message names the binding constraint."""
+    """No configuration meets the requirements; the message names the binding constraint."""

@@ -1,7 +1,7 @@
 """One self-contained HTML page: a title, banners, tables and charts; light and dark; nothing is fetched.
 
-Used by the pages of bench, plan and tune. Every text that comes in is escaped here; `Html` marks what is
-markup already. Scripts are not used at all, so that nothing in a result could run.
+Used by bench, plan and tune. All input text is escaped here; `Html` marks text that is already markup. There
+are no scripts, so nothing in a result can run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ridgeline import __version__
 from ridgeline.lab.charts import STYLE as CHART_STYLE
 
-# No script, no image and no font from anywhere, even if something were not escaped.
+# No script, image or font from anywhere, even if something were not escaped.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 STYLE = (
@@ -87,7 +87,7 @@ def page(title: str, parts: Iterable[Html], *, subtitle: str = "", made_at: str 
 
 
 def safe(text: str) -> Html:
-    """Escaped, unless it is markup already."""
+    """Escaped, unless it is already markup."""
     return text if isinstance(text, Html) else Html(escape(text))
 
 
@@ -101,7 +101,7 @@ def paragraph(text: str, *, faint: bool = False) -> Html:
 
 
 def banner(headline: str, reasons: Sequence[str]) -> Html:
-    """Nobody reads past this one."""
+    """A warning that must not be missed."""
     return Html(f'<div class="banner" role="alert"><strong>{escape(headline)}</strong>{_list(reasons)}</div>')
 
 
@@ -110,7 +110,7 @@ def notes(texts: Sequence[str]) -> Html:
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Html:
-    """Figures that must be seen at once: (figure, what it is, formula as hover text)."""
+    """Headline figures: (figure, what it is, formula as hover text)."""
     inner = "".join(
         f'<div class="tile" title="{escape(title)}"><b>{escape(figure)}</b><span>{escape(name)}</span></div>'
         for figure, name, title in figures
@@ -127,7 +127,7 @@ def table(head: Sequence[str | Cell], rows: Iterable[Sequence[str | Cell]]) -> H
 
 
 def facts(values: Mapping[str, Any]) -> Html:
-    """Two columns: a name and what it is set to. Nested tables are flattened with dots."""
+    """Two columns: a name and its value. Nested tables are flattened with dots."""
     rows: list[list[str | Cell]] = [[name, Cell(text, look="words")] for name, text in flattened(values)]
     return table(["", ""], rows) if rows else Html('<p class="faint">nothing recorded</p>')
 

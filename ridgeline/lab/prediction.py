@@ -1,4 +1,4 @@
-"""Prediction: what a plan says a run will measure, with intervals; `plan` writes it, `plan verify` scores it.
+"""Prediction: a plan's predicted metrics of a run, with intervals; `plan` writes it, `plan verify` scores it.
 
 Metrics have the names of a run's summary: "ttft_ms.p50", "ttft_ms.p90", "tpot_ms.p50", "output_tokens_per_s".
 """
@@ -16,7 +16,7 @@ VERSION = 1
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """The likeliest value, and the range that holds the truth in `coverage` of all cases."""
+    """The most likely value, and the range that covers the truth in `coverage` of all cases."""
 
     low: float
     mid: float
@@ -34,8 +34,8 @@ class Prediction(msgspec.Struct, frozen=True):
     engine: dict[str, Any]  # settings of the engine that differ from their defaults
     traffic: dict[str, Any]  # its description: source, rate, lengths, seed
     metrics: dict[str, Interval]
-    uncorrected: dict[str, Interval] = {}  # of those that earlier runs' residuals corrected: as computed
-    caveats: list[str] = []  # what lies outside the range that was fitted, in words
+    uncorrected: dict[str, Interval] = {}  # of corrected metrics: the values before correction
+    caveats: list[str] = []  # what lies outside the fitted range
     made_at: str = ""  # ISO 8601
     version: int = VERSION
 

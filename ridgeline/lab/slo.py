@@ -1,7 +1,7 @@
-"""Slo: limits on what users feel, written `ttft_p90=400ms,tpot_p90=50ms`. Read by plan, bench and tune alike.
+"""Slo: latency limits, written `ttft_p90=400ms,tpot_p90=50ms`. Read by plan, bench and tune.
 
-A limit has a percentile for plans ("P90 of TTFT under 400 ms") and a bound for each request alone: a request
-is good when it keeps every bound, whatever the percentile.
+A limit has a percentile for plans ("P90 of TTFT under 400 ms") and a bound for each request: a request is
+good if it keeps every bound, whatever the percentile.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Slo:
         return bounds
 
     def is_kept(self, values_ms: Mapping[str, float | None]) -> bool:
-        """Whether one request kept every bound. What is undefined (TPOT of one token) passes."""
+        """Whether one request kept every bound. An undefined value (TPOT of one token) passes."""
         measured = ((values_ms.get(name), most) for name, most in self.bounds_ms().items())
         return all(value is None or value <= most for value, most in measured)
 
@@ -60,7 +60,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """`metric[_pNN]=duration`, by commas; a metric without a percentile means P90."""
+    """`metric[_pNN]=duration`, comma-separated; without a percentile, P90."""
     limits = tuple(_limit(part.strip()) for part in text.split(",") if part.strip())
     if not limits:
         raise BadInput(f"--slo is empty: write {EXAMPLE}")
@@ -92,7 +92,7 @@ def _limit(part: str) -> Limit:
     if not found or found["metric"] not in METRICS:
         near = difflib.get_close_matches(name.strip().lower().partition("_p")[0], METRICS, n=1)
         advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(METRICS)}"
-        raise BadInput(f"--slo {part!r}: no metric {name.strip()!r}; {advice}")
+        raise BadInput(f"--slo {part!r}: unknown metric {name.strip()!r}; {advice}")
     percentile = int(found["percentile"] or DEFAULT_PERCENTILE)
     if percentile not in _PERCENTILES:
         known = ", ".join(f"p{p}" for p in _PERCENTILES)

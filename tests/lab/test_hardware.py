@@ -110,7 +110,7 @@ def test_a_chip_is_found_as_others_write_it(spelling: str, name: str) -> None:
 
 
 def test_an_unknown_chip_is_refused_with_the_nearest() -> None:
-    with pytest.raises(BadInput, match="no hardware is called 'h20'; did you mean h200"):
+    with pytest.raises(BadInput, match="unknown hardware 'h20'; did you mean h200"):
         chip("h20")
 
 

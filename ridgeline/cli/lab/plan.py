@@ -18,8 +18,8 @@ from ridgeline.options import add_flags, build, given_flags
 
 if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.lab.hardware import Chip
-    from ridgeline.lab.plan.answer import Question
-    from ridgeline.lab.plan.ask import Demand
+    from ridgeline.lab.plan.demand import Demand
+    from ridgeline.lab.plan.plan import PlanRequest
     from ridgeline.lab.plan.prices import Offers
     from ridgeline.models.shapes import ModelShape
 
@@ -91,16 +91,16 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ridgeline.lab.plan.answers.result import commands, write_plan
-    from ridgeline.lab.plan.answers.text import plan_lines
     from ridgeline.lab.plan.make import make_plan
+    from ridgeline.lab.plan.reports.result import commands, write_plan
+    from ridgeline.lab.plan.reports.text import plan_lines
     from ridgeline.lab.plan.steps import decisions
 
     chips = _chip_names(args)
     if len(chips) > 1:
         return _run_chips(args, chips)
     with working(sys.stderr) as report:
-        plan = make_plan(question_of(args), report)
+        plan = make_plan(request_of(args), report)
     steps = decisions(plan)
     folder = args.out or Path("plan")
     written = write_plan(plan, steps, folder)
@@ -125,12 +125,12 @@ def _chip_names(args: argparse.Namespace) -> list[str]:
 
 def _run_chips(args: argparse.Namespace, chips: Sequence[str]) -> int:
     """A plan of each chip in a folder of its own, and how they compare."""
-    from ridgeline.lab.plan.answers.result import write_plan
     from ridgeline.lab.plan.chips import comparison_facts, comparison_lines, plan_chips
+    from ridgeline.lab.plan.reports.result import write_plan
     from ridgeline.lab.plan.steps import decisions
 
     with working(sys.stderr) as report:
-        answers = plan_chips([question_of(args, name) for name in chips], report)
+        answers = plan_chips([request_of(args, name) for name in chips], report)
     folder = args.out or Path("plan")
     written = {a.chip: write_plan(a.plan, decisions(a.plan), folder / a.chip) for a in answers if a.plan}
     if args.json:
@@ -143,11 +143,11 @@ def _run_chips(args: argparse.Namespace, chips: Sequence[str]) -> int:
     return 0
 
 
-def question_of(args: argparse.Namespace, hardware_name: str | None = None) -> Question:
+def request_of(args: argparse.Namespace, hardware_name: str | None = None) -> PlanRequest:
     """Everything that was asked, parsed and looked up. hardware_name: one of several chips."""
     from ridgeline.lab.hardware import chip
-    from ridgeline.lab.plan.answer import Question
-    from ridgeline.lab.plan.ask import parse_budget, read_demand, read_slo
+    from ridgeline.lab.plan.demand import parse_budget, read_demand, read_slo
+    from ridgeline.lab.plan.plan import PlanRequest
     from ridgeline.models.shapes import format_name, read_shape
     from ridgeline.models.shapes.read import published_for
 
@@ -166,7 +166,7 @@ def question_of(args: argparse.Namespace, hardware_name: str | None = None) -> Q
     except ValueError as error:
         raise BadInput(f"--precision, --kv-precision: {error}") from error
     offers, why_none = offers_of(options, shape, demand)
-    return Question(
+    return PlanRequest(
         model=f"hf:{known.hub_ids[0]}" if known else args.model,
         shape=shape,
         chip=hardware,
@@ -273,7 +273,7 @@ def _add_verify(plan: argparse.ArgumentParser) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from ridgeline.lab.plan.answers.text import verdict_lines
+    from ridgeline.lab.plan.reports.text import verdict_lines
     from ridgeline.lab.plan.verify import read_run, store, verdict_facts, verify
     from ridgeline.lab.prediction import read_prediction
 
@@ -337,7 +337,7 @@ def run_fit(args: argparse.Namespace) -> int:
                 api_key=args.api_key,
                 lookahead=0 if hardware == "cpu" else OVERLAPPED_STEPS,
                 force=args.force,
-                on_lot=lambda name: report(f"measuring: {name}"),
+                on_phase=lambda name: report(f"measuring: {name}"),
             )
         )
     times = fit.measured.times

@@ -91,16 +91,16 @@ def _profile(args: argparse.Namespace, out: Path) -> int:
     from ridgeline.cli.progress import fetch
     from ridgeline.engine.start.build import build_engine
     from ridgeline.lab.profile.load import Shape
-    from ridgeline.lab.profile.run import Wishes, profile_engine
+    from ridgeline.lab.profile.run import ProfileRequest, profile_engine
     from ridgeline.lab.profile.table import profile_lines
 
     config = engine_config(args)
     phases = tuple(phase for phase in PHASES if phase in (args.phase or PHASES))
     shape = Shape(args.sequences, args.context, args.prompt_tokens)
-    wishes = Wishes(phases, args.steps, shape, args.seconds, args.stacks, out)
+    request = ProfileRequest(phases, args.steps, shape, args.seconds, args.stacks, out)
     files = fetch(config.model, sys.stderr)
     built = build_engine(config, files.path)
-    found = profile_engine(built, files.name, wishes, lambda text: print(text, file=sys.stderr, flush=True))
+    found = profile_engine(built, files.name, request, lambda text: print(text, file=sys.stderr, flush=True))
     path = found.save(out)
     if args.json:
         print(path.read_text(encoding="utf-8"), end="")

@@ -22,7 +22,7 @@ from ridgeline.options import add_flags, build, given_flags
 if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.lab.tune.climb import Report
     from ridgeline.lab.tune.ledger import Ledger
-    from ridgeline.lab.tune.run import Question
+    from ridgeline.lab.tune.run import TuneRequest
 
 CONCURRENCY, WARMUP, RUN_S, READY_S, ROUNDS = 8, 8, 60.0, 180.0, 4
 DEFAULT_LEDGER, PAGE_FILE = "bench-results/tune", "ledger.html"
@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keys or not space:
         space = {**default_space(usable_cpus(), args.keys or ""), **space}
     usd_per_hour = _usd_per_hour(args)
-    with opened(args.ledger, _question(args, space)) as ledger:
+    with opened(args.ledger, _request(args, space)) as ledger:
         assert ledger.header is not None
         if not is_named and ledger.header.space:  # as it was begun
             space = {**ledger.header.space}
@@ -200,11 +200,11 @@ def run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _question(args: argparse.Namespace, space: Mapping[str, Sequence[Any]]) -> Question | None:
+def _request(args: argparse.Namespace, space: Mapping[str, Sequence[Any]]) -> TuneRequest | None:
     """What was asked for on the command line; None: nothing but to go on."""
     from ridgeline.lab.traffic.options import TrafficOptions
     from ridgeline.lab.tune.measure import Workload
-    from ridgeline.lab.tune.run import Question
+    from ridgeline.lab.tune.run import TuneRequest
     from ridgeline.lab.tune.space import parse_settings
 
     traffic = given_flags(args, "traffic")
@@ -236,7 +236,7 @@ def _question(args: argparse.Namespace, space: Mapping[str, Sequence[Any]]) -> Q
         keep_invalid=args.keep_invalid,
     )
     objective = args.objective or ("e2e_sched_ms.p90" if is_open else "output_tokens_per_s")
-    return Question(
+    return TuneRequest(
         model=args.model,
         base=parse_settings(args.base or ()),
         workload=workload,

@@ -1,1 +1,1 @@
-"""bench: load on a server that speaks OpenAI's API, and what came of it, exactly as defined."""
+"""bench: sends load to a server with OpenAI's API and computes exactly defined metrics."""

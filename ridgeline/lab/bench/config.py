@@ -1,4 +1,4 @@
-"""BenchConfig: all that a run is asked for, as data. Made by the command line, sweeps and the tuner."""
+"""BenchConfig: the settings of a run. Made by the command line, sweeps and the tuner."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ Cache = Literal["cold", "as_is", "primed"]
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many requests under way at all times: the next is sent when one ends."""
+    """This many requests in flight at all times: the next is sent when one ends."""
 
     concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests are sent at their moments, whatever the server does; where max_concurrency are under way, as
-    soon as one has ended. The wait counts from the planned moment.
+    """Requests are sent at their planned times, whatever the server does; at max_concurrency they wait until
+    one has ended. The wait counts from the planned time.
     """
 
     max_concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds; when one has passed the request has failed, and the run goes on."""
+class RequestDeadlines:
+    """Seconds. A request that exceeds one has failed; the run continues."""
 
     connect_s: float = 10.0
     first_byte_s: float = 300.0  # from the request to the answer's first byte; queueing counts
-    between_s: float = 60.0  # from bytes to bytes of an answer
-    request_s: float = 600.0  # from sending to the whole answer
-    run_s: float | None = None  # of the whole run; None: the traffic's length and a request's after it
+    between_s: float = 60.0  # between two reads of an answer
+    request_s: float = 600.0  # from sending to the complete answer
+    run_s: float | None = None  # of the whole run; None: the traffic's length plus one request
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
     """
-    url:          of the server; `/v1` may be missing. https:// is spoken too
+    url:          of the server, http:// or https://; `/v1` may be missing
     model:        name for the server; "": the first of its /v1/models
-    duration_s:   nothing is sent after so many seconds; what is under way is awaited
-    warmup:       requests sent before, one lot at the loop's concurrency, with prompts of their own
-    cache:        state of the server's prefix cache at the start: `cold` gives all prompts of the run a salt
-                  of their own where the server takes one, `primed` sends every prompt once before
-    vocabulary:   words of one token; None: found out with the server
-    count_tokens: of an answer whose server tells no usage; None: its chunks are counted
+    duration_s:   stop sending after this many seconds; requests in flight are awaited
+    warmup:       requests sent before the run at the loop's concurrency, with separate prompts
+    cache:        state of the server's prefix cache at the start: `cold` gives the run its own salt where
+                  the server takes one, `primed` sends every prompt once before
+    vocabulary:   words of one token; None: determined with the server
+    count_tokens: counts an answer without usage; None: its chunks are counted
     usd_per_hour: what the server costs, for $ per million tokens
     temperature:  None: the server's default
-    extra:        fields put into every body as they are
+    extra:        fields added to every body unchanged
     """
 
     url: str
@@ -77,7 +77,7 @@ class BenchConfig:
     warmup: int = 0
     slo: Slo | None = None
     duration_s: float | None = None
-    deadlines: Deadlines = Deadlines()
+    deadlines: RequestDeadlines = RequestDeadlines()
     cache: Cache = "cold"
     ignore_eos: bool = True
     temperature: float | None = 0.0
@@ -91,12 +91,13 @@ class BenchConfig:
 def config_of(
     url: str, options: BenchOptions, traffic: Traffic, *, api_key: str = "", seed: int = 0
 ) -> BenchConfig:
-    """A run as it was asked for. Traffic without moments is a closed loop's; with --concurrency, all is."""
+    """A run from its options. Traffic without times, or --concurrency, makes a closed loop."""
     if options.max_concurrency is not None and options.concurrency is not None:
         raise BadInput("--max-concurrency caps an open loop and --concurrency is a closed one: give one")
     mode: ClosedLoop | OpenLoop = OpenLoop(options.max_concurrency)
     if options.concurrency is not None or not traffic.duration_s > 0:
-        mode = ClosedLoop(options.concurrency or options.max_concurrency or DEFAULT_CONCURRENCY)
+        given = options.max_concurrency if options.concurrency is None else options.concurrency
+        mode = ClosedLoop(DEFAULT_CONCURRENCY if given is None else given)
     tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)
     return BenchConfig(
         url,
@@ -110,7 +111,7 @@ def config_of(
         warmup=options.warmup,
         slo=None if options.slo is None else parse_slo(options.slo),
         duration_s=options.duration_s,
-        deadlines=Deadlines(
+        deadlines=RequestDeadlines(
             options.connect_s, options.first_byte_s, options.between_s, options.deadline_s, options.run_s
         ),
         cache=options.cache,

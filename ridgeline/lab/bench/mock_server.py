@@ -1,8 +1,8 @@
-"""A server with known latencies, for the bench to find: OpenAI's event streams, no model behind them.
+"""A server with known latencies for the bench's self-test: OpenAI's event streams without a model.
 
-`selftest` runs it in a process of its own (`python -m ridgeline.lab.bench.mock_server`). Answer number k has
-its first token `ttft_ms + spread_ms · u` after its request was complete, u running evenly over 0 to 1, and a
-token every `tpot_ms` after that. It keeps how late it was itself: the bench must not be blamed for that.
+`selftest` runs it in a separate process (`python -m ridgeline.lab.bench.mock_server`). Answer number k has
+its first token `ttft_ms + spread_ms · u` after its request was complete, u evenly spread over 0 to 1, and a
+token every `tpot_ms` after that. It records its own delays, which are not the bench's fault.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodin
 
 
 class MockStats(msgspec.Struct, frozen=True):
-    """requests: answered whole. late_…: how long after their moments tokens left. cpu_s: since its start."""
+    """requests: answered completely. late_…: delay of tokens. cpu_s: since its start."""
 
     requests: int
     tokens: int
@@ -53,7 +53,7 @@ class MockServer:
         self._alarm = Alarm(asyncio.get_running_loop(), self._due)
 
     def begin(self, connection: _Connection, tokens: int, is_chat: bool) -> None:
-        """An answer of so many tokens, from now on."""
+        """Start an answer of this many tokens now."""
         share = self._count * GOLDEN % 1.0
         self._count += 1
         self._push(now() + self.ttft_s + self.spread_s * share, _Stream(connection, tokens, is_chat))
@@ -88,7 +88,7 @@ class MockServer:
 
 
 class _Stream:
-    """One answer. All tokens but the first and the last are the same bytes."""
+    """One answer. All tokens except the first and the last are the same bytes."""
 
     __slots__ = ("_connection", "_is_chat", "_left", "_tokens")
 
@@ -96,7 +96,7 @@ class _Stream:
         self._connection, self._tokens, self._left, self._is_chat = connection, tokens, tokens, is_chat
 
     def send_token(self) -> bool:
-        """Whether there is one more."""
+        """Returns whether there is another one."""
         data = _CHAT_TOKEN if self._is_chat else _TEXT_TOKEN
         if self._left == self._tokens:
             data = _HEAD + data
@@ -177,7 +177,7 @@ _CHAT_TOKEN = _framed(_ABOUT + b'"delta":{"content":" the"},"finish_reason":null
 
 
 async def serve(ttft_ms: float, tpot_ms: float, spread_ms: float) -> None:
-    """Prints its port, and ends when its standard input does: it never outlives who started it."""
+    """Prints its port, and exits when its standard input closes, so it never outlives its parent."""
     loop = asyncio.get_running_loop()
     server = MockServer(ttft_ms, tpot_ms, spread_ms)
     listener = await loop.create_server(lambda: _Connection(server), "127.0.0.1", 0, backlog=4096)
@@ -199,8 +199,8 @@ def main() -> None:
 
     import uvloop
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for who started it, and ends it
-    gc.disable()  # it lives for seconds, and a collection is a pause that somebody would measure
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent process, which ends this one
+    gc.disable()  # short-lived; a collection would be a measurable pause
     uvloop.run(serve(args.ttft_ms, args.tpot_ms, args.spread_ms))
 
 

@@ -1,4 +1,4 @@
-"""Progress: how a run stands, told a few times a second; and how a terminal shows it."""
+"""Progress: the state of a run, reported a few times a second, and its display on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
-from ridgeline.lab.bench.client.client import Exchange
+from ridgeline.lab.bench.client.client import SentRequest
 
 RECENT = 200  # answers, whose median TTFT is shown
 LINE_EVERY_S = 5.0
@@ -46,22 +46,22 @@ OnProgress = Callable[[Progress], None]
 
 
 class Tally:
-    """Counts exchanges as they end; what `Progress` is made of."""
+    """Counts requests as they end; the source of `Progress`."""
 
     def __init__(self, phase: str, total: int) -> None:
         self._phase, self._total = phase, total
         self._done = self._failed = self._tokens = 0
         self._ttft: deque[float] = deque(maxlen=RECENT)
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, sent: SentRequest) -> None:
         self._done += 1
-        answer = exchange.answer
-        if exchange.status != "ok":
+        answer = sent.answer
+        if sent.status != "ok":
             self._failed += 1
             return
         self._tokens += sum(answer.chunk_tokens)
-        if exchange.t_send is not None and answer.chunk_at:
-            self._ttft.append(answer.chunk_at[0] - exchange.t_send)
+        if sent.t_send is not None and answer.chunk_at:
+            self._ttft.append(answer.chunk_at[0] - sent.t_send)
 
     def progress(self, elapsed_s: float, in_flight: int) -> Progress:
         ttft = statistics.median(self._ttft) * 1000 if self._ttft else None
@@ -72,7 +72,7 @@ class Tally:
 
 @contextlib.contextmanager
 def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[OnProgress]:
-    """A function that shows what it is told: a bar on a terminal, a line every few seconds anywhere else."""
+    """A function that displays progress: a bar on a terminal, otherwise a line every few seconds."""
     if not stream.isatty():
         yield _lines(stream, clock)
         return
@@ -80,7 +80,7 @@ def shown(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterat
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    # The bar's own thread would take the load's time: it is drawn when it is told to, and only then.
+    # The bar's own thread would take CPU time from the load, so it is drawn only on updates.
     columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeElapsedColumn())
     with Bar(*columns, console=Console(file=stream), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=None)

@@ -1,8 +1,8 @@
-"""run_bench: one measurement of one server, from looking at it to the verdict on the run itself.
+"""run_bench: one measurement of one server, from probing it to the verdict on the run.
 
-Called by `ridgeline bench`, sweeps, the tuner and tests. A server that refuses, hangs, drops or answers
-garbage during the run becomes records; one that cannot be reached at all, before anything was sent, is a
-LabError. Ctrl-C or SIGTERM ends the run early and what was measured is the result.
+Called by `ridgeline bench`, sweeps, the tuner and tests. A server that refuses, hangs, drops or sends invalid
+data during the run produces records; a server that cannot be reached at the start is a LabError. Ctrl-C or
+SIGTERM ends the run early and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ridgeline.lab.traffic.describe import describe
 
 PROGRESS_EVERY_S = 0.25
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
-WARMUP_AT_ONCE = 8  # of open loops, which have no concurrency of their own
+WARMUP_AT_ONCE = 8  # for open loops, which have no concurrency
 
 Returned = TypeVar("Returned")
 
 
 def in_loop(work: Coroutine[Any, Any, Returned]) -> Returned:
-    """Run on uvloop where it is there: a third of the CPU per chunk."""
+    """Run on uvloop if available: a third of the CPU per chunk."""
     try:
         import uvloop
     except ImportError:
@@ -60,7 +60,7 @@ async def run_bench(
     on_progress: OnProgress = lambda progress: None,
     selftest: dict[str, Any] | None = None,
 ) -> BenchResult:
-    """selftest: what `selftest.facts()` says of a self-test before; its "failure" makes the run invalid."""
+    """selftest: the result of `selftest.facts()`; its "failure" makes the run invalid."""
     _check(config)
     target = await find_target(config)
     scripts = await make_scripts(config, target)
@@ -97,7 +97,7 @@ async def run_bench(
 
 
 class _Runner:
-    """The loads of one run, so that a stop reaches whichever is under way."""
+    """The loads of one run, so that a stop reaches the current one."""
 
     def __init__(self, config: BenchConfig, target: Target, on_progress: OnProgress) -> None:
         self._config, self._target, self._on_progress = config, target, on_progress
@@ -112,9 +112,9 @@ class _Runner:
         at_once = mode.concurrency if isinstance(mode, ClosedLoop) else WARMUP_AT_ONCE
         load = self._make(script, ClosedLoop(at_once), "warm-up")
         await self._run(load)
-        # Before the run: their moments are negative, counted back from its start.
+        # Before the run: their times are negative, relative to its start.
         end = now()
-        return [exchange.record(end) for exchange in load.exchanges]
+        return [sent.record(end) for sent in load.sent]
 
     async def measure(self, script: PlannedScript) -> list[RequestRecord]:
         load = self._make(script, self._config.mode, "run")
@@ -122,7 +122,7 @@ class _Runner:
             await self._run(load)
         self.retried, self.lags = load.retried, load.lags
         count = self._config.count_tokens
-        return [exchange.record(load.origin, count) for exchange in load.exchanges]
+        return [sent.record(load.origin, count) for sent in load.sent]
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -182,12 +182,12 @@ def _check(config: BenchConfig) -> None:
 
 
 def _longest_s(config: BenchConfig, script: PlannedScript, mode: ClosedLoop | OpenLoop) -> float:
-    """When a run must be over though no deadline of its own was given: every request at its longest."""
+    """The time limit of a run without one: every request at its longest."""
     each = config.deadlines.connect_s + config.deadlines.request_s
     turns = max((request.turn for request in script.requests), default=0) + 1
     if isinstance(mode, OpenLoop):
         arrivals = config.duration_s or max(request.at for request in script.requests)
-        if mode.max_concurrency is not None:  # what waits for room is sent later
+        if mode.max_concurrency is not None:  # requests over the cap are sent later
             turns *= -(-len(script.requests) // mode.max_concurrency)
         return arrivals + turns * each + sum(request.think_s for request in script.requests)
     if config.duration_s is not None:
@@ -230,18 +230,20 @@ def _settings(config: BenchConfig, target: Target, scripts: Scripts) -> dict[str
             "load_average": list(os.getloadavg()),
         },
     }
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))  # as it will be read again
+    plain: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(settings)
+    )  # in the form in which it is read back
     return plain
 
 
 def _warnings(config: BenchConfig, target: Target) -> list[str]:
-    """What can be said before the run."""
+    """Warnings known before the run."""
     found = []
     longest = target.max_context or math.inf
     over = sum(one.input_tokens + one.output_tokens > longest for one in config.traffic.requests)
     if over:
         found.append(
-            f"{over} requests need more than the server's context of {longest} tokens, and it will refuse "
+            f"{over} requests need more than the server's context of {longest} tokens, which it will refuse "
             f"them: --max-context {longest} cuts them"
         )
     uncertainty = target.limits.get("uncertainty", 0.0)
@@ -254,7 +256,7 @@ def _warnings(config: BenchConfig, target: Target) -> list[str]:
 
 
 def _cache_condition(config: BenchConfig, target: Target) -> str:
-    """The state of the prefix cache that the first request finds, as far as it is known."""
+    """The state of the prefix cache at the first request, as far as known. `compare` reads these texts."""
     if config.cache == "primed":
         has_turns = any(request.turn for request in config.traffic.requests)
         return "primed: every prompt was sent once before" + (
@@ -270,7 +272,7 @@ def _cache_condition(config: BenchConfig, target: Target) -> str:
 
 
 def _raise_socket_limit() -> None:
-    """As many sockets as this process may have: an open loop on a server that stalls needs one a request."""
+    """Raise the socket limit of this process: an open loop on a stalled server needs one per request."""
     try:
         import resource
     except ImportError:  # not a Unix
@@ -283,8 +285,9 @@ def _raise_socket_limit() -> None:
 
 @contextlib.contextmanager
 def _on_interrupt(stop: Any) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM (a CI's timeout, say) ends the run, a second one the program. Only a main
-    thread can be told."""
+    """The first Ctrl-C or SIGTERM (e.g. a CI timeout) ends the run, the second ends the program. Only in the
+    main thread.
+    """
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
@@ -309,7 +312,7 @@ def _on_interrupt(stop: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """The cycle collector would stop the client for milliseconds; a run makes few cycles."""
+    """The cycle collector would pause the client for milliseconds; a run makes few cycles."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

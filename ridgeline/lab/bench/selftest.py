@@ -1,8 +1,8 @@
-"""The self-test: the bench measures a server whose latencies are known, and must find them.
+"""The self-test: the bench measures a server with known latencies and must find them.
 
-Run before every run (`ridgeline bench`), at the load the run will have, and by name (`ridgeline bench
-selftest`). A client that does not find known latencies on this machine at this load is refused: what it would
-say of an unknown server is worth nothing.
+Runs before every run (`ridgeline bench`) at the same load, and by name (`ridgeline bench selftest`). A client
+that cannot measure known latencies on this machine at this load is refused: its figures for another server
+would be worthless.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from ridgeline.lab.bench.client.client import Address
 from ridgeline.lab.bench.client.plain_http import ask
-from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
+from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop, RequestDeadlines
 from ridgeline.lab.bench.figures.metrics import Summary
 from ridgeline.lab.bench.figures.result import BenchResult
 from ridgeline.lab.bench.mock_server import MockStats
@@ -31,7 +31,7 @@ TTFT_MS, SPREAD_MS, TPOT_MS, TOKENS = 40.0, 20.0, 10.0, 16
 TOLERANCE_MS, TOLERANCE_SHARE = 2.0, 0.02
 START_TIMEOUT_S = 30.0
 LEAST_REQUESTS = 40
-MOST_CHUNKS_PER_S = 10_000  # of closed loops, whose rate is the server's: few servers are as fast
+MOST_CHUNKS_PER_S = 10_000  # for closed loops, whose rate depends on the server; few servers are faster
 ATTEMPTS, BEFORE_S, LEAST_RATE = 3, 2.0, 20.0
 _WORDS = Vocabulary(tuple(f"w{n}" for n in range(64)), tuple(range(64)), "tokenizer")
 
@@ -58,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """failure: why the client is refused; "" where it is not. Costs are CPU seconds per piece of work."""
+    """failure: why the client is refused; "" if it is not. Costs are CPU seconds per unit of work."""
 
     load: str
     failure: str
@@ -73,7 +73,7 @@ class SelfTest:
     attempt: int = 1
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """For terminal output."""
         yield f"{self.load}: {'REFUSED: ' + self.failure if self.failure else 'passed'}"
         for check in self.checks:
             yield f"  {check}{'' if check.is_found else '   <- not found'}"
@@ -110,8 +110,9 @@ class SelfTest:
 
 
 async def self_test(load: OpenLoop | ClosedLoop, rate: float = 0.0, seconds: float = 3.0) -> SelfTest:
-    """Measure the mock server: at `rate` requests/s in an open loop, or at a closed loop's concurrency. A
-    Ctrl-C under way is one: there is nothing yet to keep."""
+    """Measure the mock server at `rate` requests/s in an open loop, or at a closed loop's concurrency. Ctrl-C
+    raises: there is nothing to keep yet.
+    """
     tpot_ms = TPOT_MS
     if isinstance(load, OpenLoop):
         count = max(round(rate * seconds), LEAST_REQUESTS)
@@ -122,7 +123,9 @@ async def self_test(load: OpenLoop | ClosedLoop, rate: float = 0.0, seconds: flo
         count = max(round(load.concurrency * seconds / each_s), LEAST_REQUESTS, 2 * load.concurrency)
         moments, words = [0.0] * count, f"closed loop, {load.concurrency} at once"
     traffic = Traffic("self-test", tuple(PlannedRequest(at, 16, TOKENS) for at in moments))
-    deadlines = Deadlines(connect_s=5, first_byte_s=10, between_s=5, request_s=20, run_s=seconds * 5 + 30)
+    deadlines = RequestDeadlines(
+        connect_s=5, first_byte_s=10, between_s=5, request_s=20, run_s=seconds * 5 + 30
+    )
     async with mock_server(TTFT_MS, tpot_ms, SPREAD_MS) as mock:
         url = f"http://{mock.host}:{mock.port}"
         config = BenchConfig(url, traffic, load, deadlines=deadlines, vocabulary=_WORDS, cache="as_is")
@@ -134,8 +137,8 @@ async def self_test(load: OpenLoop | ClosedLoop, rate: float = 0.0, seconds: flo
 
 
 def passed_before(load: OpenLoop | ClosedLoop, rate: float) -> SelfTest:
-    """The self-test that precedes a run at this load. LabError where it is not passed: other work on the
-    machine can spoil one, so it has a few attempts.
+    """The self-test before a run at this load. LabError if it fails; it is retried a few times, as other work
+    on the machine can disturb one.
     """
     test = None
     for attempt in range(1, ATTEMPTS + 1):
@@ -151,7 +154,7 @@ def passed_before(load: OpenLoop | ClosedLoop, rate: float) -> SelfTest:
 
 @contextlib.asynccontextmanager
 async def mock_server(ttft_ms: float, tpot_ms: float, spread_ms: float = 0.0) -> AsyncIterator[Address]:
-    """The mock in a process of its own, for as long as the context lasts."""
+    """The mock in a separate process, for the duration of the context."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ridgeline.lab.bench.mock_server"),
         *("--ttft-ms", str(ttft_ms), "--tpot-ms", str(tpot_ms), "--spread-ms", str(spread_ms)),
@@ -162,7 +165,7 @@ async def mock_server(ttft_ms: float, tpot_ms: float, spread_ms: float = 0.0) ->
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
         if not line.strip().isdigit():
-            raise LabError("the self-test's mock server did not start; what it said is above")
+            raise LabError("the self-test's mock server did not start; its output is above")
         yield Address("127.0.0.1", "127.0.0.1", int(line), None)
     finally:
         if process.returncode is None:
@@ -179,7 +182,7 @@ def _verdict(load: str, result: BenchResult, tpot_ms: float, mock: MockStats, be
     summary = result.summary
     checks = _checks(summary, tpot_ms)
     failure = "; ".join([str(check) for check in checks if not check.is_found])
-    # A run is also invalid for reasons that have nothing to do with known latencies.
+    # A run can also be invalid for reasons unrelated to known latencies.
     failure = "; ".join(part for part in (failure, *result.validity.reasons) if part)
     if summary.failed:
         failure = f"{summary.failed} of {summary.offered} requests failed: {summary.causes}; {failure}"
@@ -205,7 +208,7 @@ def _verdict(load: str, result: BenchResult, tpot_ms: float, mock: MockStats, be
 
 
 def _checks(summary: Summary, tpot_ms: float) -> tuple[Check, ...]:
-    """Of the headline metrics P50, P90 and the mean; first tokens are spread evenly, so all are known."""
+    """P50, P90 and mean of the headline metrics; first tokens are spread evenly, so all are known."""
     first, _, whole = summary.headline
     rest = (TOKENS - 1) * tpot_ms
     known = {first: (TTFT_MS, SPREAD_MS), "tpot_ms": (tpot_ms, 0.0), whole: (TTFT_MS + rest, SPREAD_MS)}

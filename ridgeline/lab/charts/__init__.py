@@ -1,7 +1,7 @@
 """Charts as SVG text: lines, stairs, bands, points with whiskers, bars, timelines; linear and log axes.
 
-Made for pages that fetch nothing: no library, no script. Colours are CSS variables (`STYLE`), light and dark;
-hovering shows <title>s. Report, plan and tune compose marks; everything they are given is escaped here.
+For self-contained pages: no library, no script. Colours are CSS variables (`STYLE`), light and dark; hovering
+shows <title>s. Report, plan and tune compose marks; all input is escaped here.
 """
 
 from ridgeline.lab.charts.draw import chart

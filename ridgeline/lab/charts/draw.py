@@ -1,4 +1,4 @@
-"""chart(): marks on two axes, as one <svg>. What falls on one pixel is drawn once, however much comes."""
+"""chart(): marks on two axes, as one <svg>. Marks on the same pixel are drawn once, to bound the size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chart(
     height: int = 330,
     standalone: bool = False,
 ) -> str:
-    """One <svg>. `standalone` puts the style in, for a file of its own; pages have `STYLE` once for all."""
+    """One <svg>. `standalone` embeds the style, for a separate file; pages include `STYLE` once."""
     coloured = _with_colours(marks)
     entries = [(mark.name, colour(index)) for mark, index in coloured if mark.name]
     left = max(LEFT, 28 + max((len(name) for _, name in y.names), default=0) * GLYPH)
@@ -60,7 +60,7 @@ def svg(title: str, width: float, height: float, parts: Sequence[str], standalon
 def legend_svg(
     entries: Sequence[tuple[str, str]], left: float, top: float, right: float
 ) -> tuple[str, float]:
-    """The legend's rows, and the height at which the plot may begin. One name alone needs no legend."""
+    """The legend's rows, and the top of the plot. A single name needs no legend."""
     if len(entries) < 2:
         return "", top + 2
     at, row, parts = left, top + 4, []
@@ -196,7 +196,7 @@ def _points(mark: Points, paint: str, x: Axis, y: Axis, x_scale: Scale, y_scale:
     for point, (at, height) in zip(shown, spots, strict=True):
         cell = (round(at), round(height))
         if cell in seen:
-            continue  # another stands on this very pixel
+            continue  # another point is on this pixel
         seen.add(cell)
         yield from _whiskers(point, paint, at, height, x_scale, y_scale)
         words = point.title or f"{mark.name}: {written(x, point.x)}, {written(y, point.y)}"
@@ -228,7 +228,7 @@ def _inside(mark: Rule, x_scale: Scale, y_scale: Scale) -> bool:
 
 
 def _rules(rules: Sequence[Rule], x_scale: Scale, y_scale: Scale) -> tuple[list[str], list[str]]:
-    """The lines, and their names, each a line higher wherever it would cover the name of another."""
+    """The lines and their labels; a label that would cover another moves up one line."""
     taken: list[tuple[float, float, float, float]] = []
     lines, names = [], []
     for mark in rules:
@@ -245,7 +245,7 @@ def _rules(rules: Sequence[Rule], x_scale: Scale, y_scale: Scale) -> tuple[list[
 
 
 def _rule(mark: Rule, x_scale: Scale, y_scale: Scale) -> tuple[str, float, float, str]:
-    """The line, and where its name begins or ends."""
+    """The line, and the position of its label."""
     left, right, bottom, top = x_scale.start, x_scale.end, y_scale.start, y_scale.end
     if mark.axis == "x":
         at = x_scale(mark.at)
@@ -262,7 +262,7 @@ def _rule(mark: Rule, x_scale: Scale, y_scale: Scale) -> tuple[str, float, float
 def _labels(
     coloured: Sequence[tuple[Line | Points | Bars, int]], x_scale: Scale, y_scale: Scale
 ) -> Iterator[str]:
-    """Names beside points, each on the first side where it covers no other name and no other point."""
+    """Labels beside points, each on the first side where it covers no other label or point."""
     named: list[tuple[Point, float, float, float]] = []
     taken: list[tuple[float, float, float, float]] = []
     for mark, _ in coloured:
@@ -296,7 +296,7 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 
 def _thinned(spots: Sequence[Spot]) -> list[int]:
-    """Of neighbours in one column of pixels the first, the lowest, the highest and the last."""
+    """Of neighbours in one pixel column: the first, the lowest, the highest and the last."""
     kept: list[int] = []
     for _, column in groupby(range(len(spots)), key=lambda index: round(spots[index][0])):
         places = list(column)

@@ -1,4 +1,4 @@
-"""What can stand in a chart, as plain data, and the ways from samples and ceilings to such marks."""
+"""The marks of a chart as plain data, and conversions from samples and ceilings to marks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`low` and `high` fix its ends; otherwise they follow from the marks. `percent`: 0.5 is written 50 %."""
+    """`low` and `high` fix its ends, which otherwise follow from the marks. `percent`: 0.5 shows as 50 %."""
 
     label: str
     log: bool = False
     low: float | None = None
     high: float | None = None
     percent: bool = False
-    unit: str = ""  # for hover texts; the label says it to those who read the axis
+    unit: str = ""  # for hover texts; the axis label includes it
     names: Sequence[tuple[float, str]] = ()  # ticks with these names at these values, instead of numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points joined in their order, or as stairs; `band` is an interval around it: (x, low, high).
+    """Points joined in order, or as stairs; `band` is an interval around it: (x, low, high).
 
-    colour: a number of the palette; None: the next one that is free
+    colour: an index of the palette; None: the next free one
     """
 
     name: str
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`x_range` and `y_range` become whiskers; `label` is written beside it where there is room."""
+    """`x_range` and `y_range` become whiskers; `label` is shown beside it if there is room."""
 
     x: float
     y: float
@@ -85,7 +85,7 @@ Mark = Line | Points | Bars | Rule
 
 
 def cdf(name: str, samples: Sequence[float], *, of: int | None = None, colour: int | None = None) -> Line:
-    """The share of samples at or below each value, as stairs. `of`: of how many, when some never came."""
+    """The share of samples at or below each value, as stairs. `of`: the total, if some are missing."""
     ordered = sorted(sample for sample in samples if math.isfinite(sample))
     count = of if of is not None else len(ordered)
     stairs = [(value, (rank + 1) / count) for rank, value in enumerate(ordered)]

@@ -1,4 +1,4 @@
-"""From values to pixels: linear and log scales with ticks at round numbers, and numbers in few digits."""
+"""From values to pixels: linear and log scales with ticks at round numbers, and compact numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: float) -> str:
-    """In at most three or four digits, with k, M, G from ten thousand on: 0.00031, 4.25, 117, 2048, 12.5k."""
+    """At most three or four digits, with k, M, G from ten thousand on: 0.00031, 4.25, 117, 2048, 12.5k."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "–"
     size = abs(value)
@@ -60,20 +60,20 @@ class Scale:
         return value is not None and math.isfinite(value) and (value > 0 or not self.log)
 
     def clamped(self, value: float) -> float:
-        """Where it is drawn; what lies outside ends at the frame."""
+        """The pixel position; values outside end at the frame."""
         bounded = min(max(value, self.low), self.high)
         return self(bounded)
 
 
 def fit_scale(axis: Axis, values: Iterable[float], start: float, end: float, pixels_per_tick: float) -> Scale:
-    """A scale that holds all values, widened to round numbers where the axis does not fix its ends."""
+    """A scale that covers all values, extended to round numbers unless the axis fixes its ends."""
     shown = [value for value in values if math.isfinite(value) and (value > 0 or not axis.log)]
     low = axis.low if axis.low is not None else min(shown, default=1.0 if axis.log else 0.0)
     high = axis.high if axis.high is not None else max(shown, default=low)
     if axis.log:
         low, high = max(low, 1e-300), max(high, 1e-300)
     elif axis.low is None and 0 < low < 0.35 * high:
-        low = 0.0  # near enough to zero that leaving it out would only mislead
+        low = 0.0  # close to zero: a truncated axis would mislead
     if high <= low:
         low, high = (
             (low / 2, low * 2) if axis.log else (low - (abs(low) or 1) * 0.1, low + (abs(low) or 1) * 0.1)
@@ -106,7 +106,7 @@ def _linear_ticks(low: float, high: float, step: float) -> tuple[float, ...]:
 
 
 def _log_ticks(low: float, high: float, wanted: int) -> tuple[float, ...]:
-    """Powers of ten, thinned or filled with 2 and 5 as the room asks; within half a decade, linear ones."""
+    """Powers of ten, thinned or filled with 2 and 5 as space allows; linear ones within half a decade."""
     decades = math.log10(high / low)
     if decades < 0.5:
         return tuple(tick for tick in _linear_ticks(low, high, _step(high - low, wanted)) if tick > 0)

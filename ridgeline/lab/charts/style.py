@@ -1,10 +1,10 @@
-"""The look of charts: colours that keep their contrast on white and on black, and the classes of `draw`."""
+"""The style of charts: colours with good contrast on white and black, and the classes of `draw`."""
 
 from __future__ import annotations
 
-COLOURS = 7  # after which they begin again
+COLOURS = 7  # then they repeat
 
-# Each set has the lightness of text on its ground; neighbours differ for colour-blind readers too.
+# Each set has the lightness of text on its background; neighbours differ for colour-blind readers too.
 STYLE = """\
 .chart { --ink: #1c2430; --faint: #5d6878; --grid: #e2e6eb; --paper: #ffffff; --alarm: #c0221f;
   --c0: #0b66b8; --c1: #cf5300; --c2: #12805c; --c3: #a8438c; --c4: #8a6d00; --c5: #4757c7; --c6: #5f6b7a; }

@@ -1,4 +1,4 @@
-"""timeline(): a row per request, and what it was doing when: the picture in which queueing is seen."""
+"""timeline(): one row per request and its phases over time; shows queueing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.lab.charts.marks import Axis
 from ridgeline.lab.charts.scale import fit_scale, number
 from ridgeline.lab.charts.style import colour
 
-MOST_ROWS = 250  # below which a row is two pixels high and can still be hit with a mouse
+MOST_ROWS = 250  # up to this number, a row is two pixels high and can be hovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def timeline(
     width: int = 720,
     standalone: bool = False,
 ) -> str:
-    """Rows from top to bottom; of more than `MOST_ROWS`, an even choice, and the title says so."""
+    """Rows from top to bottom; more than `MOST_ROWS` are subsampled evenly, and the title says so."""
     shown = list(rows)
     if len(shown) > MOST_ROWS:
         shown = [rows[index * len(rows) // MOST_ROWS] for index in range(MOST_ROWS)]

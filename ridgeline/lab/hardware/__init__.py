@@ -31,7 +31,7 @@ def chips() -> tuple[Chip, ...]:
 
 
 def chip(name: str) -> Chip:
-    """The chip of that name, in the usual spellings; `cpu` is the processor this runs on."""
+    """The chip of that name, in the usual spellings; `cpu` is this machine's processor."""
     wanted = _plain(name)
     if wanted == CPU:
         return this_cpu()
@@ -41,7 +41,7 @@ def chip(name: str) -> Chip:
     names = [known.name for known in CHIPS]
     close = difflib.get_close_matches(wanted, [*names, CPU], n=1, cutoff=0.4)
     hint = f"did you mean {close[0]}? " if close else ""
-    raise BadInput(f"no hardware is called {name!r}; {hint}known are {', '.join(names)}, and {CPU}")
+    raise BadInput(f"unknown hardware {name!r}; {hint}known are {', '.join(names)}, and {CPU}")
 
 
 def _plain(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Chip: what one accelerator can do at best, each figure with its source.
+"""Chip: the peak rates of one accelerator, each with its source.
 
 Made by `hardware.table` (published figures) and `hardware.this_machine` (measured ones); read by the planner.
 All rates are dense: a figure with structured sparsity is twice what a served model can reach.
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from ridgeline.models.shapes.precision import format_name
 
-# Arithmetic that can multiply weights of a format: as they are, or widened first.
+# Arithmetic that can multiply weights of a format, directly or after conversion.
 UNITS: Mapping[str, tuple[str, ...]] = {
     "float32": ("fp32", "bf16"),
     "bfloat16": ("bf16", "fp32"),
     "float16": ("bf16", "fp32"),
     "fp8": ("fp8", "bf16", "fp32"),
     "int8": ("int8", "bf16", "fp32"),
-    "int4": ("bf16", "fp32"),  # weights alone are 4-bit: they are widened before they are multiplied
+    "int4": ("bf16", "fp32"),  # only weights are 4-bit: they are converted before multiplication
     "nvfp4": ("fp4", "bf16", "fp32"),
     "mxfp4": ("fp4", "bf16", "fp32"),
 }

@@ -1,6 +1,6 @@
-"""The table of chips as a page: `python -m ridgeline.lab.hardware.page` writes docs/hardware.md anew.
+"""The table of chips as a page: `python -m ridgeline.lab.hardware.page` writes docs/hardware.md.
 
-A test holds that the page is what the table says.
+A test checks that the page matches the table.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _tera(rate: float | None) -> str:
 
 
 def _sources(chip: Chip) -> list[str]:
-    """The cells that share a source together, the source of most cells last as "all else"."""
+    """Cells grouped by source; the most common source last, as "all else"."""
     by_source: dict[str, list[str]] = {}
     for cell, source in chip.sources.items():
         by_source.setdefault(source, []).append(cell)

@@ -1,7 +1,7 @@
-"""The accelerators the planner knows, as data: every cell with its source.
+"""The accelerators that the planner knows, as data: every cell with its source.
 
-Read through `chip` and `chips`; docs/hardware.md is written from it. Figures are dense. Where a maker
-publishes one with sparsity alone, it is halved, and the source says so.
+Read through `chip` and `chips`; docs/hardware.md is generated from it. Figures are dense. A figure published
+only with sparsity is halved, and the source says so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _chip(
     usd_per_hour: float | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> Chip:
-    """`source` stands for every cell that `sources` does not name."""
+    """`source` applies to every cell that `sources` does not name."""
     cells = [*CHIP_FIELDS, *(f"flops.{unit}" for unit in flops)]
     if usd_per_hour is None:
         cells.remove("usd_per_hour")

@@ -1,7 +1,7 @@
-"""This machine's processor as a Chip, with the ceilings that were measured on it.
+"""This machine's processor as a Chip, with measured ceilings.
 
-Called by `chip("cpu")`. What `ridgeline doctor --calibrate` kept is used; where it kept nothing, the ceilings
-are measured for about four seconds and not kept.
+Called by `chip("cpu")`. Uses the result of `ridgeline doctor --calibrate`; without one, the ceilings are
+measured for about four seconds and not stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNIT_NAMES = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
 
 
 def load_per_core() -> float | None:
-    """Runnable tasks per core over the last minute; None where the system does not tell."""
+    """Runnable tasks per core over the last minute; None if the system does not report it."""
     from ridgeline.machine import usable_cpus
 
     try:

@@ -1,1 +1,1 @@
-"""knowledge: what each technique is, when it pays, when it hurts, and the figures behind it."""
+"""knowledge: what each technique is, when it helps, when it hurts, and the figures behind it."""

@@ -17,7 +17,7 @@ from ridgeline.lab.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word of the trade."""
+    """A glossary term."""
 
     name: str
     meaning: str
@@ -30,7 +30,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """Something that can be done, and when to do it."""
+    """A technique, and when to use it."""
 
     name: str
     what: str
@@ -39,7 +39,7 @@ class Technique:
     hurts: tuple[str, ...]
     interacts: tuple[str, ...]
     figures: tuple[str, ...]
-    here: str  # what ridgeline has of it
+    here: str  # its support in ridgeline
     measure: str
     aliases: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def find(word: str) -> Entry:
-    """The entry of this name or alias, in any case and spelling of its separators."""
+    """The entry of this name or alias, ignoring case and separators."""
     known = {_plain(name): entry for entry in reversed(entries()) for name in (*entry.aliases, entry.name)}
     asked = _plain(word)
     if asked in known:

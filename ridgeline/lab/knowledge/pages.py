@@ -1,7 +1,7 @@
-"""The entries as text for the terminal, and as the documentation's pages.
+"""The entries as terminal text and as documentation pages.
 
-`python -m ridgeline.lab.knowledge.pages` writes docs/glossary.md and docs/techniques/ anew; a test holds that
-they are what the tables say.
+`python -m ridgeline.lab.knowledge.pages` writes docs/glossary.md and docs/techniques/; a test checks that
+they match the tables.
 """
 
 from __future__ import annotations

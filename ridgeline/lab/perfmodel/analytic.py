@@ -1,8 +1,9 @@
 """Step time, time per output token and time to first token from first principles, with intervals.
 
-The roofline's terms, each with a constant for how much of the limit engines reach (`plan.constants`), and the
-times per layer, call and sequence that no roofline has. The planner asks for TPOT and TTFT of a closed loop
-of `batch` requests; the simulator asks for `step_seconds` where there are no step records. Needs no numpy.
+The terms of the roofline, each with a constant for the share of the limit that engines reach (`constants`),
+and times per layer, call and sequence that a roofline does not include. The planner uses TPOT and TTFT of a
+closed loop of `batch` requests; the simulator uses `step_seconds` if there are no step records. Needs no
+numpy.
 
     step = max(bytes / memory rate, operations / matrix rate)
            + all-reduces + layers · overhead + sequences · cost
@@ -21,7 +22,7 @@ from ridgeline.lab.prediction import Interval
 
 __all__ = ["Deployment", "predict_tpot", "predict_ttft", "step_seconds", "tpot_seconds", "ttft_seconds"]
 
-# Memory and arithmetic overlap, not perfectly: a soft maximum, 26 % above the hard one where both are equal.
+# Memory and arithmetic overlap imperfectly: a soft maximum, 26 % above the hard one where both are equal.
 OVERLAP = 3.0
 
 
@@ -62,7 +63,7 @@ def step_seconds(
         work = deployment.decode(decode_batch, decode_context / decode_batch)
         seconds += device_seconds(work, setting, constants)
         return seconds + (prompt_seconds(prompt, setting, constants) if prompt else 0.0)
-    # Without decodes the prompt reads the weights itself, and of the experts those that it hits.
+    # Without decodes the prompt reads the weights itself, and only the experts that it uses.
     weights = deployment.decode(max(prefill_tokens, 1.0), 1)
     read = Work(linear_bytes=weights.linear_bytes, expert_bytes=weights.expert_bytes)
     compute = prompt_seconds(prompt, setting, constants) if prompt else 0.0
@@ -71,13 +72,13 @@ def step_seconds(
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """The passes of a closed loop; fields may be arrays of many loops, as those of Work."""
+    """The passes of a closed loop; fields may be arrays of many loops, like those of Work."""
 
     setting: Setting
     decode: Work  # of the sequences that run at once
     prompt: Work  # one whole prompt
     running: float  # sequences in a step
-    waiting: float  # sequences that find no room in the cache
+    waiting: float  # sequences that do not fit the cache
     osl: float
     interference: float = 1.0  # 0 where prompts are computed elsewhere
 
@@ -105,7 +106,7 @@ def engine_constants(deployment: Deployment) -> Coefficients:
     return coefficients_of("ridgeline-cpu" if on_cpu else deployment.backend)
 
 
-# ---- the formula: plain arithmetic, so that it takes numbers and arrays alike ----
+# ---- the formula: plain arithmetic, for numbers and arrays ----
 
 
 def tpot_seconds(loop: ClosedLoop, c: Coefficients) -> float:
@@ -115,7 +116,7 @@ def tpot_seconds(loop: ClosedLoop, c: Coefficients) -> float:
 
 
 def ttft_seconds(loop: ClosedLoop, c: Coefficients) -> float:
-    """The prompt's own pass, a share of the other prompts before it, a few steps, and the wait for room."""
+    """The prompt's own pass, a share of the prompts before it, a few steps, and the wait for cache space."""
     step = tpot_seconds(loop, c)
     prompts = _whole_prompt(loop, c) * c.prefill_factor * (1 + c.queue_share * (loop.running - 1))
     wait = loop.waiting / loop.running * loop.osl * step
@@ -138,7 +139,7 @@ def device_seconds(work: Work, s: Setting, c: Coefficients) -> float:
 
 
 def prompt_seconds(work: Work, s: Setting, c: Coefficients) -> float:
-    """Prompt tokens beside decodes: their operations and what they send."""
+    """Prompt tokens beside decodes: their operations and communication."""
     return compute_seconds(work, s, c) + work.reduced_bytes / (c.link * s.link_bytes_per_s)
 
 

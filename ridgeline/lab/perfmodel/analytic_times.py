@@ -1,7 +1,7 @@
-"""analytic_times(): StepTimes where no step was measured, from first principles.
+"""analytic_times(): StepTimes without measured steps, from first principles.
 
-`plan.analytic.step_seconds` is asked for steps of all sizes, and the simulator's terms are fitted to the
-answers; how far off first principles themselves are is the caller's to say (`plan.intervals`).
+Evaluates `analytic.step_seconds` for steps of all sizes and fits the simulator's terms to the results; the
+caller states how far off first principles are (`intervals`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def analytic_times(deployment: Deployment) -> StepTimes:
 
 
 def times_from(seconds: Callable[[StepWork], float]) -> StepTimes:
-    """The terms that come closest to a function of a step's work."""
+    """The terms that best fit a function of a step's work."""
     work = [StepWork(0, 0, 0, batch, batch * context) for batch, context in product(BATCHES, CONTEXTS)]
     for chunk, before, batch, context in product(CHUNKS, (0, *CONTEXTS), BESIDE, CONTEXTS[1:4]):
         work.append(StepWork(chunk, 1, chunk * (before + chunk), batch, batch * context))
-    random.Random(0).shuffle(work)  # the fit holds parts out one after another: all sizes must be in each
+    random.Random(0).shuffle(work)  # the fit holds out parts in turn: each must contain all sizes
     records = []
     for number, step in enumerate(work):
         took = seconds(step)

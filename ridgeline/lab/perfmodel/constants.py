@@ -1,7 +1,7 @@
-"""The analytic model's constants: read from constants.json beside this file, one set per engine.
+"""The analytic model's constants, read from constants.json beside this file, one set per engine.
 
-`benchmarks/plan_accuracy.py --refit` writes the file; `plan.analytic` and `plan.intervals` read it. Every
-engine's set is the shared constants with the engine's own laid over them. Never fits anything.
+`benchmarks/plan_accuracy.py --refit` writes the file; `analytic` and `intervals` read it. Every engine's set
+is the shared constants overridden by the engine's own. Never fits anything.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ class Coefficients:
     Fields may be arrays, one entry per measured point: fitting uses that.
     """
 
-    # Shares of what the chip could do.
+    # Shares of the chip's peak rates.
     read_linear: float  # memory rate for weights that every step reads
     read_experts: float  # … for the experts that a step hits
     read_cache: float  # … for keys and values, latents, states
-    int4_read: float  # times as long for 4-bit weights that are widened on the way
+    int4_read: float  # factor for 4-bit weights that are converted while reading
     linear_flops: float  # matrix rate, 16-bit
     narrow_flops: float  # of that share, at 8 and 4 bits
     expert_flops: float  # of the linear share, for the small products of experts
     attention_flops: float  # matrix rate of 16 bits, for attention
     link: float  # of the link's rate
-    # Seconds per layer and step that are neither bytes nor operations: starts and ends of kernels.
+    # Seconds per layer and step beyond bytes and operations: kernel launches.
     layer_s: float
     quantized_layer_s: float  # more, where activations are quantized
     latent_layer_s: float  # more, for latent attention
     recurrent_layer_s: float  # more, for linear attention and state spaces
     expert_layer_s: float  # more, for routing and sorting
-    reduce_hop_s: float  # per all-reduce and doubling of those taking part
-    stage_hop_s: float  # per passage from one pipeline stage to the next
+    reduce_hop_s: float  # per all-reduce and doubling of participants
+    stage_hop_s: float  # per transfer between pipeline stages
     # The engine's own.
     step_s: float  # per step, on the host
     sequence_s: float  # per sequence and step, on the host
@@ -48,7 +48,7 @@ class Coefficients:
     # To the first token.
     first_s: float  # until the first step, and from its end to the client
     prefill_factor: float  # of the prompt's own pass
-    queue_share: float  # of the other sequences' prompts, waited for
+    queue_share: float  # of the other sequences' prompts in the wait
     steps_waited: float  # running steps before admission
     room_share: float  # of the wait for room in the cache
 
@@ -66,7 +66,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """What was fitted on: beyond it, intervals widen."""
+    """The range that was fitted; beyond it, intervals widen."""
 
     numbers: dict[str, Range]
     names: dict[str, list[str]]

@@ -1,7 +1,7 @@
-"""Deployment: a model on chips under an engine, and the work that one step is for one of those chips.
+"""Deployment: a model on chips under an engine, and the work of one step for one of those chips.
 
-Made by the planner and by `plan.measured`; `plan.analytic` turns Work into seconds. Counts bytes, operations
-and calls only: how fast they go is not its business.
+Made by the planner and by `measured`; `analytic` turns Work into seconds. Counts bytes, operations and calls
+only, not speed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ridgeline.models.shapes import (
 
 ACTIVATION_BYTES = 2
 ENGINES = ("ridgeline", "vllm", "sglang", "trtllm")
-# Of a chip's memory, what engines give to weights and cache; the rest is workspace and fragments.
+# Share of a chip's memory for weights and cache; the rest is workspace and fragmentation.
 USABLE_MEMORY = 0.9
 NARROW = ("fp8", "fp4")  # arithmetic for which activations are quantized too
 
@@ -47,7 +47,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if self.backend not in ENGINES:
-            raise BadInput(f"no such engine: {self.backend!r}; known are {', '.join(ENGINES)}")
+            raise BadInput(f"unknown engine {self.backend!r}; known are {', '.join(ENGINES)}")
         for name in ("tp", "pp", "ep", "attention_dp", "moe_tp"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -56,7 +56,7 @@ class Deployment:
 
     @property
     def stage_gpus(self) -> int:
-        """Chips that hold one copy of a pipeline stage together."""
+        """Chips that together hold one copy of a pipeline stage."""
         return max(self.tp * self.attention_dp, self.moe_tp * self.ep)
 
     @property
@@ -65,7 +65,7 @@ class Deployment:
 
     @property
     def attention_copies(self) -> int:
-        """Groups that attend to different sequences: attention is repeated where experts are spread wider."""
+        """Groups that attend to different sequences: attention is replicated if experts are spread wider."""
         return max(self.stage_gpus // self.tp, 1)
 
     @cached_property
@@ -74,13 +74,11 @@ class Deployment:
 
     @cached_property
     def link(self) -> float:
-        """Bytes per second to the others of the group; of what it cannot have, nothing is ever sent."""
+        """Bytes per second to the other chips of the group; 0 traffic if there is no link."""
         within = self.stage_gpus <= self.chip.link_domain
         rate = self.chip.link_bytes_per_s if within else self.chip.internode_bytes_per_s
         if rate is None and self.stage_gpus > 1:
-            raise BadInput(
-                f"{self.chip.name}: no link is known over which {self.stage_gpus} could work together"
-            )
+            raise BadInput(f"{self.chip.name}: no link known between {self.stage_gpus} chips")
         return rate or 1.0
 
     # ---- what one chip holds ----
@@ -106,14 +104,14 @@ class Deployment:
         size = bytes_of(self.kv_precision)
         total = 0.0
         for kind, count in self.mixers:
-            # Our engine keeps windowed layers in full.
+            # ridgeline keeps windowed layers in full.
             whole = self.backend == "ridgeline" and isinstance(kind, FullAttention)
             kept = context * kind.kv_elements * size if whole else kind.kept_bytes(context, size)
             total += count * kept / self._split(kind)
         return total / self.pp
 
     def running(self, batch: float, context: int) -> float:
-        """How many of `batch` sequences can run at once: the others wait for room in the cache."""
+        """How many of `batch` sequences can run together; the others wait for cache space."""
         room = max(USABLE_MEMORY * self.chip.memory_bytes - self.all_bytes, 0.02 * self.chip.memory_bytes)
         fit = self.attention_copies * room / max(self.kept_bytes(context), 1.0)
         return max(min(batch, fit), 1.0)
@@ -147,7 +145,7 @@ class Deployment:
         return sum(count for kind, count in self.mixers if isinstance(kind, LinearAttention | Mamba2))
 
     def _split(self, kind: Attention) -> int:
-        """Over how many chips of a group the cache of a layer is divided; latents are repeated on each."""
+        """Over how many chips of a group a layer's cache is divided; latents are replicated on each."""
         if isinstance(kind, FullAttention):
             return min(self.tp, kind.kv_heads)
         return 1 if isinstance(kind, LatentAttention) else self.tp
@@ -181,7 +179,7 @@ class Deployment:
     # ---- work ----
 
     def decode(self, batch: float, context: float) -> Work:
-        """One token for each of `batch` sequences that have `context` tokens behind them."""
+        """One token for each of `batch` sequences with `context` cached tokens."""
         shape, own = self.shape, max(batch / self.attention_copies, 1.0)
         hidden, seen = shape.hidden_size, max(round(context), 1)
         size = bytes_of(self.kv_precision)
@@ -197,8 +195,9 @@ class Deployment:
         )
 
     def prefill(self, tokens: float, context: float = 0, rows: float = 1) -> Work:
-        """Prompt tokens of `rows` sequences, each with `context` tokens behind it. Reads no weights: the
-        decodes beside it do."""
+        """Prompt tokens of `rows` sequences, each with `context` cached tokens. Reads no weights: the decodes
+        beside it do.
+        """
         spread = self.tp * self.attention_copies
         each = max(round(tokens / rows), 1)
         attention = self.shape.attention_flops(each, round(context)) * (tokens / each)
@@ -220,14 +219,14 @@ class Deployment:
 
     @cached_property
     def _reduced_bytes(self) -> float:
-        """Sent by each chip for one token: two all-reduces of its hidden state a layer."""
+        """Sent by each chip per token: two all-reduces of its hidden state per layer."""
         layers = len(self.shape.layers)
         return 2 * layers * 2 * (self.tp - 1) / self.tp * self.shape.hidden_size * ACTIVATION_BYTES
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Rates of the chip and calls per pass; flags are 0 or 1. Fields may be arrays, as those of Work."""
+    """Rates of the chip and calls per pass; flags are 0 or 1. Fields may be arrays, like those of Work."""
 
     bytes_per_s: float
     linear_flops_per_s: float
@@ -239,17 +238,17 @@ class Setting:
     linear_int4: float
     expert_int4: float
     layers: float
-    quantized_layers: float  # where quantizing activations takes kernels of its own
+    quantized_layers: float  # layers where quantizing activations needs separate kernels
     latent_layers: float
     recurrent_layers: float
     expert_layers: float
-    reduction_hops: float  # all-reduces times log2 of those taking part
+    reduction_hops: float  # all-reduces times log2 of participants
     stage_hops: float
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one chip does in a pass. Fields may also be arrays of many passes: fitting uses that."""
+    """The work of one chip in a pass. Fields may be arrays of many passes, for fitting."""
 
     linear_bytes: float = 0.0
     expert_bytes: float = 0.0

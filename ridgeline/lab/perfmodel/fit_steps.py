@@ -1,8 +1,8 @@
-"""Fitting StepTimes on step records: non-negative least squares of relative errors, deaf to disturbed steps.
+"""Fits StepTimes to step records: non-negative least squares of relative errors, robust to disturbed steps.
 
-A machine that does other things too makes some steps slow and none fast, so steps far from the others lose
-their weight; what remains is scaled so that all ordinary steps together take the time that was measured.
-Traces are held out whole: each is predicted by a fit on the others. Called by `calibrate` and by tests.
+Other work on the machine makes some steps slow and none fast, so outliers lose their weight; the result is
+scaled so that all ordinary steps together take the measured time. Whole traces are held out: each is
+predicted by a fit on the others. Called by `calibrate` and by tests.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ridgeline.telemetry.stats import StepRecord
 Array = NDArray[np.float64]
 
 KNOTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-FEWEST = 20  # records that a kind of step, or a piece between two knots, must have
+FEWEST = 20  # minimum records of a kind of step, or of a piece between two knots
 ROUNDS = 12
-CUT = 4.685  # in deviations of the middle: further out, a step has no weight (Tukey's biweight)
-ORDINARY = 2.5  # a step that took more than so many times its prediction was held up by something else
-STRETCH_S, FEWEST_STRETCHES = 1.0, 5  # of a trace, over which the machine's speed is taken
-GAIN = 0.98  # pieces must lower the error to this share of the straight line's
+CUT = 4.685  # in median deviations: steps beyond have no weight (Tukey's biweight)
+ORDINARY = 2.5  # a step slower than this many times its prediction was disturbed
+STRETCH_S, FEWEST_STRETCHES = 1.0, 5  # segment of a trace for measuring the machine's speed
+GAIN = 0.98  # pieces must lower the error to this share of a single line's
 
 
 def fit_step_times(
@@ -43,10 +43,10 @@ def fit_step_times(
     """traces: step records by the name of the run they come from, each in the order of its steps
     lookahead: how many steps are launched before the oldest is read
     batches: sizes that decode steps are padded to (graph buckets)
-    is_noisy: steps far from the others were disturbed; False: every one of them is as it should be
+    is_noisy: treat outliers as disturbed; False: every step counts fully
     load: runnable tasks per core before the traffic began
 
-    Raises LabError where there are too few records to tell anything.
+    Raises LabError if there are too few records.
     """
     rounds = ROUNDS if is_noisy else 1
     times = _fit([record for trace in traces.values() for record in trace], batches, rounds)
@@ -93,10 +93,10 @@ def work_of(record: StepRecord) -> StepWork:
 
 
 def _speeds(times: StepTimes, traces: Iterable[Sequence[StepRecord]]) -> tuple[float, float]:
-    """P10 and P90 of measured / predicted seconds over stretches of one second.
+    """P10 and P90 of measured / predicted seconds over segments of one second.
 
-    One slow step is noise, and the fit is deaf to it. A slow second is a machine that something else used,
-    and a later run may spend all its time in such seconds.
+    One slow step is noise, which the fit ignores. A slow second is a machine that something else used, and a
+    later run may spend all its time in such seconds.
     """
     ratios = []
     for trace in traces:
@@ -129,7 +129,7 @@ def _fit(records: Sequence[StepRecord], batches: Sequence[int], rounds: int) -> 
     padded = StepTimes(Terms(0.0, (), ()), Terms(0.0, (), ()), batches=tuple(sorted(batches)))
     decode = [record for record in records if not record.prefill_tokens]
     mixed = [record for record in records if record.prefill_tokens]
-    # A kind of step that hardly occurs has no coefficients of its own.
+    # A rare kind of step has no separate coefficients.
     terms = {
         name: _fit_terms(own if len(own) >= FEWEST else records, padded, rounds)
         for name, own in (("decode", decode), ("mixed", mixed))
@@ -138,7 +138,7 @@ def _fit(records: Sequence[StepRecord], batches: Sequence[int], rounds: int) -> 
 
 
 def _fit_terms(records: Sequence[StepRecord], padded: StepTimes, rounds: int) -> Terms:
-    """In pieces where that predicts better what was not fitted, else in one."""
+    """Piecewise if that predicts held-out records better, otherwise in one piece."""
     work = [work_of(record) for record in records]
     seconds = np.array([record.busy_s for record in records])
     tokens = np.array([w.prefill_tokens + padded.padded(w.decode_batch) for w in work], float)
@@ -146,7 +146,7 @@ def _fit_terms(records: Sequence[StepRecord], padded: StepTimes, rounds: int) ->
         [
             (w.decode_batch, w.decode_context, w.prefill_context_product, w.prefill_rows)
             if w.prefill_tokens
-            else (0, w.decode_context, 0, 0)  # alone, a decode is a token and nothing else
+            else (0, w.decode_context, 0, 0)  # a decode-only step has only token terms
             for w in work
         ],
         float,
@@ -181,7 +181,7 @@ def _fit_terms(records: Sequence[StepRecord], padded: StepTimes, rounds: int) ->
 
 
 def _knots(tokens: Array) -> tuple[float, ...]:
-    """Those with enough records between each and the next."""
+    """The knots with enough records between each and the next."""
     chosen = [0.0]
     for knot in KNOTS:
         if np.sum((tokens > chosen[-1]) & (tokens <= knot)) >= FEWEST and np.sum(tokens > knot) >= FEWEST:
@@ -209,7 +209,7 @@ def _cross_error(tokens: Array, rest: Array, seconds: Array, knots: tuple[float,
 
 
 def _solve(columns: Array, seconds: Array, rounds: int = ROUNDS) -> Array:
-    """Coefficients ≥ 0 with the least squares of relative errors, weighing less what is far off."""
+    """Coefficients ≥ 0 with the least squares of relative errors, with outliers down-weighted."""
     from scipy.optimize import nnls
 
     scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
@@ -221,7 +221,7 @@ def _solve(columns: Array, seconds: Array, rounds: int = ROUNDS) -> Array:
         off = np.log(np.maximum(relative @ solution, 1e-9))
         spread = max(1.4826 * float(np.median(np.abs(off - np.median(off)))), 1e-4)
         weights = np.clip(1 - (off / (CUT * spread)) ** 2, 0, None)
-        if not weights.any():  # the start was so bad that all is far off
+        if not weights.any():  # a bad start: everything is an outlier
             weights = np.ones_like(seconds)
     return np.asarray(solution / scale, float)
 
@@ -240,7 +240,7 @@ def _ranges(tokens: Array, work: list[StepWork]) -> dict[str, tuple[float, float
 
 
 def _fit_host(traces: list[Sequence[StepRecord]], lookahead: int) -> HostTimes:
-    """From the moments between steps. Where nobody decodes in a step, the engine may have idled before it."""
+    """From the times between steps. If no sequence decodes in a step, the engine may have idled before it."""
     records = [record for trace in traces for record in trace]
     rows = np.array([record.decode_batch + record.prefill_rows for record in records], float)
     schedule = _line(rows, np.array([record.schedule_s for record in records]))
@@ -258,6 +258,6 @@ def _fit_host(traces: list[Sequence[StepRecord]], lookahead: int) -> HostTimes:
 def _line(rows: Array, seconds: Array) -> tuple[float, float]:
     fixed, per_row = _solve(np.column_stack([np.ones_like(rows), rows]), np.maximum(seconds, 1e-9))
     predicted = fixed + per_row * rows
-    ordinary = seconds < 10 * predicted  # the mean, not the middle: short waits for a busy processor count
+    ordinary = seconds < 10 * predicted  # the mean, not the median: short waits for a busy CPU count
     scale = seconds[ordinary].sum() / predicted[ordinary].sum() if ordinary.any() else 1.0
     return float(fixed * scale), float(per_row * scale)

@@ -1,8 +1,8 @@
-"""Fits the analytic model's constants on measured points.
+"""Fits the analytic model's constants to measured points.
 
-Called by `plan.held_out` and benchmarks/plan_accuracy.py; nothing at run time needs it. Constants are
-positive by construction (their logarithms are fitted) and tied to textbook values by priors. Large errors
-count by their size alone, so that an engine run without CUDA graphs does not bend the constants of all.
+Called by `held_out` and benchmarks/plan_accuracy.py; not needed at run time. Constants are positive by
+construction (their logarithms are fitted) and tied to textbook values by priors. Large errors count linearly,
+so that an engine run without CUDA graphs does not distort the constants of all.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ TTFT_ENGINE_PRIORS: dict[str, tuple[float, float]] = {
     "prefill_factor": (1.2, 1.5),
     "queue_share": (0.05, 3.0),
 }
-# Not fitted. Measured points have no pipeline stages; and host time per step did not pay, held out.
+# Not fitted. Measured points have no pipeline stages; host time per step did not improve held-out errors.
 SET = {"stage_hop_s": 10e-6, "step_s": 0.0}
 
-NOISE = 0.1  # errors below this (a logarithm) count by their square, larger ones by themselves
+NOISE = 0.1  # errors below this (a logarithm) count quadratically, larger ones linearly
 TTFT_NOISE = 0.3
 
 
@@ -86,7 +86,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Fit:
-    """Logarithms of the constants that TPOT needs, and of those that TTFT needs besides."""
+    """Logarithms of the constants that TPOT needs, and of those that only TTFT needs."""
 
     tpot: Array  # TPOT_NAMES
     ttft: Array  # TTFT_NAMES
@@ -119,7 +119,7 @@ TTFT_NAMES = tuple(ALL_TTFT_PRIORS)
 
 
 def columns(points: Sequence[MeasuredPoint]) -> Points:
-    """Repeated measurements count once together, and every deployment as much as any other."""
+    """Repeated measurements count once together, and every deployment counts equally."""
     names = sorted({point.group for point in points})
     group_of = {name: index for index, name in enumerate(names)}
     repeats = Counter(_identity(point) for point in points)
@@ -137,7 +137,7 @@ def columns(points: Sequence[MeasuredPoint]) -> Points:
 
 
 def fit(points: Points, start: Fit | None = None, *, ttft: bool = True) -> Fit:
-    """From the constants of `start`, where there are some. Without `ttft`, its constants stay those."""
+    """Starts from the constants of `start`, if given. Without `ttft`, its constants stay unchanged."""
     tpot_start, ttft_start = (
         (_moments(TPOT_PRIORS)[0], _moments(ALL_TTFT_PRIORS)[0])
         if start is None
@@ -177,7 +177,7 @@ def _solve(
     noise: float,
     start: Array,
 ) -> Array:
-    """Least squares of logarithms, softened, with the priors as further measurements."""
+    """Robust least squares of logarithms, with the priors as further measurements."""
     mean, spread = _moments(priors)
     truth, count = np.log(measured), len(measured)
 
@@ -201,7 +201,7 @@ def _solve(
 
 
 def _softened(x: Array) -> Array:
-    """Whose square grows as |x| where x is large."""
+    """Its square grows as |x| for large x."""
     return cast(Array, np.sign(x) * np.sqrt(2 * (np.sqrt(1 + x * x) - 1)))
 
 
@@ -221,7 +221,7 @@ def _moments(priors: Mapping[str, tuple[float, float]]) -> tuple[Array, Array]:
 
 
 def _constants(tpot: Array, ttft: Array | None, points: Points) -> Coefficients:
-    """Constants as columns: shared ones as numbers, an engine's own by each point's engine."""
+    """Constants as columns: shared ones as numbers, engine-specific ones by each point's engine."""
     logs = dict(zip(TPOT_NAMES, tpot, strict=True))
     if ttft is not None:
         logs |= dict(zip(TTFT_NAMES, ttft, strict=True))
@@ -238,7 +238,7 @@ def _constants(tpot: Array, ttft: Array | None, points: Points) -> Coefficients:
 
 
 def _stack(rows: Sequence[Any]) -> Any:
-    """One dataclass of arrays from many dataclasses of numbers; members that are dataclasses likewise."""
+    """One dataclass of arrays from many dataclasses of numbers, recursively."""
     first = rows[0]
     columns_of: dict[str, Any] = {}
     for field in fields(first):

@@ -1,7 +1,7 @@
-"""FrontTimes: what a client sees beyond the engine: the way of a request to it, and of tokens back.
+"""FrontTimes: client-side time beyond the engine: from the request to the engine, and from tokens back.
 
-Fitted on what was measured (`fit_front`): a bench's stamps against the server's own timings of the same
-requests. Added by `simulate` around the engine's stamps.
+Fitted to measurements (`fit_front`): a bench's timestamps against the server's timings of the same requests.
+`simulate` adds them around the engine's timestamps.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class FrontTimes(msgspec.Struct, frozen=True):
 
 
 def fit_front(records: Sequence[RequestRecord], idle: Sequence[RequestRecord] = ()) -> FrontTimes:
-    """records: of ordinary traffic; idle: of requests sent one at a time, so that none had to queue.
+    """records: of ordinary traffic; idle: of requests sent one at a time, without queueing.
 
-    The way back is what the client's TTFT has beyond the server's, the way in what the server's queue took
-    when nobody was in it. Where nothing is known, it is nothing.
+    The return time is the client's TTFT beyond the server's; the inbound time is the server's queue time of
+    an empty queue. Unknown times are 0.
     """
     timed = [r for r in records if _is_timed(r)]
     alone = [r for r in idle if _is_timed(r)]
@@ -50,10 +50,10 @@ def fit_front(records: Sequence[RequestRecord], idle: Sequence[RequestRecord] = 
     if len(alone) >= FEWEST:
         tokens = np.array([r.n_in or r.planned_in for r in alone], float)
         request_s, token_s = _line(tokens, np.array([_queue_s(r) for r in alone]))
-    else:  # of those who queued least, hardly any found somebody before them
+    else:  # requests with the shortest queue time hardly waited for others
         request_s, token_s = float(np.quantile([_queue_s(r) for r in timed], 0.1)), 0.0
     ends = [r.t_end - r.t_last for r in timed if r.t_end is not None and r.t_last is not None]
-    # The server's clock starts when it has read the head of a request; until then half of what is beyond.
+    # The server's clock starts after it has read a request's head; before that, half of the remainder.
     return FrontTimes(
         dispatch_s=float(np.median([(r.t_send or r.t_sched) - r.t_sched for r in timed])),
         request_s=request_s + back / 2,
@@ -82,7 +82,7 @@ def _queue_s(record: RequestRecord) -> float:
 
 
 def _line(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
-    """Through the middle of the shorter and the middle of the longer prompts; never falling."""
+    """Through the median of the shorter and the median of the longer prompts; never falling."""
     order = np.argsort(tokens)
     short, long = np.array_split(order, 2)
     rise = float(np.median(seconds[long]) - np.median(seconds[short]))

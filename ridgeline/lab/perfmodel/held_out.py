@@ -1,8 +1,8 @@
-"""Scores the analytic model on deployments it was not fitted on: errors, and how often intervals hold.
+"""Scores the analytic model on deployments it was not fitted on: errors, and coverage of the intervals.
 
-A deployment is a (model, engine, chip, precision). Each is predicted by constants fitted on all others, and
-its interval has the width of errors that those others show when each is held out in turn: from a fit without
-it and without the one in question. Used by benchmarks/plan_accuracy.py and the test of the bars.
+A deployment is a (model, engine, chip, precision). Each is predicted by constants fitted on all others. The
+width of its interval comes from the errors of those others, each held out in turn: from a fit without it and
+without the one in question. Used by benchmarks/plan_accuracy.py and the accuracy test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Of every point, what constants and widths without its deployment say; widths are logarithms."""
+    """For every point, the prediction of constants and widths fitted without its deployment; widths are
+    logarithms.
+    """
 
     tpot_s: Array
     ttft_s: Array
@@ -64,8 +66,9 @@ def leave_one_out(
     nested: bool = True,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> HeldOut:
-    """`nested=False` is quicker: the errors that widths come from are then those of fits that left out one
-    deployment each, so that the one in question was in most of them."""
+    """`nested=False` is faster: widths then come from fits that left out one deployment each, so the
+    deployment in question was in most of them.
+    """
     points = columns(measured)
     whole = fit(points)
     groups = range(len(points.group_names))
@@ -85,7 +88,7 @@ def leave_one_out(
 
 
 def class_widths(measured: Sequence[MeasuredPoint], held_out: HeldOut) -> dict[str, dict[str, float]]:
-    """The half-widths to ship: of all deployments' held-out errors."""
+    """The half-widths to ship: from all deployments' held-out errors."""
     points = columns(measured)
     mixture = np.array([point.is_mixture for point in measured])
     factors = _factors(measured, points)
@@ -106,7 +109,7 @@ def class_widths(measured: Sequence[MeasuredPoint], held_out: HeldOut) -> dict[s
 def held_out_widths(
     points: Points, predicted: tuple[Array, Array], mixture: Flags, factors: Array, held: Flags
 ) -> Array:
-    """Of TPOT and TTFT, inside the fitted range: from the errors of the same class of models but `held`."""
+    """Of TPOT and TTFT, inside the fitted range: from errors of the same class of models except `held`."""
     alike = (mixture == mixture[held][0]) & ~held
     found = []
     for guess, truth in zip(predicted, (points.tpot_s, points.ttft_s), strict=True):
@@ -115,7 +118,7 @@ def held_out_widths(
 
 
 def _quantile(scores: Array) -> float:
-    """The smallest width that holds the share to cover; one more point counts as outside, for the new one."""
+    """The smallest width that covers the share; one extra point counts as outside, for the new one."""
     rank = min(int(np.ceil(COVERAGE * (len(scores) + 1))), len(scores))
     return float(np.sort(scores)[rank - 1])
 
@@ -131,10 +134,10 @@ def _each_held_out(points: Points, start: Fit, without: int | None = None) -> tu
 
 
 def _factors(measured: Sequence[MeasuredPoint], points: Points) -> dict[int, Array]:
-    """By deployment left out: how much wider each point's interval is for lying outside the others' range.
+    """By deployment left out: the widening of each point's interval for lying outside the others' range.
 
-    A point of the deployment left out is compared with all others; any other point with those that neither
-    its own deployment nor the one left out belongs to.
+    A point of the deployment left out is compared with all others; any other point with those outside both
+    its own deployment and the one left out.
     """
     groups = range(len(points.group_names))
     described = [describe(point.deployment, point.batch, point.isl, point.osl) for point in measured]

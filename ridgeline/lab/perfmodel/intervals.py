@@ -1,8 +1,9 @@
-"""How far the truth may lie from an analytic prediction: 80 % intervals, and what nothing measured is like.
+"""80 % intervals around an analytic prediction, and the ways in which a deployment differs from all measured
+ones.
 
 Half-widths are quantiles of held-out errors (see docs/planner-accuracy.md): deployments that no constant was
-fitted on. Inside the fitted range they hold as they are; outside they widen with the distance, and `unlike`
-says why. Read by `plan.analytic` and the planner; never changes the prediction itself.
+fitted on. Inside the fitted range they apply unchanged; outside they widen with the distance, and `unlike`
+says why. Read by `analytic` and the planner; never changes the prediction itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ridgeline.lab.prediction import Interval
 COVERAGE = 0.8
 # A doubling beyond the fitted range, or a kind never measured, widens by this share.
 WIDENING = 0.15
-# No point of our own engine is among those fitted on: its constants are from a few measured cases.
+# The fitted points do not include ridgeline: its constants come from a few measured cases.
 OWN_ENGINE_WIDENING = 0.5
 
 Description = tuple[dict[str, float], dict[str, str]]
@@ -44,7 +45,7 @@ def interval(metric: str, mid: float, deployment: Deployment, batch: float, isl:
 
 
 def widening(described: Description, fitted: Fitted) -> float:
-    """At least 1: factor of the half-width."""
+    """Factor of the half-width, at least 1."""
     numbers, names = described
     distance = 0.0
     for name, value in numbers.items():
@@ -56,13 +57,13 @@ def widening(described: Description, fitted: Fitted) -> float:
 
 
 def unlike(deployment: Deployment, batch: float, isl: int, osl: int) -> list[str]:
-    """What lies outside the range that was fitted, in words, for a prediction's caveats."""
+    """What lies outside the fitted range, for a prediction's caveats."""
     fitted = shipped().fitted
     numbers, names = describe(deployment, batch, isl, osl)
     found = []
     for name, value in numbers.items():
         known = fitted.numbers[name]
-        if not 0.99 * known.low <= value <= 1.01 * known.high:  # ends are kept with four digits
+        if not 0.99 * known.low <= value <= 1.01 * known.high:  # ends are stored with four digits
             said = WORDS[name].format(_figure(value))
             found.append(f"{said} (measured were {_figure(known.low)} to {_figure(known.high)})")
     for name, kind in names.items():
@@ -78,7 +79,7 @@ def _figure(value: float) -> str:
 
 
 def describe(deployment: Deployment, batch: float, isl: int, osl: int) -> Description:
-    """The numbers and kinds in which deployments resemble each other."""
+    """The numbers and kinds by which deployments are compared."""
     numbers = {
         "batch": max(float(batch), 1.0),
         "isl": float(isl),
@@ -96,7 +97,7 @@ def describe(deployment: Deployment, batch: float, isl: int, osl: int) -> Descri
 
 
 def range_of(described: Sequence[Description]) -> Fitted:
-    """The least and greatest of each number, and every kind."""
+    """The minimum and maximum of each number, and every kind."""
     numbers = {name: [numbers[name] for numbers, _ in described] for name in described[0][0]}
     kinds = {name: {names[name] for _, names in described} for name in described[0][1]}
     return Fitted(

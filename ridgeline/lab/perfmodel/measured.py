@@ -1,8 +1,8 @@
 """Measured serving points: the table that the analytic model is fitted and scored on.
 
 Reads `measured-serving/serving_points.csv` of the AIConfigurator repository (columns in lab.md) and the
-configs of its models. What the table leaves open is settled here, once, and named: docs/planner-accuracy.md
-lists the same rules. Never looks at a measured time to settle anything.
+configs of its models. Ambiguities of the table are resolved here, once, by named rules, which
+docs/planner-accuracy.md lists. Never uses a measured time to resolve anything.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MeasuredPoint:
     isl: int
     osl: int
     disaggregated: bool
-    batch_known: bool  # False: a disaggregated row that states the concurrency of the whole alone
+    batch_known: bool  # False: a disaggregated row with only the total concurrency
     tpot_s: float
     ttft_s: float
 
@@ -61,7 +61,7 @@ class MeasuredPoint:
 
 
 def read_points(data: Path) -> list[MeasuredPoint]:
-    """Of a folder that holds `measured-serving` and `configs`."""
+    """From a folder that contains `measured-serving` and `configs`."""
     table = data / "measured-serving" / "serving_points.csv"
     try:
         with table.open(newline="") as file:
@@ -119,7 +119,7 @@ def _point(row: dict[str, str], line: int, configs: Path) -> MeasuredPoint:
 
 
 def _precision(config: str, gemm: str, moe: str) -> Precision:
-    """Blank is 16 bits. gpt-oss is published with MXFP4 experts; int4 leaves all but experts at 16 bits."""
+    """Blank means 16 bits. gpt-oss is published with MXFP4 experts; int4 keeps all but experts at 16 bits."""
     if config == "openai--gpt-oss-120b":
         return Precision.named("mxfp4")
     if moe == "int4_wo":
@@ -130,7 +130,7 @@ def _precision(config: str, gemm: str, moe: str) -> Precision:
 def _spread(tp: int, attention_dp: int, moe_tp: int, ep: int) -> tuple[int, int, int, int]:
     """Rows of T chips with "tp T, ep T" have sizes multiplied: (T², 1, T, T), (1, T², T, T), (T, T, 1, T²).
 
-    The table has the same measurements a second time as T chips; ids such as `tp4_ep4` say the same.
+    The table contains the same measurements again as T chips; ids such as `tp4_ep4` confirm it.
     """
     if ep > 1 and moe_tp == ep and tp * attention_dp == ep * ep and max(tp, attention_dp) == ep * ep:
         return (ep, 1, 1, ep) if tp > 1 else (1, ep, 1, ep)
@@ -151,7 +151,7 @@ def _batch(row: dict[str, str], side: str, attention_dp: int) -> tuple[int, bool
 
 
 def _count(text: str) -> int:
-    """Blank and 0 mean that nothing is divided."""
+    """Blank and 0 mean no division."""
     return int(float(text)) if text and float(text) else 1
 
 

@@ -1,7 +1,7 @@
-"""What a deployment needs of each chip's memory, how many requests fit, and how many chips it takes at least.
+"""A deployment's memory per chip, how many requests fit, and the minimum number of chips.
 
-Called by `plan` and `parallel`. Pure arithmetic on a ModelShape and a Chip. Requests are counted at their
-full length: what fits at once when all of them are about to finish.
+Called by `plan` and `parallel`. Pure arithmetic on a ModelShape and a Chip. Requests count at their full
+length: what fits when all of them are about to finish.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ridgeline.models.shapes import (
     bytes_of,
 )
 
-# Engines leave a tenth of an accelerator's memory to the driver, graphs and fragments: it is the default of
-# vLLM (--gpu-memory-utilization 0.9), and of the engine here.
+# Engines leave a tenth of an accelerator's memory for driver, graphs and fragmentation: the default of
+# vLLM (--gpu-memory-utilization 0.9) and of ridgeline.
 RESERVED_SHARE = 0.1
-# On a processor other programs live in the memory too; the engine here leaves them this much.
+# On a CPU other programs use the memory too; ridgeline leaves them this much.
 RESERVED_SHARE_CPU = 1 - DEFAULT_FRACTION
-# Buffers of the collectives, by the number of chips that take part, on NVIDIA systems: systems/*.yaml of
+# Buffers of the collectives by number of participating chips, on NVIDIA systems: systems/*.yaml of
 # ai-dynamo/aiconfigurator 095f58a5.
 COLLECTIVES_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792}
-STEP_TOKENS = 8_192  # of the largest step, where the engine's own limit is not given
+STEP_TOKENS = 8_192  # of the largest step, if the engine's limit is not given
 ACTIVATION_BYTES = 2
 LOGIT_BYTES = 4
 SAMPLED_ROWS = 256  # rows of logits at once
@@ -40,7 +40,7 @@ MOST_CHIPS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Bytes on each chip, and what follows for the group of `tp · pp` of them."""
+    """Bytes on each chip, and the resulting capacity of the group of `tp · pp` chips."""
 
     memory: int  # what the chip has
     weights: int
@@ -50,7 +50,7 @@ class MemoryNeeds:
     reserve: int
     requests_that_fit: int  # at once, for the whole group
     gpus: int  # tp · pp, as asked for
-    gpus_needed: int  # the least with which one request fits
+    gpus_needed: int  # minimum with which one request fits
 
     @property
     def kv_room(self) -> int:
@@ -74,7 +74,7 @@ def memory_plan(
     step_tokens: int = STEP_TOKENS,
     whole_windows: bool = False,
 ) -> MemoryNeeds:
-    """`whole_windows`: for engines that keep windowed layers in full, as the one here does."""
+    """`whole_windows`: for engines that keep windowed layers in full, like ridgeline."""
     length = context_in + context_out
     if length > shape.max_context:
         raise Infeasible(
@@ -110,7 +110,7 @@ def tp_sizes(shape: ModelShape) -> list[int]:
 
 
 def activation_bytes(shape: ModelShape, step_tokens: int, tp: int) -> int:
-    """The widest moment of a step: the residual stream, a layer's inner width, and rows of logits."""
+    """The peak of a step: the residual stream, a layer's inner width, and rows of logits."""
     inner = max((_inner_width(shape, layer.ffn) for layer in shape.layers), default=0)
     rows = step_tokens * (3 * shape.hidden_size + inner / tp) * ACTIVATION_BYTES
     return round(rows + min(step_tokens, SAMPLED_ROWS) * shape.vocab_size / tp * LOGIT_BYTES)
@@ -159,7 +159,7 @@ def _kv_on_a_chip(
 
 
 def _sizes(shape: ModelShape, chip: Chip) -> list[int]:
-    """Group sizes worth trying: divisors of the heads as far as the link reaches, then several of those."""
+    """Group sizes to try: divisors of the heads within the link's reach, then multiples of those."""
     widest = _widest(shape, chip)
     within = [count for count in tp_sizes(shape) if count <= widest]
     return within + [widest * stages for stages in range(2, min(len(shape.layers), MOST_CHIPS // widest) + 1)]

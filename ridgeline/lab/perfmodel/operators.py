@@ -1,8 +1,8 @@
-"""What one forward pass costs, operator by operator: operations, bytes of memory, bytes over the link.
+"""The cost of one forward pass by operator: operations, bytes of memory, bytes over the link.
 
-Called by `roofline` and `plan`. Costs are those of one of `tp` chips that share every matrix; layers of a
-kind are added up. The least that must be moved is counted: every weight and cached token once, every
-activation once in and once out.
+Called by `roofline` and `plan`. Costs are those of one of `tp` chips that share every matrix; layers of one
+kind are summed. Counts the minimum traffic: every weight and cached token once, every activation once in and
+once out.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class OperatorCost:
     name: str
     flops: float
     bytes: float
-    weight_format: str = "bfloat16"  # says which arithmetic unit multiplies
+    weight_format: str = "bfloat16"  # determines the arithmetic unit
     link_bytes: float = 0.0  # sent by each chip to the others
 
     @property
     def intensity(self) -> float:
-        """Operations per byte of memory; 0 for what only moves."""
+        """Operations per byte of memory; 0 for pure data movement."""
         return self.flops / self.bytes if self.bytes else 0.0
 
     def __add__(self, other: OperatorCost) -> OperatorCost:
@@ -64,7 +64,7 @@ def operators(
 ) -> list[OperatorCost]:
     """A pass over `batch` sequences with `context` cached tokens each; a decode step adds one token to each.
 
-    Of a prefill the LM head is applied once per sequence.
+    In a prefill the LM head is applied once per sequence.
     """
     each = 1 if phase == "decode" else new_tokens
     step = _Step(shape.hidden_size, batch, each, context, as_precision(precision), bytes_of(kv_precision), tp)
@@ -82,10 +82,10 @@ def operators(
 
 
 def kv_share(attention: Attention, tp: int) -> float:
-    """What part of a layer's cache each of `tp` chips keeps and reads.
+    """The share of a layer's cache that each of `tp` chips stores and reads.
 
-    Heads are split; with fewer KV heads than chips some chips keep the same ones. The latent vector of MLA,
-    and the entries of compressed attention, belong to all heads, so every chip keeps them whole.
+    Heads are split; with fewer KV heads than chips some chips store the same ones. The latent vector of MLA
+    and the entries of compressed attention belong to all heads, so every chip stores them in full.
     """
     if isinstance(attention, LatentAttention | CompressedAttention):
         return 1.0
@@ -95,7 +95,7 @@ def kv_share(attention: Attention, tp: int) -> float:
 
 
 def all_reduce_bytes(tokens: float, hidden: int, tp: int) -> float:
-    """Sent by each chip when all add up an activation of `tokens` rows, as a ring or in two halves."""
+    """Sent by each chip in an all-reduce of an activation of `tokens` rows, as a ring or in two halves."""
     return 2 * (tp - 1) / tp * tokens * hidden * ACTIVATION_BYTES
 
 
@@ -141,7 +141,7 @@ class _Step:
         return OperatorCost(name, 2 * rows * weights / self.tp, stored + moved, weight_format)
 
     def mixing(self, attention: Attention) -> OperatorCost:
-        """The cache is read once and the new tokens' part of it written; queries and outputs pass through."""
+        """Reads the cache once and writes the new tokens' entries; queries and outputs pass through."""
         length = self.context + self.each
         if self.each == 1:
             cached = attention.read_bytes(length, self.kv_bytes)

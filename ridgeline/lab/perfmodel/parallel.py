@@ -1,7 +1,8 @@
-"""How to spread a model over chips: tensor, pipeline and expert parallel, with the reason for the choice.
+"""How to split a model over chips: tensor, pipeline and expert parallel, with the reason for the choice.
 
-Called by `plan`. The rule: as few chips as hold the model and the wanted requests; tensor parallel where the
-link is fast, pipeline stages where it is not; whole experts on each chip where slices of them would be thin.
+Called by `plan`. The rule: the fewest chips that hold the model and the requested concurrency; tensor
+parallel where the link is fast, pipeline stages where it is not; whole experts per chip where slices would be
+thin.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ridgeline.models.shapes import Experts, LatentAttention, ModelShape, Precis
 # Matrix units work on tiles of 128 columns, and block-wise formats scale 128 at a time.
 THINNEST_SLICE = 128
 PREFILL_CHUNK = 2_048
-# Above this part of a pass, waiting for the link is worth avoiding.
+# Above this share of a pass, waiting for the link should be avoided.
 SLOW_LINK = 0.5
 MOST_STAGES = 16
 
@@ -48,7 +49,7 @@ def choose_parallel(
     most_gpus: int | None = None,
     whole_windows: bool = False,
 ) -> ParallelChoice:
-    """The smallest group that holds `concurrency` requests at once, split the way that waits least."""
+    """The smallest group that holds `concurrency` requests, split so that it waits least."""
 
     def needs(tp: int, pp: int) -> MemoryNeeds:
         return memory_plan(
@@ -65,7 +66,7 @@ def choose_parallel(
             best = (tp, pp, found)
         if found.requests_that_fit >= concurrency:
             return _explained(shape, chip, precision, kv_precision, tp, pp, found, context_in, concurrency)
-    assert best is not None  # one chip alone is always a candidate
+    assert best is not None  # a single chip is always a candidate
     tp, pp, found = best
     many = tp * pp
     raise Infeasible(
@@ -77,9 +78,9 @@ def choose_parallel(
 
 
 def _candidates(shape: ModelShape, chip: Chip, most_gpus: int | None) -> list[tuple[int, int]]:
-    """(tp, pp): tensor parallel as far as the link reaches, pipeline stages beyond it."""
+    """(tp, pp): tensor parallel within the link's reach, pipeline stages beyond it."""
     reach = chip.link_domain
-    if reach == 1 and chip.link_bytes_per_s:  # a card: as many of them are side by side as are said to be
+    if reach == 1 and chip.link_bytes_per_s:  # a card: any number can be in one machine
         reach = most_gpus or 1
     most = most_gpus or reach * MOST_STAGES
     widths = [count for count in tp_sizes(shape) if count <= reach and _is_power_of_two(count)]
@@ -120,13 +121,13 @@ def _explained(
     if tp > 1 and any(isinstance(layer.attention, LatentAttention) for layer in shape.layers):
         parts.append(
             f"each of the {tp} chips keeps the whole latent cache, since all heads share it: with many "
-            "requests, give each chip requests of its own for attention (data parallel) instead"
+            "requests, use data parallel attention (separate requests per chip) instead"
         )
     return ParallelChoice(tp, pp, ep, "; ".join(parts), found)
 
 
 def expert_split(shape: ModelShape, tp: int) -> tuple[int, list[str]]:
-    """(ep, why): whole experts where a `tp`-th of one is thinner than a tile, or does not divide."""
+    """(ep, why): whole experts if a `tp`-th of one is thinner than a tile or does not divide."""
     experts = next((layer.ffn for layer in shape.layers if isinstance(layer.ffn, Experts)), None)
     if experts is None or tp == 1:
         return 1, []
@@ -162,7 +163,7 @@ def _tensor_reason(
 
 
 def _stage_reason(shape: ModelShape, chip: Chip, tp: int, pp: int) -> str:
-    """A stage hands on one activation; an all-reduce across nodes would send one twice in every layer."""
+    """A stage passes on one activation; an all-reduce across nodes would send it twice per layer."""
     rate = chip.internode_bytes_per_s or 0.0
     handed = PREFILL_CHUNK * shape.hidden_size * ACTIVATION_BYTES * (pp - 1) / tp / rate
     reduced = 2 * len(shape.layers) * all_reduce_bytes(PREFILL_CHUNK, shape.hidden_size, tp * pp) / rate

@@ -1,7 +1,7 @@
-"""The roofline: how long each operator takes at best on a chip, what binds it, and what would move it.
+"""The roofline: each operator's minimum time on a chip, what binds it, and what would improve it.
 
-Called by `plan`. An operator takes as long as the slower of its arithmetic and its memory traffic; a pass
-takes the sum, since one operator waits for the one before. These are limits, not predictions.
+Called by `plan`. An operator takes the longer of its arithmetic and its memory traffic; a pass takes the sum,
+since operators run in sequence. These are limits, not predictions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ridgeline.models.shapes import ModelShape, Precision, as_precision
 Bound = Literal["memory", "compute", "link"]
 
 MATRICES = ("qkv", "o", "ffn", "experts", "lm_head")
-LARGEST = 1 << 20  # tokens or sequences beyond which no crossing is looked for
-WORTH_SAYING = 1.02  # a change that gains less than this is left out
-SMALLER_WEIGHTS = 0.75  # formats are proposed that take at most this part of the bytes
+LARGEST = 1 << 20  # maximum tokens or sequences in the search for a crossing
+WORTH_SAYING = 1.02  # smaller gains are not listed
+SMALLER_WEIGHTS = 0.75  # proposed formats take at most this share of the bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RooflinePoint:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change, and what the limit of the pass becomes by it."""
+    """A change, and the pass's limit after it."""
 
     change: str
     factor: float  # the limit per token before, divided by the one after
@@ -63,7 +63,7 @@ class Roofline:
 
     @property
     def bound(self) -> Bound:
-        """What most of the time goes to: the operators that memory, arithmetic or the link bind."""
+        """What takes most of the time: operators bound by memory, by arithmetic or by the link."""
         seconds: dict[Bound, float] = {"memory": 0.0, "compute": 0.0, "link": 0.0}
         for point in self.points:
             if point.bound == "link":
@@ -102,7 +102,7 @@ def study(
     kv_precision: str = "bfloat16",
     tp: int = 1,
 ) -> Roofline:
-    """The roofline of a pass, and how far each change alone would move it."""
+    """The roofline of a pass, and how much each single change would improve it."""
     work = _Pass(shape, chip, phase, batch, new_tokens, context, as_precision(precision), kv_precision, tp)
     return replace(work.roofline(), what_moves_it=tuple(_moves(work)))
 
@@ -144,7 +144,7 @@ def _point(cost: OperatorCost, chip: Chip) -> RooflinePoint:
     link = 0.0
     if cost.link_bytes:
         if not chip.link_bytes_per_s:
-            raise BadInput(f"{chip.name} has no link to share a model over: use one, tp=1")
+            raise BadInput(f"{chip.name} has no link for tensor parallel: use one chip, tp=1")
         link = cost.link_bytes / chip.link_bytes_per_s
     rate = chip.flops_per_s(cost.weight_format)
     return RooflinePoint(
@@ -165,7 +165,7 @@ def _moves(work: _Pass) -> list[Move]:
 
 
 def _more_tokens(work: _Pass) -> list[Move]:
-    """The batch, or the chunk, from which the pass is bound by arithmetic: weights are read once for all."""
+    """The batch or chunk from which the pass is bound by arithmetic: weights are read once for all."""
     name, now, most = "batch", work.batch, LARGEST
     if work.phase == "prefill":
         name, now = "chunk", work.new_tokens

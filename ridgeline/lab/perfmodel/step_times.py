@@ -1,9 +1,9 @@
-"""StepTimes: how long a step takes, by what it computes; fitted on step records (`fit`), asked by `simulate`.
+"""StepTimes: predicts a step's time from its work; fitted on step records (`fit`), used by `simulate`.
 
-A step takes a sum of terms, each with a coefficient that is never negative: a fixed part, one per token
-in pieces (a kernel's cost per token changes with their number), one for prefill attention, one per KV token,
-one per row. Steps that only decode have coefficients of their own. Outside the range that was fitted, the
-interval widens and `out_of_range` says so. It measures nothing and reads no clock.
+A step takes a sum of terms with non-negative coefficients: a fixed part, one per token in pieces (a kernel's
+cost per token changes with their number), one for prefill attention, one per KV token, one per row.
+Decode-only steps have separate coefficients. Outside the fitted range, the interval widens and `out_of_range`
+says so. It measures nothing and reads no clock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.prediction import Interval
 
 VERSION = 1
-UNKNOWN_SPREAD = 0.25  # where no trace was held out
-QUANTILES = 41  # of the residuals that are kept: every 2.5 %, the ends at 0.25 % and 99.75 %
+UNKNOWN_SPREAD = 0.25  # if no trace was held out
+QUANTILES = 41  # of the residuals: every 2.5 %, the ends at 0.25 % and 99.75 %
 WORDS = {
     "tokens": "tokens in a step",
     "decode_batch": "sequences decoding together",
@@ -49,7 +49,7 @@ class Terms(msgspec.Struct, frozen=True):
     records: int = 0
 
     def of_tokens(self, tokens: float) -> float:
-        """The fixed part and that of the tokens."""
+        """The fixed part plus the tokens' part."""
         seconds = self.fixed_s
         for place, knot in enumerate(self.knots):
             if tokens <= knot:
@@ -60,7 +60,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class HostTimes(msgspec.Struct, frozen=True):
-    """What the host does around a step: planning it, and from its result to the next plan."""
+    """Host work around a step: planning it, and from its result to the next plan."""
 
     schedule_s: float = 0.0
     schedule_row_s: float = 0.0
@@ -71,12 +71,12 @@ class HostTimes(msgspec.Struct, frozen=True):
         return self.schedule_s + self.schedule_row_s * rows
 
     def turn(self, rows: int) -> float:
-        """Applying the result, publishing it, receiving what came meanwhile."""
+        """Applying the result, publishing it, receiving new requests."""
         return self.turn_s + self.turn_row_s * rows
 
 
 class TraceError(msgspec.Struct, frozen=True):
-    """How well a trace that was not fitted is predicted, step by step and in all."""
+    """How well a held-out trace is predicted, by step and in total."""
 
     trace: str
     records: int
@@ -100,7 +100,7 @@ class StepTimes(msgspec.Struct, frozen=True):
     mixed: Terms
     host: HostTimes = HostTimes()
     batches: tuple[int, ...] = ()
-    source: str = "fitted"  # or "analytic": from first principles, no step was measured
+    source: str = "fitted"  # or "analytic": from first principles, without measured steps
     fitted_on: tuple[str, ...] = ()
     errors: tuple[TraceError, ...] = ()
     about: dict[str, str] = {}
@@ -123,7 +123,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         )
 
     def decode_line(self, batch: int) -> tuple[float, float]:
-        """(a, b): a step in which `batch` sequences decode, and nothing else, takes a + b · Σ KV seconds."""
+        """(a, b): a step in which only `batch` sequences decode takes a + b · Σ KV seconds."""
         terms, padded = self.decode, self.padded(batch)
         return terms.of_tokens(padded) + terms.batch_s * padded, terms.context_s
 
@@ -132,7 +132,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         return self.batches[place] if place < len(self.batches) else batch
 
     def interval(self, work: StepWork, coverage: float = 0.8) -> Interval:
-        """One step's time; wider the further it lies outside what was fitted."""
+        """One step's time; wider the further it lies outside the fitted range."""
         terms, mid = self._terms(work), self.seconds(work)
         beyond = 1.0
         for name, value in _features(work).items():
@@ -146,7 +146,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         return Interval(min(mid, low_s) / beyond, mid, max(mid, high_s) * beyond, coverage)
 
     def out_of_range(self, work: StepWork) -> list[str]:
-        """What of this step lies outside of what was fitted, in words; empty: nothing."""
+        """The features of this step outside the fitted range; empty: none."""
         ranges, found = self._terms(work).ranges, []
         for name, value in _features(work).items():
             low, high = ranges.get(name, (0.0, math.inf))
@@ -162,10 +162,11 @@ class StepTimes(msgspec.Struct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """By how much the seconds of a whole trace are off at most in four of five cases, as a share.
+        """The maximum relative error of a whole trace's time in four of five cases.
 
-        From the n traces held out: one more trace falls below the k-th of their errors with k / (n + 1), so
-        of few traces it is the largest. Each of a fit's traces shows steps that the others hardly have.
+        From the n held-out traces: another trace falls below the k-th of their errors with probability k / (n
+        + 1), so with few traces it is the largest. Each of a fit's traces contains steps that the others
+        hardly have.
         """
         totals = sorted(abs(error.total) for error in self.errors)
         rank = min(len(totals), math.ceil(0.8 * (len(totals) + 1)))
@@ -173,7 +174,7 @@ class StepTimes(msgspec.Struct, frozen=True):
 
     @property
     def held_out_error(self) -> float | None:
-        """The worst of the traces held out: its typical step or its whole, as a share. None: none was."""
+        """The worst held-out trace: the larger of its step and total errors. None: none was held out."""
         return max((max(error.median, abs(error.total)) for error in self.errors), default=None)
 
     def _terms(self, work: StepWork) -> Terms:
@@ -199,7 +200,7 @@ class StepTimes(msgspec.Struct, frozen=True):
 
 
 def quantile(values: tuple[float, ...], share: float) -> float:
-    """Of values that are evenly spaced quantiles, the one at `share`."""
+    """The value at `share` of evenly spaced quantiles."""
     place = min(max(share, 0.0), 1.0) * (len(values) - 1)
     below = min(int(place), len(values) - 1)
     above = min(below + 1, len(values) - 1)
@@ -207,7 +208,7 @@ def quantile(values: tuple[float, ...], share: float) -> float:
 
 
 def _features(work: StepWork) -> dict[str, float]:
-    """What a range is kept of."""
+    """The features whose ranges are stored."""
     features: dict[str, float] = {
         "decode_batch": work.decode_batch,
         "decode_context": work.decode_context,

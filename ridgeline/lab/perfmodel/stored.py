@@ -1,7 +1,7 @@
-"""Fitted step times kept for later plans, in the cache directory beside the machine's calibration.
+"""Stores fitted step times for later plans, in the cache directory beside the machine's calibration.
 
-One file per machine or chip, model and the engine settings that change how long a step takes. `ridgeline
-plan fit` writes, the planner reads. A file that cannot be read is ignored with a warning: fit again.
+One file per machine or chip, model and the engine settings that affect a step's time. `ridgeline plan fit`
+writes, the planner reads. An unreadable file is ignored with a warning: fit again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ridgeline.machine import cache_dir
 from ridgeline.ops.cpu.library import NativeUnavailable
 
 THIS_MACHINE = "cpu"
-# What a step's time depends on beside model and machine; its size is what the times are a function of.
+# Settings that affect a step's time besides model and machine.
 SETTINGS = (
     "backend", "weights", "load_format", "kv_dtype", "deterministic", "dtype", "overlap", "cuda_graphs",
     "block_size", "threads",
 )  # fmt: skip
 
-BAD_ERROR = 0.3  # of a trace held out: a fit that misses by more is not kept
-ALIKE_ERROR = 0.05  # two fits of one quiet machine differ by this
+BAD_ERROR = 0.3  # of a held-out trace; a fit with a larger error is not stored
+ALIKE_ERROR = 0.05  # difference of two fits of one idle machine
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class KeptTimes(msgspec.Struct, frozen=True):
 
 
 def settings_of(config: EngineConfig) -> dict[str, str]:
-    """Those that matter and are not as they would be by default."""
+    """The relevant settings that differ from their defaults."""
     defaults = {field.name: field.default for field in fields(EngineConfig)}
     values = {name: getattr(config, name) for name in SETTINGS}
     return {name: str(value) for name, value in values.items() if value != defaults[name]}
@@ -58,7 +58,7 @@ def keep_times(
     hardware: str = THIS_MACHINE,
     settings: Mapping[str, str] | None = None,
 ) -> Path:
-    """Written whole or not at all."""
+    """The file is written completely or not at all."""
     kept = KeptTimes(times, front, model, hardware, _machine(hardware), dict(settings or {}))
     path = times_file(model, hardware, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,25 +71,25 @@ def keep_times(
 def why_not_kept(
     times: StepTimes, model: str, hardware: str = THIS_MACHINE, settings: Mapping[str, str] | None = None
 ) -> str:
-    """Why a fit should not replace what is kept; "": it should."""
+    """Why a fit should not replace the stored one; "": it should."""
     error = times.held_out_error
     if error is not None and error > BAD_ERROR:
-        return f"it misses traffic held out by {error:.0%}, more than {BAD_ERROR:.0%}"
+        return f"its error on held-out traffic is {error:.0%}, more than {BAD_ERROR:.0%}"
     kept = kept_times(model, hardware, settings)
     before = kept[0].held_out_error if kept is not None else None
     if before is None:
         return ""
     if error is None:
-        return f"its steps were too few to hold any out, and the one already kept misses by {before:.0%}"
+        return f"it has too few steps to hold any out, and the stored fit's error is {before:.0%}"
     if error > before + ALIKE_ERROR:
-        return f"it misses traffic held out by {error:.0%}, the one already kept by {before:.0%}"
+        return f"its error on held-out traffic is {error:.0%}, the stored fit's is {before:.0%}"
     return ""
 
 
 def kept_times(
     model: str, hardware: str = THIS_MACHINE, settings: Mapping[str, str] | None = None
 ) -> tuple[StepTimes, FrontTimes] | None:
-    """What was fitted for exactly this; None: nothing."""
+    """The fit for exactly this deployment; None if there is none."""
     path = times_file(model, hardware, settings)
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=KeptTimes)
@@ -114,7 +114,7 @@ def times_file(model: str, hardware: str = THIS_MACHINE, settings: Mapping[str, 
 
 
 def _machine(hardware: str) -> str:
-    """A fit of this machine's processor is of no other; one of a named chip is of all that have it."""
+    """A fit of this machine's processor applies only here; one of a named chip applies to all such chips."""
     if hardware != THIS_MACHINE:
         return ""
     try:

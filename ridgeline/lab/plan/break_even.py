@@ -1,7 +1,7 @@
-"""A hosted API against GPUs of one's own, on the traffic as it is: idle hours, caches and batches included.
+"""Compares a hosted API with own GPUs on the actual traffic, including idle hours, caches and batches.
 
-Pure arithmetic on an hourly profile. A hosted model is paid by the token, a GPU by the hour whether it works
-or not: the share of hours in which it works decides.
+Pure arithmetic on an hourly profile. A hosted model costs per token, a GPU per hour whether used or not: the
+share of used hours decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.lab.traffic.request import Traffic
 HOURS_PER_MONTH = 730.0
 HOURS_PER_DAY = 24
 HOUR_S = 3600.0
-MOST_STEPS = 20_000  # replicas beyond which steps are too small to look at
+MOST_STEPS = 20_000  # beyond this many replicas, steps are too small to matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Hour:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The hours that stand for all others, in their order: a day of them, or as many as the trace has."""
+    """Representative hours in order: one day, or as many as the trace has."""
 
     hours: tuple[Hour, ...]
     note: str
@@ -52,12 +52,12 @@ class Profile:
 
 
 def hourly_profile(traffic: Traffic, *, busy_hours: float = HOURS_PER_DAY) -> Profile:
-    """A trace of a day or more is taken as it is; a shorter one repeats for `busy_hours` of every day."""
+    """A trace of a day or more is used directly; a shorter one repeats for `busy_hours` of every day."""
     if not 0 < busy_hours <= HOURS_PER_DAY:
         raise BadInput(f"--busy-hours must be above 0 and at most 24, got {busy_hours:g}")
     seconds = traffic.duration_s
     if not traffic.requests or seconds <= 0:
-        raise BadInput(f"{traffic.name}: a profile needs requests at different moments")
+        raise BadInput(f"{traffic.name}: a profile needs requests at different times")
     if seconds >= (HOURS_PER_DAY - 0.5) * HOUR_S:
         hours = _binned(traffic, max(1, round(seconds / HOUR_S)))
         return Profile(hours, f"the trace's own {len(hours)} hours")
@@ -71,13 +71,13 @@ def hourly_profile(traffic: Traffic, *, busy_hours: float = HOURS_PER_DAY) -> Pr
     if part:
         busy.append(Hour(mean.requests * part, mean.input_tokens * part, mean.output_tokens * part))
     idle = [Hour()] * (HOURS_PER_DAY - len(busy))
-    note = f"{_span(seconds)} of traffic, taken to repeat {busy_hours:g} hours of every day"
+    note = f"{_span(seconds)} of traffic, assumed to repeat {busy_hours:g} hours of every day"
     return Profile((*busy, *idle), note)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Dollars a month, one way of serving the traffic."""
+    """Dollars per month for one way of serving the traffic."""
 
     usd_month: float
     requests_month: float
@@ -99,7 +99,7 @@ class Costs:
 class BreakEven:
     profile: Profile
     offer: Offer
-    hosted: Costs  # with the provider's cache discount on what its cache would hold
+    hosted: Costs  # with the provider's cache discount
     hosted_no_cache: Costs
     hosted_batch: Costs | None  # all of it through the batch API; None: no batch price is listed
     own_always: Costs  # the busiest hour's replicas, around the clock
@@ -107,9 +107,9 @@ class BreakEven:
     replicas_busiest: int
     idle_share: float  # of the GPU hours paid for by `own_always`
     idle_share_scaled: float  # and by `own_scaled`
-    full_per_request: float  # a replica of one's own, working at its capacity all the time
-    requests_per_replica_day: float  # at these hours: from here on the busiest one needs another replica
-    even_requests_per_day: float | None  # spread over the day as these are, own is as cheap; None: never
+    full_per_request: float  # an own replica at full capacity
+    requests_per_replica_day: float  # per replica, with these hours: the busiest hour fills it
+    even_requests_per_day: float | None  # with the same daily pattern, own costs the same; None: never
 
     @property
     def own(self) -> Costs:
@@ -117,11 +117,11 @@ class BreakEven:
 
     @property
     def even_share(self) -> float | None:
-        """How much of the paid GPU hours must be work for them to be worth their price."""
+        """The minimum utilization of paid GPU hours at which they are worth their price."""
         return None if self.even_requests_per_day is None else self.full_per_request / self.hosted.per_request
 
     def own_usd_day(self, requests_per_day: float) -> float:
-        """What replicas by the hour cost for so many, spread over the day as these are."""
+        """Daily cost of hourly scaled replicas for this many requests, spread over the day like these."""
         loads = [hour.requests for hour in self.profile.hours]
         full = max(loads) * self.requests_per_replica_day / self.requests_per_day  # of a replica's hour
         times = requests_per_day / self.requests_per_day
@@ -186,16 +186,16 @@ def break_even(
 
 
 def even_factor(loads: Sequence[float], hosted_hours: float, least: int = 1) -> float | None:
-    """How many times this traffic has to come for replicas by the hour to cost what hosting does.
+    """The traffic multiple at which hourly scaled replicas cost as much as hosting.
 
-    loads: of each hour, in full replicas; hosted_hours: what hosting all of them costs, in replica hours.
-    Replicas are whole and `least` of them always there: own hours cost in steps, hosting evenly.
+    loads: of each hour, in full replicas; hosted_hours: cost of hosting all of them, in replica hours.
+    Replicas are whole and at least `least` always run: own costs rise in steps, hosting linearly.
     """
     if hosted_hours <= sum(loads):
         return None
     if math.isinf(hosted_hours):
         return 0.0
-    # No hour pays for more than `least` above its load: from there on own is cheaper for sure.
+    # No hour pays for more than `least` above its load, so beyond this own is always cheaper.
     most = least * len(loads) / (hosted_hours - sum(loads))
     if most * sum(loads) > MOST_STEPS:
         return most
@@ -210,7 +210,7 @@ def even_factor(loads: Sequence[float], hosted_hours: float, least: int = 1) -> 
 
 
 def replicas_by_hour(hours: Sequence[Hour], requests_per_s: float, least: int = 1) -> list[int]:
-    """An hour without requests still keeps `least`: who asks first should not wait for a start."""
+    """An hour without requests still keeps `least` replicas: the first request must not wait for a start."""
     return [max(least, math.ceil(hour.requests / HOUR_S / requests_per_s - 1e-9)) for hour in hours]
 
 

@@ -1,7 +1,7 @@
-"""One question asked of several chips: a plan of each, and which of them no other beats.
+"""Plans one request for several chips, and finds the Pareto front.
 
-Called by `cli.lab.plan` where --hardware names more than one. A chip is on the Pareto front when no other is
-at least as good in cost, time to first token and time per token, and better in one of them.
+Called by `cli.lab.plan` if --hardware names more than one. A chip is on the Pareto front if no other is at
+least as good in cost, time to first token and time per token, and better in one of them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.errors import Infeasible
-from ridgeline.lab.plan.answer import Plan, Question
-from ridgeline.lab.plan.answers.text import columns
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
 from ridgeline.lab.plan.make import make_plan
+from ridgeline.lab.plan.plan import Plan, PlanRequest
+from ridgeline.lab.plan.reports.text import columns
 
 HEAD = (
     "chip",
@@ -33,8 +33,8 @@ LATENCIES = ("ttft_ms.p90", "tpot_ms.p90")
 
 
 @dataclass(frozen=True, slots=True)
-class ChipAnswer:
-    """plan: None where the chip cannot serve it, for the reason `refused`."""
+class ChipPlan:
+    """plan: None if the chip cannot serve the request; `refused` is the reason."""
 
     chip: str
     plan: Plan | None
@@ -48,31 +48,31 @@ class ChipAnswer:
 
     @property
     def merits(self) -> tuple[float, ...] | None:
-        """What is compared, less is better; None: no plan, or no price to compare."""
+        """The compared values, less is better; None: no plan, or no price."""
         if self.plan is None or self.usd_month is None:
             return None
         latencies = [self.plan.metrics[key].mid for key in LATENCIES if key in self.plan.metrics]
         return (self.usd_month, *latencies)
 
 
-def plan_chips(questions: Sequence[Question], report: Callable[[str], None]) -> list[ChipAnswer]:
-    """A plan of each, in their order. Infeasible where none of them can."""
+def plan_chips(requests: Sequence[PlanRequest], report: Callable[[str], None]) -> list[ChipPlan]:
+    """One plan per chip, in order. Infeasible if no chip can serve the request."""
     answers = []
-    for question in questions:
-        name = question.chip.name
+    for request in requests:
+        name = request.chip.name
         try:
-            plan = make_plan(question, lambda text, chip=name: report(f"{chip}: {text}"))  # type: ignore[misc]
+            plan = make_plan(request, lambda text, chip=name: report(f"{chip}: {text}"))  # type: ignore[misc]
         except Infeasible as error:
-            answers.append(ChipAnswer(name, None, str(error)))
+            answers.append(ChipPlan(name, None, str(error)))
         else:
-            answers.append(ChipAnswer(name, plan))
+            answers.append(ChipPlan(name, plan))
     if all(answer.plan is None for answer in answers):
         raise Infeasible("; ".join(f"{answer.chip}: {answer.refused}" for answer in answers))
     return answers
 
 
-def pareto(answers: Sequence[ChipAnswer]) -> set[str]:
-    """The chips that no other beats; those without a price are not compared."""
+def pareto(answers: Sequence[ChipPlan]) -> set[str]:
+    """The chips that no other beats; chips without a price are not compared."""
     compared = {answer.chip: answer.merits for answer in answers if answer.merits is not None}
     return {
         chip
@@ -86,7 +86,7 @@ def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
-def comparison_lines(answers: Sequence[ChipAnswer]) -> Iterator[str]:
+def comparison_lines(answers: Sequence[ChipPlan]) -> Iterator[str]:
     front = pareto(answers)
     rows = [[*HEAD]]
     for answer in sorted(answers, key=lambda one: one.merits or (float("inf"),)):
@@ -114,7 +114,7 @@ def comparison_lines(answers: Sequence[ChipAnswer]) -> Iterator[str]:
             yield f"{answer.chip}: cannot. {answer.refused}"
 
 
-def comparison_facts(answers: Sequence[ChipAnswer]) -> list[dict[str, Any]]:
+def comparison_facts(answers: Sequence[ChipPlan]) -> list[dict[str, Any]]:
     """For JSON."""
     front = pareto(answers)
     return [

@@ -1,7 +1,7 @@
-"""The decision list: each step a gate that is passed or not by figures, and says by which. Pure functions.
+"""The decision list: each step is a gate that its figures pass or not, with the reason. Pure functions.
 
-The order is that of leverage: what makes the later questions smaller is asked first. `make` gathers the
-figures, `result` prints the steps; thresholds stand here and nowhere else.
+Ordered by leverage: decisions that shrink the later ones come first. `make` gathers the figures, `result`
+prints the steps; thresholds are only here.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 from ridgeline.lab.plan.break_even import BreakEven
 from ridgeline.lab.plan.sharing import Sharing
 
-# From measurements and practice, as the pages in docs/techniques tell: see `ridgeline explain`.
-CACHE_PAYS_SHARE = 0.05  # of prompt tokens; below, the saving drowns in the noise of any measurement
+# From measurements and practice; see docs/techniques and `ridgeline explain`.
+CACHE_PAYS_SHARE = 0.05  # of prompt tokens; smaller savings are within measurement noise
 DRAFT_TOKENS = 4  # a usual draft's length
-SPECULATION_LOAD = 0.5  # of the batch at which arithmetic binds; verifying a draft must fit beside it
+SPECULATION_LOAD = 0.5  # of the batch at which arithmetic binds; draft verification must fit beside it
 DISAGGREGATE_TOKENS_PER_DAY = (100e6, 1e9)  # worth a look; worth it
 DISAGGREGATE_PARAMETERS = 100e9
 DISAGGREGATE_INPUT_PER_OUTPUT = 4.0
 DISAGGREGATE_LINK = 25e9  # bytes/s of a chip: 200 Gb/s, the slowest that serving systems are sold with
-QUANTIZE_GAIN = 0.10  # of the cost; below, the risk to quality is not paid for
-CLEARLY = 0.8  # a price has to be so much lower to be called lower: both sides are estimates
+QUANTIZE_GAIN = 0.10  # of the cost; smaller gains do not justify the risk to quality
+CLEARLY = 0.8  # a price below this ratio counts as lower: both sides are estimates
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision: the question, what is decided, why, and the figures the gate was asked with."""
+    """One decision: the question, the verdict, the reason, and the gate's figures."""
 
     question: str
     verdict: str
     reason: str
     figures: dict[str, float] = field(default_factory=dict)
-    term: str = ""  # what `ridgeline explain` knows more about
+    term: str = ""  # entry of `ridgeline explain`
 
 
 def hosted_or_dedicated(even: BreakEven | None, missing: str = "") -> Step:
@@ -64,7 +64,7 @@ def hosted_or_dedicated(even: BreakEven | None, missing: str = "") -> Step:
 def smallest_model(
     *, parameters: int, active: int, gpus: int, decode_floor_ms: float, one_gpu_parameters: float
 ) -> Step:
-    """one_gpu_parameters: the largest model of this precision that one chip holds beside the KV it needs."""
+    """one_gpu_parameters: the largest model of this precision that one chip holds beside its KV cache."""
     figures = {
         "parameters": float(parameters),
         "active_parameters": float(active),
@@ -83,7 +83,7 @@ def smallest_model(
 
 
 def engine(chosen: str, *, refused: str = "") -> Step:
-    """refused: why ridgeline itself cannot serve this plan; empty where it can."""
+    """refused: why ridgeline cannot serve this plan; empty if it can."""
     if not refused:
         return Step("which engine?", chosen, "serves this model on this hardware; plan.toml starts it")
     return Step("which engine?", chosen, f"ridgeline does not: {refused}")
@@ -91,10 +91,10 @@ def engine(chosen: str, *, refused: str = "") -> Step:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionFigures:
-    """What one precision would cost and give, for the same traffic within the same service level."""
+    """Cost and capacity of one precision, for the same traffic and service level."""
 
     precision: str
-    gpus: int | None  # None: not within the service level, with `why`
+    gpus: int | None  # None: misses the service level; see `why`
     usd_month: float | None
     per_gpu: float | None  # requests per second that one GPU serves
     why: str = ""
@@ -133,12 +133,13 @@ def quantize(
 
 
 def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, replicas: int = 1) -> Step:
-    """ideal: of all traffic, with room for everything; kept: of what one replica gets, with the KV memory
-    that this plan leaves for it."""
+    """ideal: of all traffic, with unlimited cache; kept: of one replica's traffic, with this plan's KV
+    memory.
+    """
     question = "prefix cache?"
     figures = {"ideal_share": ideal.share, "kept_share": kept.share}
     if not ideal.known:
-        why = "the traffic does not say which prompts begin alike; looking them up costs next to nothing"
+        why = "the traffic has no prefix information; lookups cost almost nothing"
         return Step(question, "on", why, figures, "prefix cache")
     saved_s = kept.share * prefill_s_per_token * ideal.input_tokens
     figures["saved_prefill_s"] = saved_s
@@ -149,11 +150,11 @@ def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, repl
     if kept.share >= CACHE_PAYS_SHARE:
         saving = f"{shares}: {_seconds(saved_s)} of prefill saved over the trace"
         return Step(question, "on: it pays", saving, figures, "prefix cache")
-    return Step(question, "on, expect nothing of it", shares, figures, "prefix cache")
+    return Step(question, "on, little effect expected", shares, figures, "prefix cache")
 
 
 def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tight: bool) -> Step:
-    """ridge_batch: sequences at which a decode step's arithmetic takes as long as reading the weights."""
+    """ridge_batch: batch size at which a decode step's arithmetic takes as long as reading the weights."""
     question = "speculate?"
     tokens = round(batch) * (DRAFT_TOKENS + 1)
     figures = {"batch": batch, "ridge_batch": ridge_batch, "tokens_with_draft": float(tokens)}
@@ -162,16 +163,18 @@ def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tig
         f"from {ridge_batch:.0f} on"
     )
     if tokens > SPECULATION_LOAD * ridge_batch:
-        return Step(
-            question, "no", f"{compared}: no room that would be free", figures, "speculative decoding"
-        )
+        return Step(question, "no", f"{compared}: no spare arithmetic", figures, "speculative decoding")
     if not tpot_is_tight:
         return Step(
             question, "not needed", f"{compared}, but TPOT is met without", figures, "speculative decoding"
         )
     lack = "" if engine_can else "; this engine has no speculation yet"
     return Step(
-        question, "worth a trial", f"{compared}: there is room{lack}", figures, "speculative decoding"
+        question,
+        "worth a trial",
+        f"{compared}: there is spare arithmetic{lack}",
+        figures,
+        "speculative decoding",
     )
 
 
@@ -193,9 +196,9 @@ def disaggregate(
     link_bytes_per_s: float | None = None,
     engine_can: bool = True,
 ) -> Step:
-    """Prefill and decode on machines of their own: all of its gates, and chips for a replica of each.
+    """Prefill and decode on separate machines: all of its gates, and chips for a replica of each.
 
-    link_bytes_per_s: between the chips of two replicas, for the KV that is sent; None: there is no link
+    link_bytes_per_s: between the chips of two replicas, for the KV transfer; None: there is no link
     """
     look, sure = DISAGGREGATE_TOKENS_PER_DAY
     link = link_bytes_per_s or 0.0

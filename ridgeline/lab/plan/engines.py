@@ -1,6 +1,7 @@
-"""Which engine can serve a plan: ours where it knows model and hardware; and the others' command lines.
+"""Which engine can serve a plan: ridgeline if it supports model and hardware; and other engines' command
+lines.
 
-Used by `make` and `result`. What our engine cannot do is said as the reason, not worked around.
+Used by `make` and `result`. An unsupported feature is stated as the reason, not worked around.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CPU_KV = ("bfloat16", "float32", "int8")  # as --kv-dtype of the native backend 
 
 
 def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precision: str = "bfloat16") -> str:
-    """Why our engine cannot serve it there, or nothing."""
+    """Why ridgeline cannot serve it there; empty if it can."""
     if chip.name.startswith("mi"):
         return f"it has no kernels for {chip.title}"
     try:
@@ -49,9 +50,9 @@ def other_command(
     kv_precision: str = "bfloat16",
     max_running: int,
 ) -> str:
-    """How another engine is started for the plan; precision: empty where it is the stored one.
+    """The start command of another engine for the plan; precision: empty if it is the stored one.
 
-    Flags as of the versions that its times were fitted on.
+    Flags of the versions that its times were fitted on.
     """
     name = model.removeprefix("hf:")
     if engine == "sglang":

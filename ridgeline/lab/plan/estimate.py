@@ -1,7 +1,7 @@
-"""What one replica will measure with its share of the traffic: the simulator's answer, with an interval.
+"""What one replica will measure with its share of the traffic: simulated, with an interval.
 
 The real scheduler runs the traffic under step times, fitted or analytic; once as expected, and once each at
-the ends of what is known of them. `make` looks for a replica's capacity with it. Measures nothing.
+the ends of their interval. `make` searches a replica's capacity with it. Measures nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.bench.figures.metrics import flat, summarize
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes
-from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.sharing import is_known
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.simulate.loop import simulate
@@ -25,20 +25,20 @@ SHOWN = (
     "ttft_ms.p50", "ttft_ms.p90", "tpot_ms.p50", "tpot_ms.p90", "e2e_ms.p50", "e2e_ms.p90", "requests_per_s",
     "output_tokens_per_s",
 )  # fmt: skip
-QUICK_REQUESTS = 800  # for finding a capacity; a prediction is made on all of them
+QUICK_REQUESTS = 800  # for the capacity search; predictions use all requests
 ENOUGH_REQUESTS = 12_000  # for the ends of an interval
-NARROWEST = 0.03  # of any interval, each way: two runs of the same differ by more
-CLOSE, ROUGHLY = 0.08, 0.25  # of a capacity: how exactly it is looked for; for the ends of an interval
+NARROWEST = 0.03  # minimum half-width: repeated runs differ by more
+CLOSE, ROUGHLY = 0.08, 0.25  # precision of a capacity search; for the ends of an interval
 FIRST_TRY, LEAST_SHARE = 0.85, 0.02  # of what saturates it
 FEWEST_SATURATED = 200  # requests
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Step times of one deployment, how far off they may be, and how many steps are launched ahead.
+    """Step times of one deployment, their uncertainty, and the number of steps launched ahead.
 
-    low, high: factors on all step times, that hold the truth in 80 % of cases
-    first_low, first_high: of times to first token, which are known less well where no step was measured
+    low, high: factors on all step times that cover the truth in 80 % of cases
+    first_low, first_high: of times to first token, which are less certain without measured steps
     """
 
     steps: StepTimes
@@ -52,7 +52,7 @@ class Times:
 
     @property
     def method(self) -> str:
-        """As predictions and residuals name it."""
+        """As named by predictions and residuals."""
         return "simulated" if self.steps.source == "fitted" else "analytic"
 
 
@@ -71,7 +71,7 @@ class Estimate:
 
 
 def estimate(demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo) -> Estimate:
-    """A simulation of the whole demand, and for the interval two more of it or of its beginning."""
+    """Simulates the whole demand, and two more runs of it or of its beginning for the interval."""
     middle = _simulated(demand, limits, times, 1.0)
     found = flat(summarize(middle.records, "open"))
     short = _beginning(demand, ENOUGH_REQUESTS)
@@ -115,9 +115,9 @@ def is_kept(measured: dict[str, float], slo: Slo) -> bool:
 def capacity(
     demand: Demand, limits: SchedulerLimits, times: Times, slo: Slo, close: float = CLOSE
 ) -> tuple[float, dict[str, float]]:
-    """Arrivals per second that one replica serves within the service level; 0 where not even a trickle is.
+    """Arrivals per second that one replica serves within the service level; 0 if not even minimal traffic is.
 
-    Also what the limits' metrics are there: at the capacity, or of the trickle.
+    Also the limits' metrics: at the capacity, or with minimal traffic.
     """
     endless = replace(demand, asked=replace(demand.asked, requests=None))
 
@@ -142,7 +142,7 @@ def capacity(
 
 
 def saturated(demand: Demand, limits: SchedulerLimits, times: Times) -> float:
-    """Requests per second where as many as may run are always there: no rate above it can be kept up."""
+    """Requests per second at full concurrency: no higher rate can be sustained."""
     count = max(FEWEST_SATURATED, 3 * limits.max_running)
     requests = demand.traffic.requests
     repeated = tuple(
@@ -162,16 +162,16 @@ def saturated(demand: Demand, limits: SchedulerLimits, times: Times) -> float:
 
 
 def verdict(interval: Interval | None, limit: Limit) -> str:
-    """yes: all of the interval is within the limit; likely: its middle is; no: neither."""
+    """yes: the whole interval is within the limit; likely: its middle is; no: neither."""
     if interval is None:
-        return "too few requests to say"
+        return "too few requests"
     if interval.high <= limit.ms:
         return "yes"
     return "likely" if interval.mid <= limit.ms else "no"
 
 
 def _simulated(demand: Demand, limits: SchedulerLimits, times: Times, factor: float) -> SimulatedRun:
-    """Prompts that share nothing find nothing: naming their blocks would only take the simulator's time."""
+    """Prompts without shared prefixes get no block names, to save simulation time."""
     if not is_known(demand.traffic):
         limits = replace(limits, prefix_cache=False)
     return simulate(
@@ -199,4 +199,4 @@ def _percentile(figures: dict[str, float], limit: Limit) -> float:
         key = f"{limit.metric}_ms.p{percentile}"
         if percentile <= limit.percentile and key in figures:
             return figures[key]
-    return 0.0  # nobody has that metric: TPOT of answers of one token
+    return 0.0  # no request has this metric: TPOT of one-token answers

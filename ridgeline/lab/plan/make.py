@@ -1,8 +1,8 @@
-"""make_plan: from a question to a plan: the way to serve it, what it will measure, what it costs, and why.
+"""make_plan: from a request to a plan: how to serve it, what it will measure, what it costs, and why.
 
-Called by `cli.lab.plan`. The search is analytic, the prediction simulated on the user's own traffic, the
-costs by the hour; `decide` has the gates. Says Infeasible, with the nearest that would do, rather than a
-bad plan.
+Called by `cli.lab.plan`. The search is analytic, the prediction is simulated on the user's traffic, costs are
+hourly; `decide` has the gates. Raises Infeasible with the nearest feasible alternative rather than returning
+a bad plan.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ridgeline.lab.hardware import Chip
 from ridgeline.lab.perfmodel.operators import Phase
 from ridgeline.lab.perfmodel.roofline import Roofline, study
 from ridgeline.lab.plan import search
-from ridgeline.lab.plan.answer import Plan, Question
-from ridgeline.lab.plan.ask import Demand
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, BreakEven, Profile, break_even, hourly_profile
 from ridgeline.lab.plan.decide import PrecisionFigures
+from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.engines import ridgeline_refusal
 from ridgeline.lab.plan.estimate import ROUGHLY, Estimate, Times, capacity, estimate, verdict
+from ridgeline.lab.plan.plan import Plan, PlanRequest
 from ridgeline.lab.plan.refusals import check_budget, check_gpus, refuse_latency
 from ridgeline.lab.plan.residuals import Correction, corrections, read_residuals
 from ridgeline.lab.plan.search import Refused, Way
@@ -33,38 +33,38 @@ from ridgeline.lab.traffic.request import Traffic
 from ridgeline.models.shapes import Precision
 
 Report = Callable[[str], None]
-OPEN_RATE = 0.9  # of the capacity, where no rate was asked for
-TRIES, FEWER = 4, 0.9  # with so much less for each replica, where the whole traffic misses a limit
-PROVIDER_CACHE_S = 300.0  # how long hosted APIs keep a prefix that nobody asks for; five minutes is usual
+OPEN_RATE = 0.9  # of the capacity, if no rate was given
+TRIES, FEWER = 4, 0.9  # factor on each replica's load, if the whole traffic misses a limit
+PROVIDER_CACHE_S = 300.0  # how long hosted APIs keep an unused prefix; five minutes is usual
 
 
-def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
-    _check_lengths(question)
-    if question.budget is not None and question.usd_per_gpu_hour is None:
-        raise BadInput(f"a budget needs the price of an hour of {question.chip.name}: give --gpu-price")
+def make_plan(request: PlanRequest, report: Report = lambda text: None) -> Plan:
+    _check_lengths(request)
+    if request.budget is not None and request.usd_per_gpu_hour is None:
+        raise BadInput(f"a budget needs the hourly price of {request.chip.name}: give --gpu-price")
     report("trying precisions and splits")
-    engine, refusal, found, refused = _ways(question)
-    demand, slo, chip = question.demand, question.slo, question.chip
-    way = search.cheapest(found, demand.rate, question.gpus_max)
+    engine, refusal, found, refused = _ways(request)
+    demand, slo, chip = request.demand, request.slo, request.chip
+    way = search.cheapest(found, demand.rate, request.gpus_max)
     if way is None:
         if found and demand.rate is not None:
-            raise search.refuse_rate(found, demand.rate, question.gpus_max)
-        raise search.refuse_all(refused, slo, question.gpus_max)
-    settings = engine_settings(question.model, way, demand, given=question.settings)
-    times = times_of(question.name, way, demand, settings.config)
-    report("looking for one replica's capacity")
+            raise search.refuse_rate(found, demand.rate, request.gpus_max)
+        raise search.refuse_all(refused, slo, request.gpus_max)
+    settings = engine_settings(request.model, way, demand, given=request.settings)
+    times = times_of(request.name, way, demand, settings.config)
+    report("searching one replica's capacity")
     served, at = capacity(demand, settings.limits, times, slo)
     if not served:
-        raise refuse_latency(question, way, at)
-    sized = _sized(question, way, settings, times, served, report)
+        raise refuse_latency(request, way, at)
+    sized = _sized(request, way, settings, times, served, report)
     replicas, rate, served, share = sized.replicas, sized.rate, sized.served, sized.share
     usd_per_hour = None
-    if question.usd_per_gpu_hour is not None:
-        usd_per_hour = question.usd_per_gpu_hour * replicas * way.gpus
+    if request.usd_per_gpu_hour is not None:
+        usd_per_hour = request.usd_per_gpu_hour * replicas * way.gpus
     report("counting")
     operating = max(1, round(sized.estimate.concurrency))
     return Plan(
-        question=question,
+        request=request,
         way=way,
         engine=engine,
         engine_refusal=refusal,
@@ -78,77 +78,77 @@ def make_plan(question: Question, report: Report = lambda text: None) -> Plan:
         corrected=sized.corrected,
         prefill=_study(way, chip, "prefill", 1, demand, settings),
         decode=_study(way, chip, "decode", operating, demand, settings),
-        precisions=_precisions(question, engine, way, served, rate),
-        ideal=sharing(_profiled(question, share)),
+        precisions=_precisions(request, engine, way, served, rate),
+        ideal=sharing(_profiled(request, share)),
         kept=sharing(share.traffic, cache_tokens=_cache_tokens(settings, sized.estimate)),
-        even=_even(question, way, served, share),
+        even=_even(request, way, served, share),
         usd_per_hour=usd_per_hour,
-        usd_per_mtok=_usd_per_mtok(question, way, settings, times, sized, report),
+        usd_per_mtok=_usd_per_mtok(request, way, settings, times, sized, report),
     )
 
 
 # ── which way ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_lengths(question: Question) -> None:
-    longest, most = question.demand.longest, question.shape.max_context
+def _check_lengths(request: PlanRequest) -> None:
+    longest, most = request.demand.longest, request.shape.max_context
     if longest > most:
         raise BadInput(
-            f"{question.shape.name} reads at most {most:,} tokens, and the longest request has {longest:,}: "
+            f"{request.shape.name} reads at most {most:,} tokens, and the longest request has {longest:,}: "
             f"--max-context {most} cuts prompts to it"
         )
 
 
-def _ways(question: Question) -> tuple[str, str, list[Way], list[Refused]]:
-    """Our own engine where it can, else vLLM's times; an engine that was asked for, or nothing."""
-    refusal = ridgeline_refusal(question.model, question.chip, question.precision, question.kv_precision)
-    if question.engine not in ("auto", "ridgeline"):
-        found, refused = _tried(question, question.engine)
-        return question.engine, "another engine was asked for", found, refused
-    if refusal and (question.engine == "ridgeline" or question.chip.name == "cpu"):
+def _ways(request: PlanRequest) -> tuple[str, str, list[Way], list[Refused]]:
+    """ridgeline if it can, else vLLM's times; or the requested engine."""
+    refusal = ridgeline_refusal(request.model, request.chip, request.precision, request.kv_precision)
+    if request.engine not in ("auto", "ridgeline"):
+        found, refused = _tried(request, request.engine)
+        return request.engine, "another engine was requested", found, refused
+    if refusal and (request.engine == "ridgeline" or request.chip.name == "cpu"):
         raise Infeasible(f"ridgeline does not serve this: {refusal}")
     refused = []
     if not refusal:
-        found, refused = _tried(question, "ridgeline")
-        fits = search.cheapest(found, question.demand.rate, question.gpus_max)
-        if fits or question.engine == "ridgeline" or question.chip.name == "cpu":
+        found, refused = _tried(request, "ridgeline")
+        fits = search.cheapest(found, request.demand.rate, request.gpus_max)
+        if fits or request.engine == "ridgeline" or request.chip.name == "cpu":
             return "ridgeline", "", found, refused
         refusal = f"on one GPU, {refused[0].why}" if refused else "one GPU a replica is not enough"
-    found, more = _tried(question, "vllm")
+    found, more = _tried(request, "vllm")
     return "vllm", refusal, found, [*refused, *more]
 
 
-def _tried(question: Question, backend: str) -> tuple[list[Way], list[Refused]]:
-    """As stored, or as asked for; smaller formats only where that does not do."""
+def _tried(request: PlanRequest, backend: str) -> tuple[list[Way], list[Refused]]:
+    """As stored, or as requested; smaller formats only if that is not enough."""
     first: list[Way] | None = None
     every: list[Refused] = []
-    for precision in precisions_for(question, backend):
-        found, refused = _ways_with(question, backend, precision)
+    for precision in precisions_for(request, backend):
+        found, refused = _ways_with(request, backend, precision)
         every += refused
-        if search.cheapest(found, question.demand.rate, question.gpus_max) is not None:
+        if search.cheapest(found, request.demand.rate, request.gpus_max) is not None:
             return found, every
         first = found if first is None else first
     return first or [], every
 
 
-def _ways_with(question: Question, backend: str, precision: Precision) -> tuple[list[Way], list[Refused]]:
+def _ways_with(request: PlanRequest, backend: str, precision: Precision) -> tuple[list[Way], list[Refused]]:
     return search.ways(
-        question.shape,
-        question.chip,
-        question.demand,
-        question.slo,
+        request.shape,
+        request.chip,
+        request.demand,
+        request.slo,
         backend=backend,
         precisions=[precision],
-        kv_precision=question.kv_precision,
-        gpus_max=question.gpus_max,
+        kv_precision=request.kv_precision,
+        gpus_max=request.gpus_max,
     )
 
 
-def precisions_for(question: Question, backend: str) -> list[Precision]:
-    """The one to plan with first, then those that are smaller and that chip and engine have."""
-    shape, chip = question.shape, question.chip
-    if question.precision is not None:
-        return [Precision.named(question.precision)]
+def precisions_for(request: PlanRequest, backend: str) -> list[Precision]:
+    """The first precision to plan with, then smaller ones that chip and engine support."""
+    shape, chip = request.shape, request.chip
+    if request.precision is not None:
+        return [Precision.named(request.precision)]
     on_gpu = chip.name != "cpu"
     stored = Precision.named("bfloat16") if backend == "ridgeline" and on_gpu else shape.stored
     if backend == "ridgeline":
@@ -161,24 +161,24 @@ def precisions_for(question: Question, backend: str) -> list[Precision]:
 
 
 def _precisions(
-    question: Question, engine: str, way: Way, served: float, rate: float
+    request: PlanRequest, engine: str, way: Way, served: float, rate: float
 ) -> tuple[PrecisionFigures, ...]:
-    """Every precision by the same analytic times, scaled to what the simulation found for the chosen one."""
+    """Every precision by the same analytic times, scaled to the simulation of the chosen one."""
     scale = served / way.requests_per_s
-    asked = replace(question, precision=None)
+    asked = replace(request, precision=None)
     options = [(engine, precision) for precision in precisions_for(asked, engine)]
-    if engine == "ridgeline" and question.chip.name != "cpu":  # which has 16 bits alone there
+    if engine == "ridgeline" and request.chip.name != "cpu":  # ridgeline supports only 16 bits on GPUs
         options += [("vllm", precision) for precision in precisions_for(asked, "vllm")[1:]]
     figures = []
     for backend, precision in options:
         name = str(precision) if backend == engine else f"{precision} ({backend})"
-        found, refused = _ways_with(question, backend, precision)
+        found, refused = _ways_with(request, backend, precision)
         counted = [(math.ceil(rate / (w.requests_per_s * scale) - 1e-9) * w.gpus, w) for w in found]
         if not counted:
             figures.append(PrecisionFigures(name, None, None, None, refused[0].why if refused else ""))
             continue
         gpus, best = min(counted, key=lambda pair: (pair[0], pair[1].tpot.mid))
-        price = question.usd_per_gpu_hour
+        price = request.usd_per_gpu_hour
         usd = None if price is None else gpus * price * HOURS_PER_MONTH
         figures.append(PrecisionFigures(name, gpus, usd, scale * best.requests_per_s / best.gpus))
     return tuple(figures)
@@ -199,36 +199,36 @@ class _Sized:
 
 
 def _sized(
-    question: Question, way: Way, settings: EngineSettings, times: Times, served: float, report: Report
+    request: PlanRequest, way: Way, settings: EngineSettings, times: Times, served: float, report: Report
 ) -> _Sized:
-    """As many replicas as keep the limits on the whole traffic, corrected by earlier misses.
+    """As many replicas as keep the limits on the whole traffic, corrected by earlier residuals.
 
-    A capacity is looked for on the beginning of the traffic; where all of it takes more, replicas are added.
+    The capacity is searched on the beginning of the traffic; if all of it needs more, replicas are added.
     """
     factors = corrections(
-        read_residuals(), hardware=question.hardware, model=question.name, method=times.method
+        read_residuals(), hardware=request.hardware, model=request.name, method=times.method
     )
     first: _Sized | None = None
     for _ in range(TRIES):
-        rate = OPEN_RATE * served if question.demand.rate is None else question.demand.rate
+        rate = OPEN_RATE * served if request.demand.rate is None else request.demand.rate
         replicas = max(1, math.ceil(rate / served - 1e-9))
-        check_gpus(question, way, replicas, served)
-        share = question.demand.share(rate / replicas)
-        check_budget(question, way, replicas, served, _profile(question, share))
+        check_gpus(request, way, replicas, served)
+        share = request.demand.share(rate / replicas)
+        check_budget(request, way, replicas, served, _profile(request, share))
         report(f"simulating {replicas} replica{'s' * (replicas > 1)}")
-        found = estimate(share, settings.limits, times, question.slo)
+        found = estimate(share, settings.limits, times, request.slo)
         known = {name: factors[name] for name in found.metrics if name in factors}
         metrics = {
             name: known[name].apply(interval) if name in known else interval
             for name, interval in found.metrics.items()
         }
         sized = _Sized(replicas, rate, served, share, found, metrics, known)
-        if all(verdict(metrics.get(limit.key), limit) != "no" for limit in question.slo.limits):
+        if all(verdict(metrics.get(limit.key), limit) != "no" for limit in request.slo.limits):
             return sized
         first = first or sized
         served = FEWER * rate / replicas
     assert first is not None
-    return first  # fewer requests do not help: the plan says which limit is missed
+    return first  # fewer requests do not help: the plan names the missed limit
 
 
 # ── what it takes ────────────────────────────────────────────────────────────────────────────────────────
@@ -254,58 +254,59 @@ def _study(
 
 
 def _cache_tokens(settings: EngineSettings, found: Estimate) -> float:
-    """What live sequences leave of the KV memory, when most of it is held."""
+    """KV memory left by live sequences at peak use."""
     return settings.limits.num_blocks * settings.limits.block_size * max(0.0, 1 - found.kv_peak)
 
 
-def _even(question: Question, way: Way, served: float, share: Demand) -> BreakEven | None:
-    if question.offers is None or question.usd_per_gpu_hour is None:
+def _even(request: PlanRequest, way: Way, served: float, share: Demand) -> BreakEven | None:
+    if request.offers is None or request.usd_per_gpu_hour is None:
         return None
-    traffic = _profiled(question, share)
+    traffic = _profiled(request, share)
     return break_even(
-        _profile(question, share),
-        question.offers.typical,
+        _profile(request, share),
+        request.offers.typical,
         cached_share=sharing(traffic, kept_s=PROVIDER_CACHE_S).share,
-        replica_usd_per_hour=question.usd_per_gpu_hour * way.gpus,
-        replica_requests_per_s=served * question.demand.requests_per_arrival,
+        replica_usd_per_hour=request.usd_per_gpu_hour * way.gpus,
+        replica_requests_per_s=served * request.demand.requests_per_arrival,
     )
 
 
-def _profiled(question: Question, share: Demand) -> Traffic:
+def _profiled(request: PlanRequest, share: Demand) -> Traffic:
     """The whole service's traffic; without a rate, that of the one replica."""
-    return share.traffic if question.demand.rate is None else question.demand.traffic
+    return share.traffic if request.demand.rate is None else request.demand.traffic
 
 
-def _profile(question: Question, share: Demand) -> Profile:
-    return hourly_profile(_profiled(question, share), busy_hours=question.busy_hours)
+def _profile(request: PlanRequest, share: Demand) -> Profile:
+    return hourly_profile(_profiled(request, share), busy_hours=request.busy_hours)
 
 
 def _usd_per_mtok(
-    question: Question, way: Way, settings: EngineSettings, times: Times, sized: _Sized, report: Report
+    request: PlanRequest, way: Way, settings: EngineSettings, times: Times, sized: _Sized, report: Report
 ) -> Interval | None:
-    """Over the month, idle hours included; the ends are what replicas serve with steps as fast and as slow
-    as they may be. Without a rate each end has a replica's own; infinite where none keeps the limits."""
-    if question.usd_per_gpu_hour is None:
+    """Over the month, idle hours included; the ends come from the fastest and slowest step times. Without a
+    rate each end uses one replica; infinite if none keeps the limits.
+    """
+    if request.usd_per_gpu_hour is None:
         return None
-    month = _profile(question, sized.share).month()
+    month = _profile(request, sized.share).month()
     mtok = (month.input_tokens + month.output_tokens) / 1e6
-    replica = question.usd_per_gpu_hour * way.gpus * HOURS_PER_MONTH / mtok
+    replica = request.usd_per_gpu_hour * way.gpus * HOURS_PER_MONTH / mtok
 
     def usd(factor: float) -> float:
         steps = replace(times, steps=times.steps.scaled(factor))
-        served, _ = capacity(question.demand, settings.limits, steps, question.slo, ROUGHLY)
+        served, _ = capacity(request.demand, settings.limits, steps, request.slo, ROUGHLY)
         if not served:
             return math.inf
-        if question.demand.rate is None:
+        if request.demand.rate is None:
             return replica * sized.served / served
         return replica * math.ceil(sized.rate / served - 1e-9)
 
     mid = replica * sized.replicas
     report("pricing the ends of the interval")
-    if question.demand.rate is None:
+    if request.demand.rate is None:
         return Interval(min(mid, usd(times.low)), mid, max(mid, usd(times.high)))
     fast = mid if sized.replicas == 1 else usd(times.low)
-    verdicts = [verdict(sized.metrics.get(limit.key), limit) for limit in question.slo.limits]
-    # Limits that are kept at the slow end take no replica more, those that are missed there at least one.
+    verdicts = [verdict(sized.metrics.get(limit.key), limit) for limit in request.slo.limits]
+    # Limits kept at the slow end need no extra replica; missed ones need at least one.
     slow = mid if all(found == "yes" for found in verdicts) else max(mid + replica, usd(times.high))
     return Interval(min(mid, fast), mid, slow)

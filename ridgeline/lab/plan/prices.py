@@ -1,7 +1,7 @@
-"""What hosted models cost, by genai-prices' table as installed: offers of a model, or of its nearest.
+"""Prices of hosted models from the installed genai-prices: offers of a model, or of the nearest one.
 
-`break_even` sets them against GPUs. Prices are dollars per million tokens. An offer of another model says so;
-nothing here guesses a discount that the table does not have.
+`break_even` compares them with GPUs. Prices are dollars per million tokens. An offer of another model is
+marked; no discount is assumed that the table does not list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ridgeline.lab.errors import BadInput, LabError
 if TYPE_CHECKING:
     from decimal import Decimal
 
-# Parts of names that say how a model is served or tuned, not which model it is.
+# Name parts for how a model is served or tuned, not which model it is.
 _NOISE = re.compile(
     r"instruct|chat|it|hf|gguf|meta|turbo|versatile|instant|fast|latest|preview|dense|dynamic|awq|gptq|bnb"
     r"|(bf|fp|nvfp|mxfp|int|q)\d+|\d+bit|w\da\d+"
@@ -27,12 +27,12 @@ _NOISE = re.compile(
 _NO_TEXT_MODEL = re.compile(r"guard|embed|rerank|tts|whisper|audio|image|ocr|video|vision")
 _WORD = re.compile(r"\d+x\d+(?:\.\d+)?b|(?<![a-z\d])a?\d+(?:\.\d+)?[bm](?![a-z\d])|[a-z]+|\d+(?:\.\d+)?")
 _SIZE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])$")
-_FAR = math.log(8)  # an offer of a model eight times larger or smaller is no guide to this one's price
+_FAR = math.log(8)  # an offer of a model eight times larger or smaller is not comparable
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One provider's price for a model. `cached` and `batch_*` are None where the provider lists none."""
+    """One provider's price for a model. `cached` and `batch_*` are None if the provider lists none."""
 
     provider: str
     model: str
@@ -41,7 +41,7 @@ class Offer:
     cached: float | None = None
     batch_input: float | None = None
     batch_output: float | None = None
-    same_model: bool = True  # else the nearest there is: see `Offers.note`
+    same_model: bool = True  # False: the nearest model, see `Offers.note`
 
     def usd(self, input_tokens: float, output_tokens: float, cached_tokens: float = 0.0) -> float:
         cached = self.input if self.cached is None else self.cached
@@ -60,16 +60,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The offer of the middle price, which the plan counts with, and the cheapest one."""
+    """The median-priced offer, which the plan uses, and the cheapest one."""
 
     typical: Offer
     cheapest: Offer
     count: int
-    note: str  # where the prices are from, and in which way they may not fit
+    note: str  # source of the prices and their limitations
 
 
 def given_offer(price_in: float, price_out: float, cached: float | None = None) -> Offers:
-    """A price of the user's own."""
+    """A price given by the user."""
     offer = Offer("your price", "hosted model", price_in, price_out, cached)
     return Offers(offer, offer, 1, "price as given")
 
@@ -97,7 +97,7 @@ def hosted_offers(
 
 
 def _nearest(priced: list[Offer], words: frozenset[str], parameters: int, in_to_out: float) -> Offers | None:
-    """Of the same family if one is listed, else of any: the size in the name decides."""
+    """Of the same family if one is listed, else of any; the nearest size in the name."""
     sized = [(offer, size) for offer in priced if (size := _size(offer.model)) is not None]
     letters = {word for word in words if word.isalpha()}
     family = [(offer, size) for offer, size in sized if letters and letters <= _words(offer.model)]
@@ -119,7 +119,7 @@ def _offers(found: list[Offer], in_to_out: float, note: str) -> Offers:
 
 
 def _priced() -> Iterator[Offer]:
-    """Every text model of the table that costs something per token."""
+    """Every text model of the table with a price per token."""
     try:
         from genai_prices.data import providers
     except ImportError as error:
@@ -131,7 +131,7 @@ def _priced() -> Iterator[Offer]:
     for provider in providers:
         for model in provider.models:
             if model.deprecated or ":" in model.id.removesuffix(":0"):
-                continue  # ":free", ":batch": not what one would buy for live traffic
+                continue  # ":free", ":batch": not for live traffic
             prices = model.get_prices(now)
             batch = model.get_prices(now, {"processing": "batch"})
             paid, answer = _usd(prices, "input_mtok"), _usd(prices, "output_mtok")
@@ -150,7 +150,7 @@ def _priced() -> Iterator[Offer]:
 
 
 def _usd(prices: Any, key: str) -> float | None:
-    """A price by its key; of prices that grow with the prompt, that of a short one."""
+    """A price by its key; for prices that depend on prompt length, that of a short one."""
     value: Decimal | Any | None = vars(prices).get(key)
     if value is None:
         return None
@@ -164,7 +164,7 @@ def _is_named(offer: Offer, wanted: str) -> bool:
 
 
 def _words(name: str) -> frozenset[str]:
-    """What tells one model from another: family, version, size; without organisations and ways of serving."""
+    """What distinguishes a model: family, version, size; without organisation and serving suffixes."""
     own = re.sub(r"(\d)p(\d)", r"\1.\2", re.split(r"[/@]|--", name.lower())[-1])  # one provider writes v3p2
     parts = (part for part in re.split(r"[-_ :]", own) if not _NOISE.fullmatch(part))
     words = {word for part in parts for word in _WORD.findall(part)}

@@ -1,7 +1,7 @@
-"""What predictions missed by, kept as one JSON line each, and how later predictions are corrected by it.
+"""Residuals of predictions, stored as one JSON line each, and the correction of later predictions by them.
 
-`verify` writes, `make` reads. A residual is ln(measured / predicted), of the prediction as it was before any
-correction, so that corrections never chase themselves. A damaged line is left out with a warning.
+`verify` writes, `make` reads. A residual is ln(measured / predicted) of the uncorrected prediction, so that
+corrections do not feed back. A damaged line is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 from ridgeline.lab.prediction import Interval
 from ridgeline.machine import cache_dir
 
-PRIOR_RUNS = 2.0  # how many runs the uncorrected prediction is worth: one run moves it by a third
-PRIOR_WIDTH_RUNS = 4.0  # and how many its interval: scatter is known later than bias
+PRIOR_RUNS = 2.0  # weight of the uncorrected prediction in runs: one run moves it by a third
+PRIOR_WIDTH_RUNS = 4.0  # weight of its interval: scatter is known later than bias
 _Z = {0.8: 1.2816, 0.9: 1.6449, 0.95: 1.96}
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Residual(msgspec.Struct, frozen=True):
     low: float
     high: float
     measured: float
-    run: str  # the run's folder and moment: scored again, it counts once
+    run: str  # the run's folder and time; scored again, it counts once
     at: str = ""  # ISO 8601
 
     @property
@@ -48,7 +48,7 @@ class Residual(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a metric's prediction is multiplied by, and its interval's width (in logarithms), after `runs`."""
+    """The factor on a metric's prediction, and on its interval's width (in logarithms), after `runs`."""
 
     factor: float
     width: float
@@ -69,14 +69,14 @@ def residuals_file() -> Path:
 
 
 def read_residuals(path: Path | None = None) -> list[Residual]:
-    """All that are kept, of each run the last score; none where there is no file."""
+    """All stored residuals, for each run its latest score; none if there is no file."""
     path = path or residuals_file()
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
-        log.warning("%s is not read: %s; predictions are not corrected", path, error)
+        log.warning("%s cannot be read: %s; predictions are not corrected", path, error)
         return []
     found: dict[tuple[str, ...], Residual] = {}
     for number, line in enumerate(lines, start=1):
@@ -86,7 +86,7 @@ def read_residuals(path: Path | None = None) -> list[Residual]:
             residual = msgspec.json.decode(line, type=Residual)
             is_usable = math.isfinite(residual.log_ratio)
         except (msgspec.DecodeError, ValueError, ZeroDivisionError) as error:
-            log.warning("%s:%d is left out: %s", path, number, error)
+            log.warning("%s:%d is skipped: %s", path, number, error)
             continue
         if is_usable:
             found[(*residual.key, residual.run)] = residual
@@ -94,7 +94,7 @@ def read_residuals(path: Path | None = None) -> list[Residual]:
 
 
 def append_residuals(residuals: Iterable[Residual], path: Path | None = None) -> Path:
-    """One write for all: two that verify at once never mix their lines."""
+    """One write for all lines, so that concurrent writers do not mix lines."""
     path = path or residuals_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     content = b"".join(msgspec.json.encode(residual) + b"\n" for residual in residuals)
@@ -118,11 +118,11 @@ def corrections(
 
 
 def correction(residuals: Sequence[Residual], coverage: float = 0.8) -> Correction:
-    """Bias shrunk towards none, and scatter around it towards what the intervals claimed."""
+    """Bias shrunk towards zero, and scatter shrunk towards the intervals' claimed width."""
     count = len(residuals)
     bias = sum(residual.log_ratio for residual in residuals) / (count + PRIOR_RUNS)
     z = _Z[coverage]
-    # In units of the width each prediction claimed: 1 on average where intervals hold what they claim.
+    # In units of the claimed width: 1 on average if intervals are calibrated.
     claimed = [max(1e-6, math.log(r.high / r.low) / (2 * z)) for r in residuals]
     scatter = sum(((r.log_ratio - bias) / s) ** 2 for r, s in zip(residuals, claimed, strict=True))
     width = math.sqrt((PRIOR_WIDTH_RUNS + scatter) / (PRIOR_WIDTH_RUNS + count))

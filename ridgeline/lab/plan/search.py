@@ -1,7 +1,7 @@
-"""Which deployment serves the demand for the least money: every precision and every split, one by one.
+"""Finds the cheapest deployment for the demand: tries every precision and every split.
 
-`make` calls `search`. A deployment's capacity is the largest batch that memory holds and the service level
-allows, by the analytic times. Where nothing does, Infeasible names what binds and the nearest that would do.
+Called by `make`. A deployment's capacity is the largest batch that memory and the service level allow, by the
+analytic times. If nothing is feasible, Infeasible names the binding constraint and the nearest alternative.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ridgeline.lab.perfmodel.analytic import predict_tpot, predict_ttft
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.perfmodel.memory import MOST_CHIPS, MemoryNeeds, memory_plan
 from ridgeline.lab.perfmodel.parallel import expert_split
-from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
 from ridgeline.models.shapes import ModelShape, Precision
 
-HEADROOM = 0.8  # of a replica's capacity: closer to it, queues grow faster than any forecast can follow
+HEADROOM = 0.8  # of a replica's capacity; above it, queues grow unpredictably
 MAX_BATCH = 1024
-MARGIN = 1.1  # of a limit that is proposed: simulated, and at a percentile, a request alone takes more
+MARGIN = 1.1  # on a proposed limit: a simulated percentile is above the analytic value
 TP_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run a replica, and what it does at the largest batch it may have."""
+    """One way to run a replica, and its performance at the largest allowed batch."""
 
     deployment: Deployment
     memory: MemoryNeeds
     batch: int
-    bound: str  # what keeps the batch from growing: "memory", "tpot", "ttft" or "batch cap"
+    bound: str  # what limits the batch: "memory", "tpot", "ttft" or "batch cap"
     tpot: Interval  # seconds, at that batch
     ttft: Interval
-    requests_per_s: float  # at that batch, with nobody waiting
+    requests_per_s: float  # at that batch, without queueing
 
     @property
     def precision(self) -> str:
@@ -54,13 +54,13 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A way that does not do, and by how much: `kind` orders them from hopeless to near."""
+    """An infeasible way, and by how much: `kind` orders them from far to near."""
 
     deployment: Deployment
     kind: str  # "memory", "tpot" or "ttft"
     why: str
     best_s: float = math.inf  # the best value it could reach
-    needed: int | None = None  # chips with which memory would do; None: no number of them
+    needed: int | None = None  # chips with enough memory; None: no number suffices
 
 
 def ways(
@@ -75,7 +75,7 @@ def ways(
     gpus_max: int,
     max_batch: int = MAX_BATCH,
 ) -> tuple[list[Way], list[Refused]]:
-    """Every way within `gpus_max` chips, and those that do not do with the reason."""
+    """Every way within `gpus_max` chips, and the infeasible ones with the reason."""
     found: list[Way] = []
     refused: list[Refused] = []
     for precision in precisions:
@@ -121,7 +121,7 @@ def consider(deployment: Deployment, demand: Demand, slo: Slo, max_batch: int = 
 
 
 def cheapest(found: Sequence[Way], rate: float | None, gpus_max: int) -> Way | None:
-    """Fewest GPUs for the rate; without one, most requests for a GPU. Ties: the faster one."""
+    """Fewest GPUs for the rate; without a rate, most requests per GPU. Ties: the faster one."""
     if rate is None:
         return max(found, key=lambda way: (way.requests_per_s / way.gpus, -way.tpot.mid), default=None)
     within = [way for way in found if way.replicas(rate) * way.gpus <= gpus_max]
@@ -129,7 +129,7 @@ def cheapest(found: Sequence[Way], rate: float | None, gpus_max: int) -> Way | N
 
 
 def refuse_rate(found: Sequence[Way], rate: float, gpus_max: int) -> Infeasible:
-    """No way has enough GPUs for the rate: which would be served, and how many it takes."""
+    """No way has enough GPUs for the rate: report the feasible rate and the needed GPUs."""
     best = max(found, key=lambda way: (gpus_max // way.gpus) * way.requests_per_s)
     served = HEADROOM * (gpus_max // best.gpus) * best.requests_per_s
     needed = min(way.replicas(rate) * way.gpus for way in found)
@@ -148,7 +148,7 @@ def refuse_rate(found: Sequence[Way], rate: float, gpus_max: int) -> Infeasible:
 
 
 def refuse_all(refused: Sequence[Refused], slo: Slo, gpus_max: int) -> Infeasible:
-    """No way does at all: the nearest one's constraint, and the limit it would keep."""
+    """No way is feasible: report the nearest one's constraint, and the limit it would keep."""
     near = [r for r in refused if r.kind == "ttft"] or [r for r in refused if r.kind == "tpot"]
     if near:
         best = min(near, key=lambda r: r.best_s)
@@ -196,7 +196,7 @@ def ttft_reason(deployment: Deployment, alone: Interval, isl: int) -> str:
 
 
 def splits(shape: ModelShape, chip: Chip, backend: str, gpus_max: int) -> Iterator[tuple[int, int]]:
-    """(tp, pp) to try: tensor parallel over as much as the fast link reaches, pipelines beyond."""
+    """(tp, pp) to try: tensor parallel within the fast link's reach, pipelines beyond."""
     if backend == "ridgeline":
         yield 1, 1
         return
@@ -225,7 +225,7 @@ def _memory(deployment: Deployment, demand: Demand, tp: int, pp: int) -> MemoryN
 
 
 def _fewest_chips(deployment: Deployment, demand: Demand) -> int | None:
-    """The least number of chips, of those that would be tried, with which memory does."""
+    """The smallest number of chips to try for which memory suffices."""
     shape, chip, backend = deployment.shape, deployment.chip, deployment.backend
     tried = {tp * pp: (tp, pp) for tp, pp in splits(shape, chip, backend, MOST_CHIPS)}
     for gpus, (tp, pp) in sorted(tried.items()):
@@ -235,7 +235,7 @@ def _fewest_chips(deployment: Deployment, demand: Demand) -> int | None:
 
 
 def _largest(most: int, is_allowed: Callable[[int], bool]) -> int:
-    """The largest batch up to `most` that is allowed; 1 is, and where one is not, no larger one is."""
+    """The largest allowed batch up to `most`; 1 is allowed, and if one is not, no larger one is."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2

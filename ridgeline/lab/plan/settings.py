@@ -1,7 +1,7 @@
-"""The engine's settings that a plan decides, each with its reason; as a config file, and as scheduler limits.
+"""The engine settings that a plan chooses, each with its reason; as a config file and as scheduler limits.
 
 `make` simulates with the limits, `result` writes the file, `ridgeline serve --config` runs it. Only for
-engines of our own: another engine gets its command line.
+ridgeline: another engine gets its command line.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.limits.calibration import DEFAULT_STEP_TOKENS, load_calibration
 from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.perfmodel.deployment import Deployment
-from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.search import Way
 from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import find_known
 from ridgeline.options import build, options_of, read_file
 
-# What the engine does where nothing is set; `engine.start.build` has them.
+# The engine's defaults; see `engine.start.build`.
 CPU_RUNNING, GPU_RUNNING, GPU_STEP_TOKENS = 64, 256, 8192
 LEAST_KV_TOKENS = 16_384
 SECTIONS = {"engine": EngineConfig}
-# Formats of a plan as the engine's --weights has them.
+# A plan's formats as values of the engine's --weights.
 WEIGHTS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
@@ -45,7 +45,7 @@ class EngineSettings:
 def engine_settings(
     model: str, way: Way, demand: Demand, *, given: dict[str, Any] | None = None
 ) -> EngineSettings:
-    """given: settings the user asked for; they win, and the plan is made with them."""
+    """given: the user's settings; they take precedence, and the plan uses them."""
     deployment, given = way.deployment, given or {}
     is_cpu = deployment.chip.name == "cpu"
     values: dict[str, Any] = {"model": model_setting(model)}
@@ -95,7 +95,7 @@ def engine_settings(
 
 
 def config_file(settings: EngineSettings, header: list[str]) -> str:
-    """plan.toml: only what the plan decided, each key under its reason."""
+    """plan.toml: only the plan's choices, each key under its reason."""
     lines = [*(f"# {line}".rstrip() for line in header), "", "[engine]"]
     for key, value in {"model": settings.config.model, **settings.changed()}.items():
         lines += [f"# {settings.reasons.get(key, 'as planned')}", f"{key} = {json.dumps(value)}"]
@@ -103,12 +103,12 @@ def config_file(settings: EngineSettings, header: list[str]) -> str:
 
 
 def read_config(path: Path) -> EngineConfig:
-    """As `ridgeline serve --config` reads it."""
+    """As read by `ridgeline serve --config`."""
     return build(EngineConfig, read_file(path, SECTIONS).get("engine", {}))
 
 
 def model_setting(model: str) -> str:
-    """A short name in full, a path as one that can be found from anywhere."""
+    """A short name in full, a path as absolute."""
     known = find_known(model)
     if known is not None:
         return known.name

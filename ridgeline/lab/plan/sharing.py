@@ -1,6 +1,6 @@
-"""How much of a traffic's prompts was in prompts before them, and how much of that a cache would have kept.
+"""How much of a traffic's prompts occurred before, and how much of that a cache would have kept.
 
-Pure data in, pure figures out. `decide` gates the prefix cache on it, `break_even` a provider's discount.
+Pure functions. `decide` uses it for the prefix cache, `break_even` for a provider's discount.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Of `input_tokens`, those whose KV an earlier request had already computed."""
+    """Of `input_tokens`, those whose KV an earlier request had computed."""
 
-    known: bool  # the traffic says which prompts begin alike; without that, 0 means "unknown"
+    known: bool  # the traffic has prefix information; otherwise 0 means "unknown"
     input_tokens: int
     shared_tokens: int
 
@@ -26,9 +26,9 @@ class Sharing:
 
 
 def sharing(traffic: Traffic, *, kept_s: float = math.inf, cache_tokens: float = math.inf) -> Sharing:
-    """Replay the prompts through a cache that forgets what was unused for `kept_s` or has no room.
+    """Replay the prompts through a cache that evicts entries unused for `kept_s` or beyond its capacity.
 
-    The cache holds prompts, not answers, except a conversation's own: its next prompt has them in it.
+    The cache holds prompts, not answers, except within a conversation: its next prompt contains them.
     """
     known = is_known(traffic)
     cache = _Cache(kept_s, cache_tokens, traffic.prefix_block_tokens)
@@ -37,7 +37,7 @@ def sharing(traffic: Traffic, *, kept_s: float = math.inf, cache_tokens: float =
 
 
 def is_known(traffic: Traffic) -> bool:
-    """Whether the traffic says which prompts begin alike."""
+    """Whether the traffic has prefix information."""
     return traffic.prefix_block_tokens > 0 or any(r.conversation is not None for r in traffic.requests)
 
 
@@ -50,7 +50,7 @@ class _Cache:
         self.tokens = 0
 
     def take(self, request: PlannedRequest) -> int:
-        """Tokens of the prompt found; all of it is there afterwards."""
+        """Tokens of the prompt found; the whole prompt is cached afterwards."""
         found = self._found_blocks(request)
         if request.conversation is not None:
             before = self.used_at.get(request.conversation)

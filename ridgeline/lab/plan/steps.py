@@ -1,4 +1,4 @@
-"""The decision list of a plan: its figures put before each gate of `decide`, in the order of leverage."""
+"""The decision list of a plan: passes its figures to each gate of `decide`, ordered by leverage."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.perfmodel.parallel import choose_parallel
 from ridgeline.lab.plan import decide
-from ridgeline.lab.plan.answer import Plan
 from ridgeline.lab.plan.decide import PrecisionFigures, Step
+from ridgeline.lab.plan.plan import Plan
 
-TIGHT = 0.8  # of a limit: nearer to it than this, a prediction may miss it
+TIGHT = 0.8  # of a limit; above this share, a prediction may miss it
 
 
 def decisions(plan: Plan) -> tuple[Step, ...]:
@@ -32,7 +32,7 @@ def prefill_s_per_token(plan: Plan) -> float:
 
 
 def ridge_batch(plan: Plan) -> float:
-    """Sequences at which a decode step's arithmetic takes as long as reading its weights."""
+    """Batch size at which a decode step's arithmetic takes as long as reading its weights."""
     deployment = plan.way.deployment
     shape, batch = deployment.shape, max(1, round(plan.estimate.concurrency))
     read = shape.weight_bytes_read(deployment.kept, batch)
@@ -41,9 +41,9 @@ def ridge_batch(plan: Plan) -> float:
 
 
 def _no_comparison(plan: Plan) -> str:
-    if plan.question.usd_per_gpu_hour is None:
-        return f"no price of an hour of {plan.question.chip.name} is known (--gpu-price)"
-    return plan.question.no_offers or "no hosted model is near this one (--price-in, --price-out)"
+    if plan.request.usd_per_gpu_hour is None:
+        return f"the hourly price of {plan.request.chip.name} is unknown (--gpu-price)"
+    return plan.request.no_offers or "no similar hosted model is listed (--price-in, --price-out)"
 
 
 def _smallest(plan: Plan) -> Step:
@@ -70,7 +70,7 @@ def _quantize(plan: Plan) -> Step:
 
 
 def _speculate(plan: Plan) -> Step:
-    limits = [limit for limit in plan.question.slo.limits if limit.metric in ("tpot", "itl", "ntpot")]
+    limits = [limit for limit in plan.request.slo.limits if limit.metric in ("tpot", "itl", "ntpot")]
     near = [plan.metrics[limit.key].high > TIGHT * limit.ms for limit in limits if limit.key in plan.metrics]
     return decide.speculate(
         batch=max(1.0, plan.estimate.concurrency),
@@ -81,7 +81,7 @@ def _speculate(plan: Plan) -> Step:
 
 
 def _parallelize(plan: Plan) -> Step:
-    """The rule's own reason where the search came to the same split; else that it costs least."""
+    """The rule's reason if the search found the same split; otherwise that it costs least."""
     deployment, demand = plan.way.deployment, plan.share
     reason = ""
     try:
@@ -93,13 +93,13 @@ def _parallelize(plan: Plan) -> Step:
             round(demand.mean_input),
             round(demand.mean_output),
             concurrency=max(1, round(plan.estimate.concurrency)),
-            most_gpus=plan.question.gpus_max,
+            most_gpus=plan.request.gpus_max,
             whole_windows=plan.engine == "ridgeline",
         )
         if (choice.tp, choice.pp) == (deployment.tp, deployment.pp):
             reason = choice.reason
     except LabError:
-        pass  # the search found a way; the rule's own refusal is not news
+        pass  # the search found a way; the rule's refusal does not matter
     if not reason:
         reason = (
             f"of the splits within the service level this one takes the fewest GPUs, with "
@@ -113,10 +113,10 @@ def _parallelize(plan: Plan) -> Step:
 def _disaggregate(plan: Plan) -> Step:
     demand = plan.share
     per_second = plan.rate * demand.requests_per_arrival * (demand.mean_input + demand.mean_output)
-    hours = plan.question.busy_hours
+    hours = plan.request.busy_hours
     return decide.disaggregate(
         tokens_per_day=plan.even.profile.tokens_per_day if plan.even else per_second * 3600 * hours,
-        parameters=plan.question.shape.parameters,
+        parameters=plan.request.shape.parameters,
         input_per_output=demand.mean_input / demand.mean_output,
         gpus=plan.gpus,
         replica_gpus=plan.way.gpus,
@@ -126,6 +126,6 @@ def _disaggregate(plan: Plan) -> Step:
 
 
 def _replica_link(plan: Plan) -> float | None:
-    """Between two replicas: inside a node where both fit one, else between nodes."""
-    chip = plan.question.chip
+    """Between two replicas: within a node if both fit one, else between nodes."""
+    chip = plan.request.chip
     return chip.link_bytes_per_s if 2 * plan.way.gpus <= chip.link_domain else chip.internode_bytes_per_s

@@ -1,6 +1,6 @@
-"""Step times for a deployment: fitted on this machine where that was done, else from first principles.
+"""Step times for a deployment: fitted on this machine if available, else from first principles.
 
-Used by `make`. Which of the two, and how far off it may be, goes into every prediction.
+Used by `make`. The method and its uncertainty are part of every prediction.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ridgeline.lab.perfmodel.analytic import engine_constants, predict_tpot, pre
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
 from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.perfmodel.stored import kept_times, settings_of
-from ridgeline.lab.plan.ask import Demand
+from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.estimate import Times
 from ridgeline.lab.plan.search import Way
 from ridgeline.lab.simulate import FrontTimes
 
-# Of whole runs, at least: the steps of nine replays within a quarter of an hour of their fit took 3 to 13 %
-# longer in all than it says (docs/simulator.md), on a virtual machine that did nothing else.
+# Minimum spread of whole runs: the steps of nine replays within 15 minutes of their fit took 3 to 13 %
+# longer in total than predicted (docs/simulator.md), on an otherwise idle virtual machine.
 FITTED_SPREAD = 0.12
-FRESH_S = 900.0  # for which that holds; an older fit is of another day's load, clock and kernel
-AGE_SPREAD = 0.05  # added for every tenfold of that age: 0.1 after a day, 0.17 after a month
-UNSTEADY = 0.15  # a speed, or a load, that changed by more than this share is told
-OVERLAPPED_STEPS = 1  # a GPU's engine launches a step before the last one is read
+FRESH_S = 900.0  # for which that holds; load, clock and kernel change over time
+AGE_SPREAD = 0.05  # added per tenfold of that age: 0.1 after a day, 0.17 after a month
+UNSTEADY = 0.15  # changes of speed or load above this share are reported
+OVERLAPPED_STEPS = 1  # a GPU engine launches a step before the previous one is read
 
 
 def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Times:
@@ -42,7 +42,7 @@ def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Time
     isl, osl = max(1, round(demand.mean_input)), max(1, round(demand.mean_output))
     known = predict_tpot(deployment, way.batch, isl, osl)
     steps = analytic_times(deployment)
-    # Half of it on the way in; what comes back is late by the other half, every chunk alike.
+    # Half of it before the engine, the other half after it, equally for every chunk.
     half = engine_constants(deployment).first_s / 2
     front = FrontTimes(request_s=half, first_s=half, chunk_s=half)
     first = predict_ttft(deployment, way.batch, isl, osl)
@@ -60,10 +60,10 @@ def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Time
 def fitted_range(
     steps: StepTimes, now: datetime, load: float | None = None
 ) -> tuple[float, float, tuple[str, ...]]:
-    """Factors on a fit's step times that hold the truth in 80 % of cases, and what to know about them.
+    """Factors on a fit's step times that cover the truth in 80 % of cases, and caveats.
 
-    As wide as the traces held out were missed, as the machine's speed changed during the fit, as the fit is
-    old, and as the machine's load differs: r runnable tasks per core leave a task 1 / (1 + r) of a core.
+    Widened by the error on held-out traces, by changes of the machine's speed during the fit, by the fit's
+    age, and by the change of load: r runnable tasks per core leave a task 1 / (1 + r) of a core.
 
     load: runnable tasks per core now, on the machine that was fitted; None: unknown
     """
@@ -90,5 +90,5 @@ def fitted_range(
 def _age_s(steps: StepTimes, now: datetime) -> float:
     try:
         return (now - datetime.fromisoformat(steps.made_at)).total_seconds()
-    except (ValueError, TypeError):  # not told, or without a time zone
+    except (ValueError, TypeError):  # unknown, or without a time zone
         return 0.0

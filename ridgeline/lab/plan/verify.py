@@ -1,7 +1,7 @@
-"""A prediction against a measured run: the error of each metric, inside its interval or not; then residuals.
+"""Compares a prediction with a measured run: the error of each metric and its interval; then residuals.
 
-`cli.lab.plan` calls `verify`. A run that is invalid, or that sent other traffic than was planned for, is
-refused: its difference from the prediction would say nothing of the prediction.
+Called by `cli.lab.plan`. An invalid run, or one with other traffic than planned, is refused: it does not test
+the prediction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.plan.residuals import Residual, append_residuals
 from ridgeline.lab.prediction import Interval, Prediction
 
-# What makes traffic the same, by its description (`traffic.describe`): each within this share of the planned.
+# Traffic counts as the same if these facts of `traffic.describe` are within this share of the plan.
 _SAME_WITHIN = {
     "requests": 0.0,
     "rps": 0.01,
@@ -28,17 +28,17 @@ _SAME_WITHIN = {
     "conversations": 0.0,
     "ideal_hit": 0.02,
 }
-FAILED_SHARE = 0.01  # of a run's requests; more, and its percentiles are of other requests than the plan's
+FAILED_SHARE = 0.01  # of a run's requests; above, its percentiles cover other requests than the plan's
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What `verify` needs of a bench result, whatever its format."""
+    """The parts of a bench result that `verify` needs, independent of its format."""
 
-    name: str  # folder and moment: what tells this run from all others
+    name: str  # folder and time: identifies this run
     model: str
     mode: str  # "open" or "closed"
-    traffic: Mapping[str, Any]  # its description as facts; empty: the run does not say
+    traffic: Mapping[str, Any]  # its description as facts; empty: unknown
     measured: Mapping[str, float]
     invalid: tuple[str, ...] = ()  # why the run does not count
 
@@ -51,7 +51,7 @@ class Score:
 
     @property
     def error(self) -> float:
-        """Of the measured value: +0.1 predicted a tenth too much."""
+        """Relative to the measured value: +0.1 means 10 % too high."""
         return self.predicted.mid / self.measured - 1
 
     @property
@@ -61,7 +61,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All scores of one run. `missing`: predicted, and not measured by the run."""
+    """All scores of one run. `missing`: predicted but not measured."""
 
     run: Run
     scores: tuple[Score, ...]
@@ -80,7 +80,7 @@ class Verdict:
 
 
 def read_run(folder: Path) -> Run:
-    """A folder that `ridgeline bench` wrote."""
+    """A folder written by `ridgeline bench`."""
     from ridgeline.lab.bench.figures.metrics import flat
     from ridgeline.lab.bench.figures.result import BenchResult
 
@@ -99,11 +99,11 @@ def read_run(folder: Path) -> Run:
 
 
 def verify(prediction: Prediction, run: Run, *, force: bool = False) -> Verdict:
-    """Score one run. BadInput where it is no test of this prediction; with `force` that is a caveat."""
+    """Score one run. BadInput if it does not test this prediction; with `force` that is a caveat."""
     against = differences(prediction, run)
     if against and not force:
         raise BadInput(
-            f"{run.name} is no test of this prediction: {'; '.join(against)} (--force scores it anyway)"
+            f"{run.name} does not test this prediction: {'; '.join(against)} (--force scores it anyway)"
         )
     scores = tuple(
         Score(metric, interval, run.measured[metric])
@@ -118,17 +118,17 @@ def verify(prediction: Prediction, run: Run, *, force: bool = False) -> Verdict:
 
 
 def differences(prediction: Prediction, run: Run) -> list[str]:
-    """Why the run does not test the prediction, in words; none where it does."""
+    """Why the run does not test the prediction; empty if it does."""
     found = [f"the run is invalid: {reason}" for reason in run.invalid]
     if run.model and not _is_same_model(prediction.model, run.model):
         found.append(f"it ran {run.model}, the plan is for {prediction.model}")
     if (failed := run.measured.get("failures", 0.0)) > FAILED_SHARE:
-        found.append(f"{failed:.1%} of its requests failed, and those that did not are no fair sample")
+        found.append(f"{failed:.1%} of its requests failed, so the others are a biased sample")
     planned_mode = prediction.traffic.get("mode", "open")
     if run.mode != planned_mode:
         found.append(f"it was a {run.mode} loop, the plan is for an {planned_mode} one")
     if not run.traffic:
-        found.append("it does not say which traffic it sent")
+        found.append("it has no description of its traffic")
         return found
     for name, share in _SAME_WITHIN.items():
         wanted, sent = _fact(prediction.traffic.get("facts", {}), name), _fact(run.traffic, name)
@@ -138,7 +138,7 @@ def differences(prediction: Prediction, run: Run) -> list[str]:
 
 
 def residuals_of(prediction: Prediction, verdict: Verdict) -> list[Residual]:
-    """Against the prediction as it was computed, before any correction. None of a forced score."""
+    """Against the uncorrected prediction. None for a forced score."""
     if verdict.caveats:
         return []
     now = datetime.now(tz=UTC).isoformat(timespec="seconds")
@@ -163,7 +163,7 @@ def residuals_of(prediction: Prediction, verdict: Verdict) -> list[Residual]:
 
 
 def store(prediction: Prediction, verdict: Verdict, path: Path | None = None) -> Path | None:
-    """Keep what the prediction missed by; None where there is nothing to be learnt from it."""
+    """Store the residuals; None if there are none."""
     residuals = residuals_of(prediction, verdict)
     return append_residuals(residuals, path) if residuals else None
 
@@ -192,13 +192,13 @@ def verdict_facts(verdict: Verdict) -> dict[str, Any]:
 
 
 def _is_same_model(planned: str, ran: str) -> bool:
-    """A server may serve a model by its bare name."""
+    """A server may use a model's bare name."""
     names = [name.rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf") for name in (planned, ran)]
     return names[0] == names[1]
 
 
 def _fact(facts: Mapping[str, Any], name: str) -> float:
-    """A figure by its dotted name; what is missing or None is 0."""
+    """A figure by its dotted name; missing or None counts as 0."""
     value: Any = facts
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -1,1 +1,1 @@
-"""profile: a bounded number of engine steps, operator by operator, beside the ceilings."""
+"""profile: a bounded number of engine steps, by operator, beside the machine's limits."""

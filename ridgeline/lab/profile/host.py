@@ -1,6 +1,6 @@
-"""Where the time of a running server's processes goes: each sampled by py-spy, side by side.
+"""Where the processes of a running server spend time: each sampled by py-spy, concurrently.
 
-For `ridgeline profile --pid`. With the server's address, its step records tell how much of that time its
+For `ridgeline profile --pid`. With the server's address, its step records show how much of that time its
 engines computed. Never starts or stops a server.
 """
 
@@ -27,14 +27,14 @@ from ridgeline.proxy.blocking_client import BlockingClient
 from ridgeline.proxy.errors import BrokenOff, Unreachable
 from ridgeline.telemetry.stats import StepRecord
 
-ANSWER_S = 10.0  # longest wait for the server's step records
+ANSWER_S = 10.0  # timeout for the server's step records
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessProfile:
     pid: int
     role: str  # front, engine or process
-    samples: int  # of stacks that were not idle
+    samples: int  # of non-idle stacks
     functions: list[FunctionRow]
     file: str | None
 
@@ -43,15 +43,15 @@ class ProcessProfile:
 class HostProfile:
     seconds: int
     processes: list[ProcessProfile]
-    not_sampled: list[str]  # why, of children that could not be: one that ended meanwhile, or has no Python
-    steps: int | None  # of its engine in that time; None: nobody asked the server
+    not_sampled: list[str]  # reasons for skipped children: ended, or not a Python process
+    steps: int | None  # of its engine in that time; None: no server address given
     idle_share: float | None  # of that time, the part between two steps
 
 
 def profile_processes(
     pid: int, seconds: int, out: Path | None, *, native: bool = False, url: str | None = None
 ) -> HostProfile:
-    """Sample the process and its descendants for some seconds. LabError where it cannot be sampled itself."""
+    """Sample the process and its descendants for some seconds. LabError if the process cannot be sampled."""
     started = time.monotonic()
     recordings: list[Recording] = []
     seen: dict[int, Samples] = {}
@@ -79,25 +79,25 @@ def profile_processes(
     processes = [_process(each, roles[each], samples, out) for each, samples in seen.items()]
     if url is None:
         return HostProfile(seconds, processes, not_sampled, None, None)
-    # On one machine all processes have the same monotonic clock.
+    # All processes on a machine share the monotonic clock.
     records = [record for record in read_steps(url) if record.start >= started]
     return HostProfile(seconds, processes, not_sampled, len(records), idle_share(records))
 
 
 def host_lines(profile: HostProfile, top: int = 12) -> Iterator[str]:
     for process in profile.processes:
-        yield f"== {process.role}, process {process.pid}: {process.samples} samples that were not idle"
+        yield f"== {process.role}, process {process.pid}: {process.samples} non-idle samples"
         yield from function_lines(process.functions[:top])
         if process.file is not None:
             yield f"wrote {process.file}"
     yield from (f"not sampled: {why}" for why in profile.not_sampled)
     if profile.steps is not None:
         share = "–" if profile.idle_share is None else f"{profile.idle_share:.1%}"
-        yield f"{profile.steps} steps in that time; {share} of it no forward pass was under way"
+        yield f"{profile.steps} steps in that time; {share} of it without a forward pass"
 
 
 def read_steps(url: str) -> list[StepRecord]:
-    """The step records that a server still has, of its first model."""
+    """The step records that a server still holds, of its first model."""
     client = BlockingClient(url, timeout_s=ANSWER_S)
     address = f"{client.url}/debug/steps"
     try:

@@ -1,7 +1,7 @@
-"""PhaseLoad: an engine kept in one phase, prefill or decode, for as many steps as somebody watches.
+"""PhaseLoad: keeps an engine in one phase, prefill or decode, for a number of steps.
 
-Used by `run`. Prompts are random tokens, all different, so that nothing is found in the prefix cache and no
-prefix is shared. Lengths are forced: nothing ends early. Never measures anything itself.
+Used by `run`. Prompts are random and distinct tokens, so the prefix cache finds nothing. Lengths are forced:
+nothing ends early. Measures nothing itself.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
-DECODE_SPAN = 256  # tokens decoded before the sequences begin again: contexts stay near what was asked for
+DECODE_SPAN = 256  # tokens decoded before the sequences restart: keeps contexts near the requested length
 MOST_SETTLING_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much a phase has to do at once."""
+    """The size of a phase."""
 
     sequences: int  # that decode together
-    context: int  # tokens each of them looks back on when it starts to decode
+    context: int  # cached tokens of each when it starts to decode
     prompt: int  # tokens of a prompt in the prefill phase
 
 
@@ -49,13 +49,13 @@ class PhaseLoad:
         self._decoded = 0
 
     def steps(self, count: int) -> Steps:
-        """Run so many steps of this phase, and nothing else between the first and the last."""
+        """Run this many steps of this phase, and nothing else in between."""
         if self._decoded + count > self._span:
             self.close()
         return self._run(lambda done: done >= count)
 
     def steps_until(self, is_enough: Callable[[], bool]) -> Steps:
-        """Run steps of this phase until `is_enough` says so, which is asked after each."""
+        """Run steps of this phase until `is_enough`, called after each, returns true."""
         return self._run(lambda done: done > 0 and is_enough())
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class PhaseLoad:
     def _run(self, is_enough: Callable[[int], bool]) -> Steps:
         done = samples = sampling_steps = 0
         self._settle()
-        self._take(self._core.drain())  # what is in flight was launched before anybody watched
+        self._take(self._core.drain())  # steps in flight were launched before the measurement
         before = self._last_step_id()
         while not is_enough(done):
             self._refill()
@@ -77,7 +77,7 @@ class PhaseLoad:
             samples += sampled
             sampling_steps += sampled > 0
             done += 1
-        late = self._take(self._core.drain())  # a step in flight belongs to what was watched
+        late = self._take(self._core.drain())  # a step in flight belongs to the measurement
         records = tuple(record for record in self._core.steps.dump() if record.step_id > before)
         if self.phase == "decode":
             records = tuple(record for record in records if record.prefill_tokens == 0)
@@ -141,7 +141,7 @@ def decode_span(core: EngineCore, shape: Shape) -> int:
 
 
 def refuse_too_large(core: EngineCore, phase: Phase, shape: Shape, steps: int = 1) -> None:
-    """BadInput where the engine could not hold this many sequences of this length at once."""
+    """BadInput if the engine cannot hold this many sequences of this length."""
     limits = core.scheduler.limits
     span = max(steps, decode_span(core, shape))
     longest = shape.prompt + 1 if phase == "prefill" else shape.context + span + 2
@@ -168,4 +168,4 @@ def refuse_too_large(core: EngineCore, phase: Phase, shape: Shape, steps: int = 
 
 def _refuse_error(error: str | None) -> None:
     if error is not None:
-        raise LabError(f"the engine failed in a step that was to be profiled: {error}")
+        raise LabError(f"the engine failed in a profiled step: {error}")

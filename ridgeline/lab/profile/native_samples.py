@@ -1,8 +1,8 @@
-"""Which operator of the native library a sampled stack was in. Pure logic over `sampling.Samples`.
+"""Maps sampled stacks to operators of the native library. Pure logic over `sampling.Samples`.
 
-The library executes a whole step in one call and has no timers, so its operators are told by where the
-calling thread was found: one of the threads that share every operator's work, and so as good as any other.
-What it waits for the others is a row of its own.
+The library executes a whole step in one call and has no timers, so its operators are identified by the stack
+of the calling thread, one of the threads that share every operator's work. Its waits for other threads are a
+separate row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.lab.profile.work import Work
 
 STEP = "rl_step_execute"
 WAITING, HOST = "waiting for other threads", "the host: Python around the step"
-# Innermost first: what a stack below the step's call contains decides.
+# Innermost first: matched against the stack below the step's call.
 _BY_PIECE = (
     (("Phase::nap", "Phase::pause", "nanosleep"), WAITING),
     (("prepare_", "rms_norm", "quantize_limbs"), "norms, and inputs of linears"),
@@ -45,7 +45,7 @@ def operator_of(stack: Stack) -> str:
 
 
 def operator_rows(samples: Samples, seconds: float, work: Mapping[str, Work]) -> list[OperatorRow]:
-    """Shares of the samples as shares of `seconds`, the time that the steps of `work` took unsampled."""
+    """Shares of the samples as shares of `seconds`, the unsampled time of the steps of `work`."""
     counts: Counter[str] = Counter()
     for stack, count in samples.stacks.items():
         counts[operator_of(stack)] += count

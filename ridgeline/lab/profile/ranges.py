@@ -1,7 +1,7 @@
-"""RangedOps: the torch backend's operators, each call in a range that torch's profiler sees by its name.
+"""RangedOps: wraps each call of the torch backend's operators in a named range of torch's profiler.
 
-Put in place of a decoder's ops while its steps are profiled. Which matrix a `linear` multiplies by is told by
-the weight it is given. Imports torch; only `torch_capture` imports this.
+Replaces a decoder's ops while its steps are profiled. A `linear` is identified by its weight. Imports torch;
+only `torch_capture` imports this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from ridgeline.models.decoders.reference import Decoder
 
 PREFIX = "ridgeline::"
-# What a range is called in the table.
+# Names of ranges in the table.
 NAMES = {
     "embed": "embedding",
     "rms_norm": "norms",
@@ -29,7 +29,7 @@ NAMES = {
     "gated_mlp": "FFN",
     "lm_head": "LM head",
 }
-# The operators of `work` that each does; the others move no weights and no KV.
+# The operators of `work` behind each; the others move no weights or KV.
 WORK = {
     "qkv": ("qkv",),
     "write_kv": ("kv_write",),
@@ -41,7 +41,7 @@ WORK = {
 
 
 class RangedOps:
-    """Every op of the backend it stands before, in a range."""
+    """Every op of the wrapped backend, in a range."""
 
     def __init__(self, ops: Any, matrices: dict[int, str]) -> None:
         """matrices: by the id of a weight, which one it is."""
@@ -81,7 +81,7 @@ class RangedOps:
 
 @contextmanager
 def ranged(decoder: Decoder) -> Iterator[None]:
-    """The decoder's operators are in ranges until this ends."""
+    """The decoder's operators are in ranges within this context."""
     plain: Any = decoder.ops
     matrices = {id(decoder.weights.lm_head): "lm_head"}
     for layer in decoder.weights.layers:

@@ -1,4 +1,4 @@
-"""The rows of a profile's tables: operators beside the ceilings, and what a profiler counted. Pure data."""
+"""Rows of a profile's tables: operators beside the limits, and the profiler's counts. Plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.lab.profile.work import Work
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """One operator over all profiled steps. No work: it moves no weights and no KV, or nobody can tell."""
+    """One operator over all profiled steps. No work: it moves no weights or KV, or it is unknown."""
 
     name: str
     seconds: float
@@ -30,7 +30,7 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class CountedRow:
-    """A torch operator, a kernel or a function, as the profiler names it."""
+    """A torch operator, a kernel or a function, with the profiler's name."""
 
     name: str
     calls: int
@@ -38,6 +38,6 @@ class CountedRow:
 
 
 def summed(work: Mapping[str, Work], names: Iterable[str]) -> Work | None:
-    """What the named operators do together; None where there are none."""
+    """The named operators together; None if there are none."""
     parts = [work[name] for name in names]
     return sum(parts, Work()) if parts else None

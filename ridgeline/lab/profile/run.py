@@ -1,7 +1,7 @@
-"""profile_model: a bounded number of steps of one engine, phase by phase, beside what the machine could do.
+"""profile_engine: a bounded number of steps of one engine, by phase, beside the machine's limits.
 
-Called by `ridgeline profile` and by the GPU's script. Each phase is run twice: plainly, for its true times,
-and watched, for its parts. Builds the engine in this process; never talks to a server.
+Called by `ridgeline profile` and by the GPU script. Each phase runs twice: plainly, for true times, and
+profiled, for its parts. Builds the engine in this process; never talks to a server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ridgeline.models.decoders.reference import Decoder
 
 WARM_UP_STEPS = 3
-NATIVE_RATE = 250  # samples a second: a step's operators take microseconds, and only their number counts
+NATIVE_RATE = 250  # samples per second; operators take microseconds, so only the total number matters
 
 NSIGHT = "nsys profile --trace=cuda,nvtx,osrt --output=steps ridgeline profile MODEL --seconds 0"
 
@@ -44,15 +44,15 @@ Report = Callable[[str], None]  # what is done now
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What to profile, and how closely."""
+class ProfileRequest:
+    """What to profile, and in what detail."""
 
     phases: tuple[Phase, ...]
     steps: int
     shape: Shape
-    seconds: int = 5  # of sampling by py-spy; 0: none
+    seconds: int = 5  # seconds of py-spy sampling; 0: none
     stacks: bool = False
-    out: Path | None = None  # where traces and samples go; None: nowhere
+    out: Path | None = None  # folder for traces and samples; None: not written
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,20 +68,20 @@ class Wishes:
 @dataclass(frozen=True, slots=True)
 class PhaseProfile:
     phase: Phase
-    steps: int  # that were watched
+    steps: int  # profiled
     tokens_per_step: float
-    step_s: float  # median of as many steps that nobody watched
-    watched_step_s: float | None  # median under torch's profiler; None: nothing slowed the steps down
-    operators: list[OperatorRow]  # of the watched steps
-    step_seconds: float  # what the operators' shares are of
+    step_s: float  # median of as many unprofiled steps
+    watched_step_s: float | None  # median under torch's profiler; None: not used
+    operators: list[OperatorRow]  # of the profiled steps
+    step_seconds: float  # total for the operators' shares
     counted: list[CountedRow]  # torch's own operators, or kernels
     measured_by: str  # how the operators' times were found, in words
-    idle_share: float | None  # of the unwatched steps: time without a forward pass
+    idle_share: float | None  # of the unprofiled steps: time without a forward pass
     schedule_share: float | None
     functions: list[FunctionRow]  # of the host, by py-spy
     samples: int
     files: list[str]
-    not_sampled: str = ""  # why py-spy gave nothing, where it was asked
+    not_sampled: str = ""  # why py-spy failed, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +101,22 @@ class Profile:
         return path
 
 
-def profile_engine(built: BuiltEngine, model: str, wishes: Wishes, report: Report = print) -> Profile:
-    """Every phase that is wished for, one after the other, on an engine that has nothing else to do."""
-    for phase in wishes.phases:  # before anything is computed
-        refuse_too_large(built.core, phase, wishes.shape, wishes.steps)
-    if wishes.out is not None:
-        wishes.out.mkdir(parents=True, exist_ok=True)
-    if wishes.seconds:
+def profile_engine(
+    built: BuiltEngine, model: str, request: ProfileRequest, report: Report = print
+) -> Profile:
+    """Every requested phase, in order, on an otherwise idle engine."""
+    for phase in request.phases:  # before anything is computed
+        refuse_too_large(built.core, phase, request.shape, request.steps)
+    if request.out is not None:
+        request.out.mkdir(parents=True, exist_ok=True)
+    if request.seconds:
         allow_sampling()
     notes = list(built.notes)
     phases = []
-    for phase in wishes.phases:
-        load = PhaseLoad(built.core, built.spec.vocab_size, phase, wishes.shape, wishes.seed)
+    for phase in request.phases:
+        load = PhaseLoad(built.core, built.spec.vocab_size, phase, request.shape, request.seed)
         try:
-            phases.append(_phase(built, load, wishes, report))
+            phases.append(_phase(built, load, request, report))
         finally:
             load.close()
     if built.backend == "cuda":
@@ -129,7 +131,7 @@ def profile_engine(built: BuiltEngine, model: str, wishes: Wishes, report: Repor
     uncertainty = built.limits.get("uncertainty", 0.0)
     if uncertainty > UNCERTAIN:
         notes.append(
-            f"the ceilings were measured on a busy machine: at least {uncertainty:.0%} uncertain and rather "
+            f"the ceilings were measured on a busy machine: at least {uncertainty:.0%} uncertain, probably "
             "too low; `ridgeline doctor --calibrate` on an idle one keeps them"
         )
     return Profile(
@@ -138,16 +140,16 @@ def profile_engine(built: BuiltEngine, model: str, wishes: Wishes, report: Repor
         backend=built.backend,
         read_bytes_per_s=built.limits["read_bytes_per_s"],
         flops_per_s=built.limits["flops_per_s"],
-        shape=wishes.shape,
+        shape=request.shape,
         phases=phases,
         notes=notes,
     )
 
 
-def _phase(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, report: Report) -> PhaseProfile:
-    report(f"{load.phase}: {wishes.steps} steps")
-    load.steps(min(WARM_UP_STEPS, wishes.steps))
-    plain = load.steps(wishes.steps)
+def _phase(built: BuiltEngine, load: PhaseLoad, request: ProfileRequest, report: Report) -> PhaseProfile:
+    report(f"{load.phase}: {request.steps} steps")
+    load.steps(min(WARM_UP_STEPS, request.steps))
+    plain = load.steps(request.steps)
     found = PhaseProfile(
         phase=load.phase,
         steps=len(plain.records),
@@ -168,25 +170,27 @@ def _phase(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, report: Report) 
         found = replace(
             found,
             measured_by="nothing: the native library's are told by py-spy alone",
-            files=_step_trace(plain, load.phase, wishes.out),
+            files=_step_trace(plain, load.phase, request.out),
         )
     else:
-        report(f"{load.phase}: {wishes.steps} steps under torch's profiler")
-        found = _captured(built, load, wishes, found)
-    if not wishes.seconds:
+        report(f"{load.phase}: {request.steps} steps under torch's profiler")
+        found = _captured(built, load, request, found)
+    if not request.seconds:
         return found
     try:
-        return _sampled(built, load, wishes, plain, found, report)
-    except LabError as error:  # what was measured before stands
+        return _sampled(built, load, request, plain, found, report)
+    except LabError as error:  # keep what was measured before
         return replace(found, not_sampled=str(error))
 
 
-def _captured(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, found: PhaseProfile) -> PhaseProfile:
+def _captured(
+    built: BuiltEngine, load: PhaseLoad, request: ProfileRequest, found: PhaseProfile
+) -> PhaseProfile:
     from ridgeline.lab.profile.torch_capture import capture
 
-    trace = None if wishes.out is None else wishes.out / f"{load.phase}.trace.json.gz"
+    trace = None if request.out is None else request.out / f"{load.phase}.trace.json.gz"
     decoder = _torch_decoder(built)
-    seen = capture(load, wishes.steps, decoder, trace, stacks=wishes.stacks)
+    seen = capture(load, request.steps, decoder, trace, stacks=request.stacks)
     how = "kernels on the device" if decoder is None else "ranges around each operator on the host"
     return replace(
         found,
@@ -202,20 +206,25 @@ def _captured(built: BuiltEngine, load: PhaseLoad, wishes: Wishes, found: PhaseP
 
 
 def _sampled(
-    built: BuiltEngine, load: PhaseLoad, wishes: Wishes, plain: Steps, found: PhaseProfile, report: Report
+    built: BuiltEngine,
+    load: PhaseLoad,
+    request: ProfileRequest,
+    plain: Steps,
+    found: PhaseProfile,
+    report: Report,
 ) -> PhaseProfile:
     """The same phase for some seconds more, with py-spy on this process."""
-    report(f"{load.phase}: sampling the stacks for {wishes.seconds} s")
+    report(f"{load.phase}: sampling the stacks for {request.seconds} s")
     native = built.backend == "native"
-    recording = Recording(os.getpid(), wishes.seconds, native=native, rate=NATIVE_RATE)
+    recording = Recording(os.getpid(), request.seconds, native=native, rate=NATIVE_RATE)
     try:
         load.steps_until(lambda: recording.is_over)
         samples = recording.finish()
     finally:
         recording.close()
     files = [*found.files]
-    if wishes.out is not None:
-        files.append(str(_write_samples(samples, wishes.out / f"{load.phase}.speedscope.json", load.phase)))
+    if request.out is not None:
+        files.append(str(_write_samples(samples, request.out / f"{load.phase}.speedscope.json", load.phase)))
     if native:
         found = replace(
             found,
@@ -228,7 +237,7 @@ def _sampled(
 
 
 def _step_trace(steps: Steps, phase: Phase, out: Path | None) -> list[str]:
-    """Whole steps alone: what is inside of them, torch's profiler cannot see."""
+    """Whole steps only: torch's profiler cannot see inside them."""
     return [] if out is None else [str(write_trace(steps, phase, out / f"{phase}.trace.json"))]
 
 
@@ -242,7 +251,7 @@ def _work(built: BuiltEngine, steps: Steps) -> dict[str, Any]:
 
 
 def _torch_decoder(built: BuiltEngine) -> Decoder | None:
-    """The decoder whose operators can be put in ranges; None: the device's kernels tell."""
+    """The decoder whose operators can be put in ranges; None: use the device's kernels."""
     if built.backend != "torch":
         return None
     from ridgeline.engine.run.torch_runner import TorchRunner
@@ -266,8 +275,9 @@ def _span_s(steps: Steps) -> float:
 
 
 def _typical_s(steps: Steps) -> float:
-    """As many steps as there are, each as long as the median one from its planning to the next one's: what
-    samples are spread over. Of the mean, a step that another program held up would be a large part."""
+    """The number of steps times the median time from one step's planning to the next; samples are spread over
+    it. A mean would be distorted by a disturbed step.
+    """
     periods = [after.start - before.start for before, after in itertools.pairwise(steps.records)]
     return len(steps.records) * statistics.median(periods) if periods else _span_s(steps)
 

@@ -1,8 +1,8 @@
-"""Samples of a process's stacks by py-spy: where the host's time goes, without a change to what runs.
+"""Samples a process's stacks by py-spy: where the host's time goes, without changing the program.
 
 Works on any process of this machine that py-spy may read: a server's front, its engine, or this one. Used by
-`run` and by `ridgeline profile --pid`. py-spy halts the process for each sample, so shares are of use, not
-rates.
+`run` and by `ridgeline profile --pid`. py-spy pauses the process for each sample, so shares are meaningful,
+rates are not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from ridgeline.lab.errors import BadInput, LabError
 
 RATE = 100  # samples a second
-START_S = 60.0  # longest that py-spy may take besides sampling: it reads every library's symbols
+START_S = 60.0  # extra time for py-spy to read every library's symbols
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, -1
 
 Stack = tuple[str, ...]  # outermost function first
@@ -38,7 +38,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class FunctionRow:
-    """self: it was on top of the stack; total: it was anywhere in it. Both as shares of all samples."""
+    """self: on top of the stack; total: anywhere in it. Both as shares of all samples."""
 
     name: str
     self_share: float
@@ -46,7 +46,7 @@ class FunctionRow:
 
 
 class Recording:
-    """py-spy at work on a process; `finish` waits for it and returns what it saw."""
+    """py-spy running on a process; `finish` waits for it and returns the samples."""
 
     def __init__(self, pid: int, seconds: int, *, native: bool = False, rate: int = RATE) -> None:
         if not _is_alive(pid):
@@ -57,7 +57,7 @@ class Recording:
         self._deadline_s = seconds + START_S
         command = [_program(), "record", "--pid", str(pid), "--duration", str(seconds), "--rate", str(rate)]
         command += ["--format", "raw", "--output", str(self._out), *(["--native"] if native else [])]
-        # A file, not a pipe: nobody reads before the end, and a full pipe would halt it.
+        # A file, not a pipe: it is read at the end, and a full pipe would block py-spy.
         self._log = (Path(self._folder.name) / "log.txt").open("wb+")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
 
@@ -79,7 +79,7 @@ class Recording:
             self.close()
 
     def close(self) -> None:
-        """Stop it if it still runs, and take its files away."""
+        """Stop it if it still runs, and remove its files."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -88,7 +88,7 @@ class Recording:
 
 
 def refusal(pid: int, said: str) -> str:
-    """py-spy's own words as a line that says what to do."""
+    """py-spy's error as a line that says what to do."""
     if "permission denied" in said.lower() or "operation not permitted" in said.lower():
         return (
             f"py-spy may not read process {pid}: run this as its owner or as root; in a container give it "
@@ -100,7 +100,7 @@ def refusal(pid: int, said: str) -> str:
 
 
 def read_stacks(text: str) -> Samples:
-    """py-spy's raw format: functions separated by semicolons, a space, how often the stack was met."""
+    """py-spy's raw format: functions separated by semicolons, a space, the count of the stack."""
     stacks: Counter[Stack] = Counter()
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -110,7 +110,7 @@ def read_stacks(text: str) -> Samples:
 
 
 def top_functions(samples: Samples, most: int = 15) -> list[FunctionRow]:
-    """Functions without their line numbers, by time on top of the stack."""
+    """Functions without line numbers, by time on top of the stack."""
     on_top: Counter[str] = Counter()
     anywhere: Counter[str] = Counter()
     for stack, count in samples.stacks.items():
@@ -125,7 +125,7 @@ def top_functions(samples: Samples, most: int = 15) -> list[FunctionRow]:
 
 
 def speedscope(samples: Samples, name: str) -> dict[str, Any]:
-    """The samples as a file that https://www.speedscope.app opens, in the browser alone."""
+    """The samples as a file for https://www.speedscope.app, which works in the browser."""
     frames: dict[str, int] = {}
     stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in samples.stacks]
     weights = list(samples.stacks.values())
@@ -147,14 +147,14 @@ def speedscope(samples: Samples, name: str) -> dict[str, Any]:
 
 
 def allow_sampling() -> None:
-    """Let py-spy, a child of this process, read it where Linux allows parents alone (Yama)."""
+    """Allow py-spy, a child of this process, to read it where Linux allows only parents (Yama)."""
     if sys.platform == "linux":
-        # Fails where the kernel has no Yama, and then nothing needs to be allowed.
+        # Fails if the kernel has no Yama; then nothing needs to be allowed.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_ANYBODY), 0, 0, 0)
 
 
 def family(pid: int) -> dict[int, str]:
-    """A process and all that descend from it, each with what it is; only where there is /proc."""
+    """A process and its descendants, each with its role; needs /proc."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -186,7 +186,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # of somebody else: py-spy will say what is needed
+        return True  # owned by another user: py-spy reports what is needed
     return True
 
 

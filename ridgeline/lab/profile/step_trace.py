@@ -1,7 +1,7 @@
-"""Steps as a trace for Perfetto: planning and forward passes on a line of time, with what each computed.
+"""Steps as a trace for Perfetto: planning and forward passes on a timeline, with their work.
 
-For backends whose steps torch's profiler cannot look into. Written by `run` from the engine's own records, so
-that nothing is slowed down.
+For backends whose steps torch's profiler cannot see into. Written by `run` from the engine's records, without
+slowing anything down.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _events(steps: Steps, name: str) -> list[dict[str, Any]]:
         }
         for line, at, seconds in (
             (PLANNING, begun, record.schedule_s),
-            (FORWARD, end - record.busy_s, record.busy_s),  # of overlapping steps, their own part
+            (FORWARD, end - record.busy_s, record.busy_s),  # of overlapping steps, their exclusive part
         ):
             events.append(
                 {

@@ -1,4 +1,4 @@
-"""A profile as lines of text: every operator's time, bytes and FLOPs beside the ceilings."""
+"""A profile as lines of text: every operator's time, bytes and FLOPs beside the limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ridgeline.lab.profile.sampling import FunctionRow
 NAME_WIDTH = 34
 FUNCTION_WIDTH = 84
 _NONE = "–"
-# Why an operator can stand above its limit, which is of the whole machine and of main memory.
+# Why an operator can exceed its limit, which is for the whole machine and main memory.
 ABOVE = {
     "reading": "the bytes fit a processor cache, and the limit is main memory's",
-    "multiplying": "time in which the sampled thread waits for others is a row of its own, so matrices look "
+    "multiplying": "time in which the sampled thread waits for others is a separate row, so matrices look "
     "faster; the last layer of a prefill computes less than is counted",
 }
 LOW_LIMITS = "or the limit was measured on a busy machine: `ridgeline doctor --calibrate` on an idle one"
@@ -99,7 +99,7 @@ def _operator_line(row: OperatorRow, phase: PhaseProfile, read_limit: float, flo
 
 
 def _of_limit(rate: float, limit: float) -> str:
-    """A share above 1 has a mark, which a line under the table explains."""
+    """A share above 1 is marked; a line under the table explains it."""
     return f"{f'{rate / limit:.0%}' + '*' * (rate > limit):>9}"
 
 

@@ -1,6 +1,6 @@
 """Steps under torch's profiler: operators by range (CPU) or by kernel (GPU), and the trace for Perfetto.
 
-Bounded by a number of steps. Stacks are off unless asked for: they cost gigabytes. Imports torch when called;
+Bounded by a number of steps. Stacks are off unless requested: they cost gigabytes. Imports torch when called;
 `run` is the only caller.
 """
 
@@ -21,7 +21,7 @@ from ridgeline.lab.profile.work import MATRICES, Steps, Work
 if TYPE_CHECKING:
     from ridgeline.models.decoders.reference import Decoder
 
-# Which part of a step a kernel of the cuda backend is, by a piece of its name; the first that fits.
+# The part of a step that a CUDA kernel belongs to, by part of its name; the first match counts.
 KERNEL_PARTS = {
     "attend": "attention",
     "_gather_kv": "attention",
@@ -51,7 +51,7 @@ PART_WORK: dict[str, tuple[str, ...]] = {"linears": MATRICES, "attention": ("att
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What the profiler saw of a number of steps, before the work is set beside it."""
+    """The profiler's data of a number of steps."""
 
     steps: Steps
     seconds: dict[str, float]  # by operator's name in the table
@@ -60,7 +60,7 @@ class Capture:
     counted: list[CountedRow]  # torch operators or kernels, by time
 
     def rows(self, work: Mapping[str, Work]) -> list[OperatorRow]:
-        """The operators, most time first, and last what of the steps' time none of them took."""
+        """The operators by time, and last the remaining time of the steps."""
         rows = [
             OperatorRow(name, seconds, self.calls[name], summed(work, self.parts.get(name, ())))
             for name, seconds in self.seconds.items()
@@ -76,8 +76,8 @@ _REST = "between operators, and the host"
 def capture(
     load: PhaseLoad, steps: int, decoder: Decoder | None, trace: Path | None, *, stacks: bool = False
 ) -> Capture:
-    """Run `steps` steps under the profiler. decoder: the torch backend's; None: a device's kernels count."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr
+    """Run `steps` steps under the profiler. decoder: the torch backend's; None: count a device's kernels."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences start and stop messages on stderr
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
@@ -118,7 +118,7 @@ def _by_kernel(steps: Steps, averages: Any) -> Capture:
     calls: defaultdict[str, int] = defaultdict(int)
     counted = []
     for event in averages:
-        # Calls of the host are listed too, with the time of the kernels that they launched.
+        # Host calls are listed too, with the time of the kernels they launched.
         if event.device_type.name != "CUDA" or event.is_user_annotation:
             continue
         spent = event.self_device_time_total * 1e-6

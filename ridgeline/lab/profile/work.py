@@ -1,8 +1,8 @@
-"""What the operators of a number of steps must move and multiply: the least bytes, and the FLOPs. Pure data.
+"""The minimum bytes and the FLOPs of the operators over a number of steps. Pure data.
 
-`run` sets these beside measured times. Bytes are weights, once for each step that uses them, and keys and
-values; activations are not counted, since what a layer hands to the next stays in a cache. FLOPs are those of
-a plain forward pass of the tokens that were computed, a multiplication and an addition being two.
+`run` compares them with measured times. Bytes are weights, once per step that uses them, and keys and values;
+activations are not counted, since they stay in a cache between layers. FLOPs are those of a plain forward
+pass of the computed tokens; a multiplication and an addition count as two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATORS = (*MATRICES, "attention", "kv_write")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Bytes moved and FLOPs of one operator over all the steps."""
+    """Bytes moved and FLOPs of one operator over all steps."""
 
     bytes: float = 0.0
     flops: float = 0.0
@@ -35,7 +35,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps that were run, and how many tokens they sampled."""
+    """Executed steps, and the number of sampled tokens."""
 
     records: tuple[StepRecord, ...]
     samples: int
@@ -72,7 +72,7 @@ def work_of(
 
 
 def matrix_parameters(spec: ModelSpec) -> dict[str, int]:
-    """Weights one token is multiplied with, all layers together; of experts, the chosen ones."""
+    """Weights multiplied per token, all layers together; only the chosen experts."""
     heads = spec.hidden_size * spec.head_dim * spec.num_layers
     projections = heads * (2 * spec.num_heads + 2 * spec.num_kv_heads)
     ffn = spec.matmul_parameters - projections
@@ -86,7 +86,7 @@ def matrix_parameters(spec: ModelSpec) -> dict[str, int]:
 
 
 def weight_bytes(built: BuiltEngine) -> dict[str, float]:
-    """Bytes of each matrix as this engine keeps it, all layers together."""
+    """Bytes of each matrix as this engine stores it, all layers together."""
     if built.backend == "native":
         from ridgeline.engine.run.native_runner import NativeRunner
 
@@ -108,7 +108,7 @@ def packed_bytes(table: DecoderTable) -> dict[str, float]:
 
 
 def idle_share(records: Sequence[StepRecord]) -> float | None:
-    """Of the time from the first step's planning to the last one's end, the part without a forward pass."""
+    """The share of the time from the first step's planning to the last one's end without a forward pass."""
     if len(records) < 2:
         return None
     last = records[-1]
@@ -117,7 +117,7 @@ def idle_share(records: Sequence[StepRecord]) -> float | None:
 
 
 def _attended(record: StepRecord, spec: ModelSpec) -> tuple[float, float]:
-    """KV tokens read and query-key pairs, both as the mean over the layers, which may have windows."""
+    """KV tokens read and query-key pairs, as means over the layers, which may have windows."""
     read = pairs = 0.0
     if record.decode_batch:
         seen = _mean_seen(record.decode_context / record.decode_batch, spec)
@@ -137,6 +137,8 @@ def _mean_seen(context: float, spec: ModelSpec) -> float:
 
 
 def _mean_read(end: float, chunk: float, spec: ModelSpec) -> float:
-    """KV tokens that a chunk's queries see together: its own, and before them as far as its first looks."""
+    """KV tokens that a chunk's queries attend to together: the chunk, and before it as far as its first query
+    sees.
+    """
     seen = (min(end, (layer.window or end) + chunk - 1) for layer in spec.layers)
     return sum(seen) / spec.num_layers

@@ -1,7 +1,7 @@
-"""Clients: the senders' side of a simulation: which request reaches the engine when, and what its sender saw.
+"""Clients: the client side of a simulation: when each request reaches the engine, and what its client saw.
 
-Open loops send at the planned moments, closed ones when a place is free; a conversation's turn comes after
-the answer before it, as in `bench.conversation`. Called by the simulation's loop; pure bookkeeping.
+Open loops send at the planned times, closed ones when a slot is free; a conversation's turn follows the
+previous answer, as in `bench.conversation`. Called by the simulation's loop; pure bookkeeping.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Clients:
         self.sent: dict[int, float] = {}
         self.due: list[tuple[float, int]] = []
         openers = [index for index, request in enumerate(self._requests) if request.turn == 0]
-        self._queue: deque[int] = deque()  # of a closed loop: those without a place yet
+        self._queue: deque[int] = deque()  # closed loop: waiting for a slot
         if concurrency is not None:
             self._queue.extend(openers[concurrency:])
             openers = openers[:concurrency]
@@ -37,7 +37,7 @@ class Clients:
             self._send(index, 0.0 if self._closed else self._requests[index].at)
 
     def answered(self, index: int, timing: TimingRecord) -> None:
-        """The engine has ended it, as asked."""
+        """The engine has finished the request."""
         planned, front, sent = self._requests[index], self._front, self.sent[index]
         stamps = [at + front.chunk_s for at in timing.token_times]
         stamps[0] = timing.token_times[0] + front.first_s
@@ -72,7 +72,7 @@ class Clients:
             self._send(self._queue.popleft(), ended)
 
     def refused(self, index: int, now: float, http_status: int, error: str) -> None:
-        """The server did not accept it; the turns after it are never sent."""
+        """The server did not accept it; later turns of the conversation are never sent."""
         self._records[index] = self._unanswered(index, self.sent[index], now, http_status, "refused", error)
         following = self._next_turn.get(index)
         while following is not None:
@@ -82,7 +82,7 @@ class Clients:
             self._send(self._queue.popleft(), now)
 
     def records(self) -> list[RequestRecord]:
-        """In the order of the plan; all have ended when nothing is due and the engine has no work."""
+        """In plan order; all have ended when nothing is due and the engine has no work."""
         return [record for record in self._records if record is not None]
 
     def _send(self, index: int, at: float) -> None:

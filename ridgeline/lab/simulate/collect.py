@@ -1,7 +1,7 @@
-"""collect_steps(): every step record of a server during a run, by asking for the new ones again and again.
+"""collect_steps(): polls a server for all its step records during a run.
 
-The engine keeps a ring; asked often enough, nothing of it is lost. Used beside a bench by `measure`. A poll
-that fails is made up for by the next one.
+The engine keeps a ring buffer; with frequent polls no record is lost. Used with a bench by `measure`. A
+failed poll is compensated by the next one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ridgeline.telemetry.stats import StepRecord
 
 EVERY_S = 1.0
 TIMEOUT_S = 10.0
-PATIENCE = 5  # polls that fail in a row before it is given up
+PATIENCE = 5  # consecutive failed polls before giving up
 
 _decoder = msgspec.json.Decoder(StepRecord)
 
 
 @dataclass
 class Collected:
-    """lost: steps that the ring had dropped before they were asked for."""
+    """lost: steps that left the ring buffer before they were read."""
 
     records: list[StepRecord] = field(default_factory=list)
     lost: int = 0
@@ -40,7 +40,7 @@ class Collected:
 async def collect_steps(
     url: str, stop: asyncio.Event, *, model: str = "", api_key: str = "", every_s: float = EVERY_S
 ) -> Collected:
-    """From now on until `stop` is set, and once more then. Raises LabError where the server has no steps."""
+    """From now until `stop` is set, and once more then. LabError if the server has no step records."""
     found = Collected()
     last = await _newest(url, model, api_key)
     failures = 0
@@ -66,7 +66,7 @@ async def collect_steps(
 
 
 async def _newest(url: str, model: str, api_key: str) -> int:
-    """The number of the last step before the run; what was kept of others' traffic is not the run's."""
+    """The last step before the run; earlier records belong to other traffic."""
     records = await asyncio.to_thread(_ask, url, -1, model, api_key)
     return records[-1].step_id if records else -1
 

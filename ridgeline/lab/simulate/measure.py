@@ -1,8 +1,9 @@
-"""measure_steps(): run fitting traffic on a server, collect its step records, and fit step times and front.
+"""measure_steps(): runs fitting traffic on a server, collects its step records, and fits step times and
+front.
 
-The traffic is made to show every kind of step: one stream and many, short and long prompts, prompts alone
-and beside decodes. Each lot is a trace of its own, so that each can be held out. `ridgeline plan fit` and
-benchmarks call it; the fit comes from records taken under load, the front's and the client's included.
+The traffic covers every kind of step: one stream and many, short and long prompts, prompts alone and beside
+decodes. Each phase is a separate trace, so that each can be held out. `ridgeline plan fit` and benchmarks
+call it; records are taken under load, including the front's and the client's.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.synthetic import synthetic
 from ridgeline.telemetry.stats import StepRecord
 
-REQUESTS_PER_S = 50  # made for a lot, more than a server answers; its seconds end it
+REQUESTS_PER_S = 50  # generated per phase, more than a server answers; the time limit ends it
 DEFAULT_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
-    """A kind of traffic: `concurrency` requests at a time, of these lengths, for `share` of all seconds."""
+class TrafficPhase:
+    """A kind of traffic: `concurrency` requests of these lengths, for `share` of all seconds."""
 
     name: str
     concurrency: int
@@ -56,18 +57,18 @@ class Lot:
         return clipped(made, context)
 
 
-LOTS = (
-    Lot("one stream", 1, "lognormal:700,1.2", "24", 0.18),
-    Lot("short prompts, many streams", 48, "uniform:8,160", "uniform:24,160", 0.2),
-    Lot("long prompts, short answers", 5, "lognormal:2200,0.7", "uniform:4,40", 0.22),
-    Lot("some of all", 10, "lognormal:500,1.3", "lognormal:90,0.8", 0.2),
-    Lot("conversations", 20, "lognormal:1000,0.8", "lognormal:200,0.6", 0.2),
+PHASES = (
+    TrafficPhase("one stream", 1, "lognormal:700,1.2", "24", 0.18),
+    TrafficPhase("short prompts, many streams", 48, "uniform:8,160", "uniform:24,160", 0.2),
+    TrafficPhase("long prompts, short answers", 5, "lognormal:2200,0.7", "uniform:4,40", 0.22),
+    TrafficPhase("some of all", 10, "lognormal:500,1.3", "lognormal:90,0.8", 0.2),
+    TrafficPhase("conversations", 20, "lognormal:1000,0.8", "lognormal:200,0.6", 0.2),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """times and front: the fit. steps: what it was made from, by lot. notes: what went less than well."""
+    """times and front: the fit. steps: its data, by phase. notes: problems."""
 
     times: StepTimes
     front: FrontTimes
@@ -77,7 +78,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """measured: the fit. path: where it is kept; None: it is not, for the reason `refused`."""
+    """measured: the fit. path: where it is stored; None: not stored, for the reason `refused`."""
 
     measured: Measured
     path: Path | None
@@ -94,19 +95,19 @@ async def fit_server(
     api_key: str = "",
     lookahead: int = 0,
     force: bool = False,
-    on_lot: Callable[[str], None] = lambda name: None,
+    on_phase: Callable[[str], None] = lambda name: None,
 ) -> Fit:
-    """What `ridgeline plan fit` does: measure, fit, and keep it for plans of this model on this hardware.
+    """`ridgeline plan fit`: measure, fit, and store it for plans of this model on this hardware.
 
-    A fit that misses traffic held out badly, or by more than the one already kept, replaces nothing unless
+    A fit with a large error on held-out traffic, or a larger one than the stored fit's, is not stored unless
     `force`.
 
-    settings: of the server's engine, as `stored.settings_of` has them: those that change a step's time
+    settings: of the server's engine, from `stored.settings_of`: those that affect a step's time
     """
     asked = BenchConfig(url, Traffic("", ()), ClosedLoop(1), model=model, api_key=api_key)
     target = await find_target(asked)
     if target.kind != "ridgeline" or target.max_context is None:
-        raise LabError(f"{url} is no ridgeline server: only those tell their steps")
+        raise LabError(f"{url} is not a ridgeline server: only those report their steps")
     about = {"model": target.model, "hardware": hardware, **(settings or {})}
     measured = await measure_steps(
         url,
@@ -116,7 +117,7 @@ async def fit_server(
         api_key=api_key,
         lookahead=lookahead,
         about=about,
-        on_lot=on_lot,
+        on_phase=on_phase,
     )
     refused = "" if force else why_not_kept(measured.times, target.model, hardware, settings)
     if refused:
@@ -135,25 +136,25 @@ async def measure_steps(
     batches: tuple[int, ...] = (),
     about: Mapping[str, str] | None = None,
     seed: int = 0,
-    lots: tuple[Lot, ...] | None = None,
-    on_lot: Callable[[str], None] = lambda name: None,
+    phases: tuple[TrafficPhase, ...] | None = None,
+    on_phase: Callable[[str], None] = lambda name: None,
 ) -> Measured:
-    """context: the longest sequence that the server takes; seconds: how long requests are sent, in all."""
-    lots = LOTS if lots is None else lots
+    """context: the server's maximum sequence length; seconds: total sending time."""
+    phases = PHASES if phases is None else phases
     steps: dict[str, list[StepRecord]] = {}
     requests: dict[str, list[RequestRecord]] = {}
     notes: list[str] = []
     load = load_per_core()
-    for number, lot in enumerate(lots):
-        on_lot(f"{lot.name} ({number + 1} of {len(lots)}, {lot.share * seconds:.0f} s)")
+    for number, phase in enumerate(phases):
+        on_phase(f"{phase.name} ({number + 1} of {len(phases)}, {phase.share * seconds:.0f} s)")
         config = BenchConfig(
             url=url,
-            traffic=lot.traffic(context, seconds, seed + number),
-            mode=ClosedLoop(lot.concurrency),
+            traffic=phase.traffic(context, seconds, seed + number),
+            mode=ClosedLoop(phase.concurrency),
             model=model,
             api_key=api_key,
             seed=seed + number,
-            duration_s=lot.share * seconds,
+            duration_s=phase.share * seconds,
         )
         stop = asyncio.Event()
         collecting = asyncio.create_task(collect_steps(url, stop, model=model, api_key=api_key))
@@ -162,15 +163,15 @@ async def measure_steps(
         finally:
             stop.set()
         collected = await collecting
-        steps[lot.name], requests[lot.name] = collected.records, result.records
+        steps[phase.name], requests[phase.name] = collected.records, result.records
         if collected.lost:
-            notes.append(f"{lot.name}: {collected.lost} steps were lost; a larger --step-ring keeps them")
+            notes.append(f"{phase.name}: {collected.lost} steps were lost; a larger --step-ring keeps them")
         failed = [record for record in result.records if record.status == "failed"]
         if failed:
-            notes.append(f"{lot.name}: {len(failed)} requests failed: {failed[0].error}")
+            notes.append(f"{phase.name}: {len(failed)} requests failed: {failed[0].error}")
         if result.interrupted:
-            raise LabError("interrupted while step times were measured: nothing was fitted")
-    alone = [record for lot in lots if lot.concurrency == 1 for record in requests[lot.name]]
+            raise LabError("interrupted during the measurement: nothing was fitted")
+    alone = [record for phase in phases if phase.concurrency == 1 for record in requests[phase.name]]
     crowd = [record for records in requests.values() for record in records]
     times = fit_step_times(steps, lookahead=lookahead, batches=batches, about=about, load=load)
     return Measured(times, fit_front(crowd, alone), steps, tuple(notes))

@@ -1,7 +1,7 @@
-"""Token ids for planned requests, for the scheduler's prefix index to tell equal beginnings by.
+"""Token ids for planned requests, for the scheduler's prefix index.
 
-What is equal in the plan is equal here, and nothing else: shared blocks by their ids, a conversation's
-history with the answers in it; all other tokens are the request's own. What a token says matters to nobody.
+Only what is equal in the plan is equal here: shared blocks by their ids, and a conversation's history with
+its answers; all other tokens are unique to the request. Token values have no other meaning.
 """
 
 from __future__ import annotations

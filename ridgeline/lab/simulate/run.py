@@ -1,4 +1,4 @@
-"""SimulatedRun: what a simulation found, in the form of a measured run: one RequestRecord per request."""
+"""SimulatedRun: the result of a simulation in the form of a measured run: one RequestRecord per request."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SimulatedRun:
     """records: in the order of the plan
     steps:   how many forward passes; steps taken by fast-forward count one by one
     busy_s:  how long the device computed, of duration_s
-    stats:   the scheduler's own figures at the end: preemptions, prefix hits, tokens
-    caveats: what to know before believing it, in words
-    step_records: each step as the engine would have recorded it; only where asked for
+    stats:   the scheduler's final counters: preemptions, prefix hits, tokens
+    caveats: limitations of the result
+    step_records: each step as the engine would have recorded it; only on request
     """
 
     records: list[RequestRecord]
@@ -43,7 +43,7 @@ class SimulatedRun:
 
 
 class Extent:
-    """The largest steps of a run, and how much of its time lay outside of what was fitted."""
+    """The largest steps of a run, and the share of its time outside the fitted range."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -56,7 +56,7 @@ class Extent:
         self.outside_s = 0.0
 
     def add(self, work: StepWork, seconds: float) -> None:
-        """A step, or the last of a run of `seconds` in all."""
+        """A step, or the last of a run of `seconds` in total."""
         batch, context, tokens, product = self._limits[work.prefill_tokens > 0]
         if (
             work.decode_batch > batch

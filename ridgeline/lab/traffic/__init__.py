@@ -1,1 +1,1 @@
-"""Traffic: which requests come when, read from traces or drawn from distributions."""
+"""Traffic: requests and their times, read from traces or drawn from distributions."""

@@ -1,9 +1,9 @@
-"""Arrivals: when requests come, drawn at a mean rate of 1 and then set to the rate that is asked for.
+"""Arrivals: request times, drawn at a mean rate of 1 and scaled to the requested rate.
 
-constant    one after the other at even distances
-poisson     independent of each other, as the requests of many users are
-gamma:CV    gaps of that coefficient of variation: 1 is poisson, above it bursts, below it more even
-closed      no moments: each is sent when an answer makes room (the bench's concurrency)
+constant    evenly spaced
+poisson     independent, like the requests of many users
+gamma:CV    gaps with this coefficient of variation: 1 is poisson, above bursty, below more even
+closed      no times: each is sent when a slot is free (the bench's concurrency)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("constant", "poisson", "gamma", "closed")
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """gap_cv: of the gaps; 0 even, 1 Poisson. None: a closed loop, where nothing has a moment."""
+    """gap_cv: of the gaps; 0 even, 1 Poisson. None: a closed loop, without times."""
 
     gap_cv: float | None
 
@@ -32,7 +32,7 @@ class Arrivals:
     def moments(
         self, count: int, rate: float, random: np.random.Generator, end_rate: float | None = None
     ) -> NDArray[np.float64]:
-        """Seconds from the first request, which comes at 0. With `end_rate` the rate changes evenly to it."""
+        """Seconds from the first request, which is at 0. With `end_rate` the rate changes linearly to it."""
         if self.gap_cv is None or count == 0:
             return np.zeros(count)
         gaps = np.ones(count)
@@ -53,15 +53,15 @@ def parse_arrivals(text: str, field: str = "arrivals") -> Arrivals:
             raise BadInput(f"{field}: CV of {text!r} must be more than 0 and at most 100")
         return Arrivals(cv)
     if rest:
-        raise BadInput(f"{field}: {kind} takes nothing after a colon, got {text!r}")
+        raise BadInput(f"{field}: {kind} takes no value after a colon, got {text!r}")
     return Arrivals({"constant": 0.0, "poisson": 1.0, "closed": None}[kind])
 
 
 def _ramped(passed: NDArray[np.float64], count: int, rate: float, end_rate: float) -> NDArray[np.float64]:
-    """Unit-rate moments under a rate that goes from `rate` to `end_rate` while `count` requests come.
+    """Unit-rate times under a rate that goes from `rate` to `end_rate` over `count` requests.
 
-    The expected number until t is rate·t + growth·t²/2; this is its inverse, which holds past the end too as
-    long as the rate does not fall through 0: after the end it stays.
+    The expected number until t is rate·t + growth·t²/2; this is its inverse, which also holds past the end if
+    the rate does not fall through 0: after the end it stays constant.
     """
     length_s = 2 * count / (rate + end_rate)
     growth = (end_rate - rate) / length_s

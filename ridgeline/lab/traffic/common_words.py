@@ -1,6 +1,6 @@
-"""Frequent short English words: one token each in nearly every tokenizer, the most frequent first.
+"""Frequent short English words: one token each in nearly every tokenizer, most frequent first.
 
-For servers whose tokenizer is not here; `vocabulary` checks them against the server before it uses them.
+For servers whose tokenizer is not available locally; `vocabulary` checks them against the server.
 """
 
 from __future__ import annotations

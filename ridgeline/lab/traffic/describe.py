@@ -1,4 +1,6 @@
-"""What traffic is like: rate, burstiness, lengths, shared prefixes. Printed before runs, kept with them."""
+"""Properties of traffic: rate, burstiness, lengths, shared prefixes. Printed before runs and stored with
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ class LengthFacts:
 class Description:
     """rps: arrivals (first turns) per second, None for closed loops. gap_cv: of the gaps between them.
 
-    ideal_hit: share of all prompt tokens that a cache which never forgets would have: the same prefix blocks
-    as in an earlier request, or the history of the conversation. ideal_block_hit: the same in whole and
-    partial blocks, as papers state it; None where no prefixes are known.
+    ideal_hit: share of all prompt tokens that an unlimited cache would contain: the same prefix blocks as in
+    an earlier request, or the history of the conversation. ideal_block_hit: the same in whole and partial
+    blocks, as papers state it; None if there is no prefix information.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Description:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """For terminal output."""
         if self.rps is None:
             pace = "all at once, or as a closed loop takes them"
         else:
@@ -112,7 +114,7 @@ def _lengths(tokens: list[int]) -> LengthFacts:
 
 
 def _sharing(traffic: Traffic) -> tuple[int, float | None, int]:
-    """Prompt tokens that came before, the share of blocks that did, and how many blocks are distinct."""
+    """Prompt tokens that occurred before, the share of such blocks, and the number of distinct blocks."""
     seen: set[int] = set()
     history: dict[int, int] = {}  # of each conversation: tokens of prompt and answer so far
     blocks = found_blocks = hit_tokens = 0

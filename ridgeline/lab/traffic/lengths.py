@@ -1,10 +1,10 @@
-"""Lengths: how many tokens prompts and answers have, drawn from a distribution. Never below 1.
+"""Lengths: token counts of prompts and answers, drawn from a distribution. Never below 1.
 
-2000                  always so many
-uniform:LOW,HIGH      every whole number from LOW to HIGH alike
-normal:MEAN,SD        cut off at 1, which raises the mean where SD is of MEAN's size
+2000                  always this many
+uniform:LOW,HIGH      every integer from LOW to HIGH equally likely
+normal:MEAN,SD        truncated at 1, which raises the mean if SD is close to MEAN
 lognormal:MEAN,SIGMA  the mean in tokens; SIGMA of the logarithm (1.0: p99 is 6 × the mean)
-cdf:FILE              JSON pairs [tokens, cumulative share]; even within each step
+cdf:FILE              JSON pairs [tokens, cumulative share]; uniform within each step
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("fixed", "uniform", "normal", "lognormal", "cdf")
 
 class Lengths(Protocol):
     def draw(self, count: int, random: np.random.Generator) -> NDArray[np.float64]:
-        """So many lengths, not yet rounded: pauses are drawn from the same distributions."""
+        """This many lengths, not rounded: pauses use the same distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Of tokens, every whole number from low to high alike; of seconds, every moment between them."""
+    """For tokens, every integer from low to high; for seconds, every value between them."""
 
     low: float
     high: float
@@ -71,7 +71,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Steps of a cumulative distribution: `shares[i]` of all lengths are at most `tokens[i]`."""
+    """A stepwise cumulative distribution: `shares[i]` of all lengths are at most `tokens[i]`."""
 
     tokens: tuple[float, ...]
     shares: tuple[float, ...]
@@ -110,7 +110,7 @@ def parse_lengths(text: str, field: str = "length") -> Lengths:
 
 
 def parse_seconds(text: str, field: str = "seconds") -> Lengths:
-    """The same distributions for pauses: not rounded, and 0 is a pause too."""
+    """The same distributions for pauses: not rounded, and 0 is allowed."""
     if text.strip() == "0":
         return Fixed(0.0)
     found = parse_lengths(text, field)
@@ -118,7 +118,7 @@ def parse_seconds(text: str, field: str = "seconds") -> Lengths:
 
 
 def read_cdf(path: Path, field: str = "length") -> Empirical:
-    """A distribution as JSON: pairs [tokens, cumulative share], both growing, the last share 1."""
+    """A distribution as JSON: pairs [tokens, cumulative share], both increasing, the last share 1."""
     try:
         pairs = msgspec.json.decode(path.read_bytes(), type=list[tuple[float, float]])
     except OSError as error:
@@ -131,12 +131,12 @@ def read_cdf(path: Path, field: str = "length") -> Empirical:
     for number, pair in enumerate(pairs, start=1):
         if pair[0] <= before[0] or pair[1] < before[1] or pair[1] > 1 + 1e-9:
             raise BadInput(
-                f"{field}: {path}: pair {number} {list(pair)} does not go on from {list(before)}: tokens "
-                "must grow, and shares not fall nor pass 1"
+                f"{field}: {path}: pair {number} {list(pair)} does not follow {list(before)}: tokens "
+                "must increase, and shares must not decrease or exceed 1"
             )
         before = pair
     if before[1] < 1 - 1e-6:
-        raise BadInput(f"{field}: {path}: the last share is {before[1]}, not 1: longer ones are missing")
+        raise BadInput(f"{field}: {path}: the last share is {before[1]}, not 1: longer lengths are missing")
     return Empirical(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
 
 

@@ -1,7 +1,7 @@
-"""What can be done to Traffic: faster or slower, a part of it, cut to a context, with other arrivals.
+"""Operations on Traffic: faster or slower, a part of it, clipped to a context, with other arrivals.
 
-Each returns new Traffic and adds a line to its notes where something was left out or changed. Conversations
-stay whole: their later turns carry the moment of the first, and are chosen with it.
+Each returns new Traffic and adds a note if something was left out or changed. Conversations stay whole: their
+later turns carry the time of the first, and are selected with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def rate_of(traffic: Traffic) -> float:
 
 
 def scaled(traffic: Traffic, factor: float) -> Traffic:
-    """The same requests `factor` times as fast: time is stretched, so bursts stay bursts."""
+    """The same requests `factor` times as fast: time is scaled, so bursts are preserved."""
     _check(factor > 0, "speed", factor, "more than 0")
     if factor == 1:
         return traffic
@@ -34,13 +34,13 @@ def scaled(traffic: Traffic, factor: float) -> Traffic:
 
 
 def at_rate(traffic: Traffic, rate: float) -> Traffic:
-    """The same requests, time-stretched to so many arrivals per second."""
+    """The same requests, scaled in time to this many arrivals per second."""
     _check(rate > 0, "rate", rate, "more than 0")
     return scaled(traffic, rate / rate_of(traffic))
 
 
 def window(traffic: Traffic, start_s: float, length_s: float | None = None) -> Traffic:
-    """What comes from `start_s` on, for `length_s` seconds; its own time begins at 0."""
+    """Requests from `start_s` on, for `length_s` seconds; times restart at 0."""
     _check(start_s >= 0, "window start", start_s, "not negative")
     end_s = float("inf") if length_s is None else start_s + length_s
     requests = [replace(r, at=r.at - start_s) for r in traffic.requests if start_s <= r.at < end_s]
@@ -50,11 +50,11 @@ def window(traffic: Traffic, start_s: float, length_s: float | None = None) -> T
             f"{traffic.duration_s:.0f} s"
         )
     until = "the end" if length_s is None else f"{end_s:g} s"
-    return _changed(traffic, requests, f"only what comes between {start_s:g} s and {until}")
+    return _changed(traffic, requests, f"only requests between {start_s:g} s and {until}")
 
 
 def first(traffic: Traffic, count: int) -> Traffic:
-    """The first `count` arrivals; of conversations all turns."""
+    """The first `count` arrivals; conversations with all turns."""
     _check(count >= 1, "requests", count, "at least 1")
     openers = [request for request in traffic.requests if request.turn == 0]
     if count >= len(openers):
@@ -72,7 +72,7 @@ def first(traffic: Traffic, count: int) -> Traffic:
 
 
 def sampled(traffic: Traffic, share: float, seed: int = 0) -> Traffic:
-    """Each arrival kept with probability `share`, at its moment: less traffic of the same nature."""
+    """Each arrival kept with probability `share`, at its time: less traffic of the same kind."""
     _check(0 < share <= 1, "sample", share, "more than 0 and at most 1")
     if share == 1:
         return traffic
@@ -95,8 +95,8 @@ def sampled(traffic: Traffic, share: float, seed: int = 0) -> Traffic:
 
 
 def clipped(traffic: Traffic, context: int) -> Traffic:
-    """Prompts cut so that prompt and answer fit a context; answers only where not even one token of prompt
-    would be left. A conversation ends before the turn that does not fit, as a client's would.
+    """Prompts clipped so that prompt and answer fit a context; answers only if not even one prompt token
+    would remain. A conversation ends before the turn that does not fit, like a client's.
     """
     _check(context >= 2, "context", context, "at least 2")
     requests, cut, ended = [], 0, set()
@@ -121,17 +121,21 @@ def clipped(traffic: Traffic, context: int) -> Traffic:
         requests.append(request)
     notes = []
     if cut:
-        notes.append(f"{cut} of {len(traffic.requests)} prompts were cut to a context of {context} tokens")
+        notes.append(
+            f"{cut} of {len(traffic.requests)} prompts were clipped to a context of {context} tokens"
+        )
     if len(requests) < len(traffic.requests):
         lost = len(traffic.requests) - len(requests)
-        notes.append(f"{lost} turns of {len(ended)} conversations did not fit {context} tokens: left out")
+        notes.append(
+            f"{lost} turns of {len(ended)} conversations did not fit {context} tokens and were left out"
+        )
     return _changed(traffic, requests, *notes)
 
 
 def with_arrivals(
     traffic: Traffic, arrivals: Arrivals, rate: float, seed: int = 0, end_rate: float | None = None
 ) -> Traffic:
-    """The same requests in the same order, at moments drawn anew."""
+    """The same requests in the same order, at newly drawn times."""
     openers = [request for request in traffic.requests if request.turn == 0]
     moments = arrivals.moments(len(openers), rate, stream(seed, "arrivals"), end_rate).tolist()
     by_conversation = {
@@ -145,15 +149,15 @@ def with_arrivals(
         for r in traffic.requests
     ]
     requests.sort(key=lambda request: request.at)
-    return _changed(traffic, requests, "not the trace's own moments: they were drawn anew")
+    return _changed(traffic, requests, "times were newly drawn, not the trace's")
 
 
 def with_shared_prefix(traffic: Traffic, tokens: int, share: float = 1.0, seed: int = 0) -> Traffic:
-    """`share` of the prompts begin with the same `tokens` tokens, a system prompt; no length changes."""
+    """`share` of the prompts begin with the same `tokens` tokens, a system prompt; lengths do not change."""
     _check(tokens >= 1, "shared prefix", tokens, "at least 1")
     _check(0 < share <= 1, "shared prefix's share", share, "more than 0 and at most 1")
     if traffic.prefix_block_tokens:
-        raise BadInput(f"{traffic.name}: its prompts have shared prefixes of their own already")
+        raise BadInput(f"{traffic.name}: its prompts already have shared prefixes")
     draws = stream(seed, "shared prefix").random(len(traffic.requests)).tolist()
     by_opener: dict[int, bool] = {}
     requests = []

@@ -1,6 +1,7 @@
-"""TrafficOptions: traffic as the command line and config files describe it, declared once; `source` makes it.
+"""TrafficOptions: traffic as the command line and config files describe it, declared once; `source` builds
+it.
 
-Apart from what makes it, so that a parser of flags imports nothing heavy.
+A separate module, so that the flag parser imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from ridgeline.options import option
 
 DEFAULT_INPUT, DEFAULT_OUTPUT = "512", "128"
-DEFAULT_REQUESTS = 100  # of synthetic traffic; plans take enough for their percentiles
+DEFAULT_REQUESTS = 100  # of synthetic traffic; plans use enough for their percentiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class TrafficOptions:
     turns: str | None = option(None, "turns of each conversation, as --input; default: single requests")
     turn_input: str | None = option(None, "new tokens of each later turn, as --input; default: as --input")
     think_s: str | None = option(None, "seconds between an answer and the next turn, as --input; default 0")
-    speed: float | None = option(None, "play a trace so many times as fast")
-    window_start_s: float | None = option(None, "leave out what a trace has before this second")
-    window_s: float | None = option(None, "of a trace only so many seconds")
-    sample: float | None = option(None, "keep this share of a trace's requests, each at its moment")
-    max_context: int | None = option(None, "cut prompts so that prompt and answer fit so many tokens")
-    shared_prefix: int | None = option(None, "prompts begin with the same so many tokens, as a system prompt")
-    shared_prefix_share: float = option(1.0, "of how many of the prompts that is true, 0 to 1")
-    seed: int = option(0, "root of all random numbers; arrivals, lengths and words have streams of their own")
-    skip_bad_rows: bool = option(False, "go on without rows of a trace that cannot be read; they are counted")
+    speed: float | None = option(None, "play a trace this many times as fast")
+    window_start_s: float | None = option(None, "skip the part of a trace before this second")
+    window_s: float | None = option(None, "use only this many seconds of a trace")
+    sample: float | None = option(None, "keep this share of a trace's requests, at their times")
+    max_context: int | None = option(None, "clip prompts so that prompt and answer fit this many tokens")
+    shared_prefix: int | None = option(
+        None, "begin prompts with this many common tokens, like a system prompt"
+    )
+    shared_prefix_share: float = option(1.0, "share of the prompts with the common prefix, 0 to 1")
+    seed: int = option(0, "seed of all random numbers; arrivals, lengths and words use separate streams")
+    skip_bad_rows: bool = option(False, "skip and count unreadable rows of a trace")

@@ -1,7 +1,7 @@
-"""The user's own prompts: JSON lines with `prompt` or `messages`, and `max_tokens` where a line has its own.
+"""The user's prompts: JSON lines with `prompt` or `messages`, and an optional `max_tokens`.
 
-Read by `source` for --traffic prompts:FILE. They have no moments of their own, and their lengths are the
-server's to count. Broken lines are reported as those of traces.
+Read by `source` for --traffic prompts:FILE. They have no times, and the server counts their lengths. Invalid
+lines are reported like those of traces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Line(msgspec.Struct):
 
 
 def read_prompts(path: Path, output_tokens: int, *, skip_bad_rows: bool = False) -> Traffic:
-    """output_tokens: of lines without max_tokens."""
+    """output_tokens: for lines without max_tokens."""
     trace = Trace(path, skip_bad_rows)
     decoder = msgspec.json.Decoder(_Line)
     requests = []
@@ -33,7 +33,7 @@ def read_prompts(path: Path, output_tokens: int, *, skip_bad_rows: bool = False)
             trace.bad(number, str(error).replace("$.", "").replace("`", "'"))
             continue
         except msgspec.DecodeError:
-            trace.bad(number, "is not a whole JSON object")
+            trace.bad(number, "is not a complete JSON object")
             continue
         if (line.prompt is None) == (line.messages is None):
             trace.bad(number, "needs either prompt or messages")
@@ -45,5 +45,5 @@ def read_prompts(path: Path, output_tokens: int, *, skip_bad_rows: bool = False)
             said = line.prompt if line.messages is None else tuple(line.messages)
             requests.append(PlannedRequest(0.0, 0, line.max_tokens or output_tokens, said=said))
     trace.refuse_bad(has_rows=bool(requests))
-    notes = (*trace.notes, "prompts are sent as they are in the file: their tokens are counted by the server")
+    notes = (*trace.notes, "prompts are sent unchanged: the server counts their tokens")
     return Traffic(path.stem, tuple(requests), notes=notes)

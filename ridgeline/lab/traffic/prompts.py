@@ -1,8 +1,8 @@
 """PromptMaker: words for planned requests, with an exact number of tokens.
 
-Equal prefix blocks get equal words; all other words are the request's own, so that a server's prefix cache
-finds exactly what the plan lets it find. Words depend on seed, salt and the request alone, not on the order
-in which they are made.
+Equal prefix blocks get equal words; all other words are unique to the request, so that a server's prefix
+cache finds exactly what the plan intends. Words depend only on seed, salt and the request, not on the order
+of creation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ridgeline.lab.traffic.vocabulary import Vocabulary
 
 Form = Literal["ids", "text", "chat"]  # /v1/completions with token ids or text; /v1/chat/completions
 
-KEPT_BLOCKS = 4096  # of shared words, so that the frequent ones are not drawn again
+KEPT_BLOCKS = 4096  # cache of shared words, so that frequent ones are not drawn again
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """fields: of the request's body. tokens: what the server should count; more than planned where the plan
+    """fields: of the request's body. tokens: the expected count at the server; more than planned if the plan
     has less than the template around one word.
     """
 
@@ -35,17 +35,17 @@ class Prompt:
 
 
 class PromptMaker:
-    """salt: other words for the same plan. Without a fresh one for each run, a server finds the prompts of
-    the run before in its prefix cache.
+    """salt: different words for the same plan. Without a new salt per run, a server finds the previous run's
+    prompts in its prefix cache.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, *, form: Form, seed: int = 0, block_tokens: int = 0, salt: str = ""
     ) -> None:
         if form == "ids" and not vocabulary.ids:
-            raise BadInput("token ids of this server's words are not known: send text or messages")
+            raise BadInput("token ids of this server's words are unknown: send text or messages")
         if form == "chat" and vocabulary.chat_overhead is None:
-            raise BadInput("this model has no chat template, or its server no chat: use the completions API")
+            raise BadInput("this model or server does not support chat: use the completions API")
         self.form = form
         self.vocabulary = vocabulary
         self._seed, self._salt, self._block_tokens = seed, salt, block_tokens
@@ -55,13 +55,13 @@ class PromptMaker:
 
     @property
     def overhead(self) -> int:
-        """Tokens of a prompt that are not words of ours."""
+        """Tokens of a prompt that are not our words."""
         if self.form == "ids":
             return 0
         return self.vocabulary.text_overhead if self.form == "text" else self.vocabulary.chat_overhead or 0
 
     def prompt(self, index: int, planned: PlannedRequest) -> Prompt:
-        """The prompt of the plan's request number `index`, a single one or the first turn."""
+        """The prompt of request number `index`, a single one or the first turn."""
         return self.of_words(self.places(index, planned, planned.input_tokens - self.overhead))
 
     def of_words(self, places: NDArray[np.int64]) -> Prompt:
@@ -77,7 +77,7 @@ class PromptMaker:
         return " ".join(self._words[places].tolist())
 
     def places(self, index: int, planned: PlannedRequest, count: int) -> NDArray[np.int64]:
-        """`count` words, at least one, as places in the vocabulary: shared blocks first, then its own."""
+        """`count` words, at least one, as vocabulary indices: shared blocks first, then unique ones."""
         count = max(count, 1)
         parts: list[NDArray[np.int64]] = []
         left = count
@@ -91,7 +91,7 @@ class PromptMaker:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def own_words(self, index: int, turn: int, count: int) -> NDArray[np.int64]:
-        """Words that no other request has in this order, at least one."""
+        """Words in an order that no other request has, at least one."""
         return self._draw(max(count, 1), "own", index, turn)
 
     def _drawn_block(self, block: int) -> NDArray[np.int64]:

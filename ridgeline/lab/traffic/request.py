@@ -1,6 +1,6 @@
-"""PlannedRequest and Traffic: what is to be sent when. Pure data, read by bench, simulator and planner alike.
+"""PlannedRequest and Traffic: what to send when. Plain data, read by bench, simulator and planner.
 
-Lengths and moments only; `prompts` makes the words. Times are seconds from the start of the run.
+Only lengths and times; `prompts` makes the words. Times are seconds from the start of the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request to come.
+    """One planned request.
 
     at:            when it is due; 0 in closed loops. Later turns of a conversation carry the moment of its
                    first, and are due `think_s` after the answer before them
@@ -35,12 +35,12 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests in the order of their moments, and where they come from."""
+    """Requests in time order, and their source."""
 
     name: str
     requests: tuple[PlannedRequest, ...]
     prefix_block_tokens: int = 0  # 0: no prefixes are known
-    notes: tuple[str, ...] = field(default=())  # what was left out, clipped or spread, for people
+    notes: tuple[str, ...] = field(default=())  # what was left out, clipped or spread
 
     @property
     def duration_s(self) -> float:

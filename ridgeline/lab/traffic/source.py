@@ -1,6 +1,6 @@
-"""Traffic as TrafficOptions describe it: a trace or distributions, never both.
+"""Builds Traffic from TrafficOptions: a trace or distributions, never both.
 
-Settings that the chosen source does not use are refused by name.
+Options that the chosen source does not use are refused by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMPTS = "prompts"
 
 
 def build_traffic(options: TrafficOptions) -> Traffic:
-    """What the options say. Raises BadInput that names the option."""
+    """The traffic of the options. Raises BadInput naming the option."""
     for name in ("rate", "end_rate", "speed", "window_s"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -47,7 +47,9 @@ def build_traffic(options: TrafficOptions) -> Traffic:
 
 
 def _synthetic(options: TrafficOptions) -> Traffic:
-    _refuse(options, ("speed", "window_start_s", "window_s", "sample"), "is of traces: give --traffic too")
+    _refuse(
+        options, ("speed", "window_start_s", "window_s", "sample"), "applies to traces: give --traffic too"
+    )
     arrivals = _arrivals(options)
     count = DEFAULT_REQUESTS if options.requests is None else options.requests
     inputs = options.input or DEFAULT_INPUT
@@ -55,7 +57,7 @@ def _synthetic(options: TrafficOptions) -> Traffic:
     name = f"input {inputs}, output {outputs}"
     rate = 1.0 if options.rate is None else options.rate
     if options.turns is None:
-        _refuse(options, ("turn_input", "think_s"), "is of conversations: give --turns too")
+        _refuse(options, ("turn_input", "think_s"), "applies to conversations: give --turns too")
         return synthetic(
             count,
             input_tokens=parse_lengths(inputs, "--input"),
@@ -84,11 +86,11 @@ def _synthetic(options: TrafficOptions) -> Traffic:
 
 
 def _arrivals(options: TrafficOptions) -> Arrivals:
-    """Poisson where a rate is given, else none: then the bench's concurrency sets the pace."""
+    """Poisson if a rate is given, else none: then the bench's concurrency sets the pace."""
     text = options.arrivals or ("closed" if options.rate is None else "poisson")
     if options.burstiness is not None:
         if text != "gamma":
-            raise BadInput(f"--burstiness is of --arrivals gamma, not of {text}")
+            raise BadInput(f"--burstiness applies to --arrivals gamma, not to {text}")
         text = f"gamma:{options.burstiness}"
     arrivals = parse_arrivals(text, "--arrivals")
     if arrivals.is_closed and options.rate is not None:
@@ -101,7 +103,9 @@ def _arrivals(options: TrafficOptions) -> Arrivals:
 
 
 def _replayed(options: TrafficOptions, source: str) -> Traffic:
-    _refuse(options, ("input", "turns", "turn_input", "think_s"), "is not of traces: they have theirs")
+    _refuse(
+        options, ("input", "turns", "turn_input", "think_s"), "does not apply to traces, which have their own"
+    )
     kind, file = split_kind(source)
     if kind not in (*READERS, PROMPTS):
         raise unknown_kind(kind, (*READERS, PROMPTS), "--traffic")
@@ -109,7 +113,7 @@ def _replayed(options: TrafficOptions, source: str) -> Traffic:
         raise BadInput(f"--traffic: {source!r} names no file; write {kind}:FILE")
     if kind == PROMPTS:
         return _own_prompts(options, Path(file), source)
-    _refuse(options, ("output",), "is not of traces: they have theirs")
+    _refuse(options, ("output",), "does not apply to traces, which have their own")
     traffic = READERS[kind](Path(file), skip_bad_rows=options.skip_bad_rows, seed=options.seed)
     if options.window_start_s is not None or options.window_s is not None:
         traffic = operations.window(traffic, options.window_start_s or 0.0, options.window_s)
@@ -121,12 +125,14 @@ def _replayed(options: TrafficOptions, source: str) -> Traffic:
 
 
 def _own_prompts(options: TrafficOptions, path: Path, source: str) -> Traffic:
-    """At moments drawn for --rate, else for a closed loop. --output is of lines without max_tokens."""
-    _refuse(options, ("speed", "window_start_s", "window_s"), "is of traces: prompts have no moments")
-    _refuse(options, ("max_context", "shared_prefix"), "is of made-up prompts: these are sent as they are")
+    """At times drawn for --rate, else for a closed loop. --output applies to lines without max_tokens."""
+    _refuse(options, ("speed", "window_start_s", "window_s"), "applies to traces: prompts have no times")
+    _refuse(
+        options, ("max_context", "shared_prefix"), "applies to generated prompts: these are sent unchanged"
+    )
     text = options.output or DEFAULT_OUTPUT
     if not text.isdecimal() or int(text) < 1:
-        raise BadInput(f"--output {text}: with prompts of your own, a number of tokens")
+        raise BadInput(f"--output {text}: must be a number of tokens for prompts from a file")
     traffic = read_prompts(path, int(text), skip_bad_rows=options.skip_bad_rows)
     if options.sample is not None:
         traffic = operations.sampled(traffic, options.sample, options.seed)
@@ -141,7 +147,7 @@ def _own_prompts(options: TrafficOptions, path: Path, source: str) -> Traffic:
 
 
 def _paced(options: TrafficOptions, traffic: Traffic) -> Traffic:
-    """At the trace's own pace, stretched; or at moments drawn anew."""
+    """At the trace's own pace, scaled; or at newly drawn times."""
     if options.speed is not None and (options.rate is not None or options.arrivals is not None):
         raise BadInput("--speed: give either it or --rate, and no --arrivals")
     if options.arrivals is not None:
@@ -149,9 +155,9 @@ def _paced(options: TrafficOptions, traffic: Traffic) -> Traffic:
         return operations.with_arrivals(
             traffic, arrivals, options.rate or 1.0, options.seed, options.end_rate
         )
-    _refuse(options, ("burstiness",), "is of --arrivals gamma: give that too")
+    _refuse(options, ("burstiness",), "applies to --arrivals gamma: give that too")
     if options.end_rate is not None:
-        raise BadInput("--end-rate: a trace has its own pace; give --arrivals to draw another")
+        raise BadInput("--end-rate: a trace has its own pace; give --arrivals to draw new times")
     if options.rate is not None:
         return operations.at_rate(traffic, options.rate)
     return traffic if options.speed is None else operations.scaled(traffic, options.speed)

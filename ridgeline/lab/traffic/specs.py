@@ -1,6 +1,6 @@
-"""Texts such as `lognormal:200,1.0`: a kind, and figures after a colon. Read here for lengths and arrivals.
+"""Parses texts such as `lognormal:200,1.0`: a kind, and numbers after a colon. For lengths and arrivals.
 
-Every error names the flag or key that the text was given for, and shows how it is written.
+Every error names the flag or key, and shows the syntax.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ridgeline.lab.errors import BadInput
 
 
 def split_kind(text: str) -> tuple[str, str]:
-    """`gamma:2` → ("gamma", "2"); what stands after the colon may be empty."""
+    """`gamma:2` → ("gamma", "2"); the part after the colon may be empty."""
     kind, _, rest = text.strip().partition(":")
     return kind.strip().lower(), rest.strip()
 
 
 def figures(text: str, field: str, whole: str, form: str) -> list[float]:
-    """The figures of `text`, as many as `form` names (`MEAN,SIGMA`); `whole` is shown in errors."""
+    """The numbers of `text`, as many as `form` names (`MEAN,SIGMA`); `whole` is shown in errors."""
     names = form.split(",")
     parts = [part.strip() for part in text.split(",")] if text else []
     if len(parts) != len(names):
@@ -31,7 +31,7 @@ def unknown_kind(kind: str, known: Iterable[str], field: str) -> BadInput:
     names = list(known)
     near = difflib.get_close_matches(kind, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-    return BadInput(f"{field}: {kind!r} is not known; {hint}")
+    return BadInput(f"{field}: {kind!r} is unknown; {hint}")
 
 
 def _figure(text: str, name: str, field: str, whole: str) -> float:

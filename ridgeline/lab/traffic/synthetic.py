@@ -1,7 +1,7 @@
 """Traffic from distributions: single requests, and conversations of several turns.
 
-Arrivals, input lengths, output lengths, turns and pauses are drawn from streams of their own: changing one
-leaves the others as they were.
+Arrivals, input lengths, output lengths, turns and pauses use separate streams: changing one leaves the others
+unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def synthetic(
     seed: int = 0,
     name: str = "synthetic",
 ) -> Traffic:
-    """`count` requests at `rate` per second; a closed loop has no moments, and needs no rate."""
+    """`count` requests at `rate` per second; a closed loop needs no times and no rate."""
     _check_count(count)
     at = arrivals.moments(count, rate, stream(seed, "arrivals"), end_rate).tolist()
     inputs = whole_tokens(input_tokens.draw(count, stream(seed, "input lengths")))
@@ -52,8 +52,8 @@ def conversations(
 ) -> Traffic:
     """`count` conversations, whose first turns arrive at `rate` per second.
 
-    A turn's input counts the whole history: what was asked and answered before, and `later_input_tokens` of
-    new text (`input_tokens` where not given).
+    A turn's input counts the whole history: earlier inputs and answers, and `later_input_tokens` of new text
+    (`input_tokens` if not given).
     """
     _check_count(count)
     lengths = whole_tokens(turns.draw(count, stream(seed, "turns")))

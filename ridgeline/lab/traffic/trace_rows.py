@@ -1,7 +1,7 @@
-"""Rows of a trace file, and what is wrong with them, by line. Made by `traces`, turned into Traffic here.
+"""Rows of a trace file and their errors, by line. Made by `traces`, converted to Traffic here.
 
-Nothing is repaired in silence: a row that cannot be read or is out of order stops the reading with a list of
-lines, unless the caller chose to go on without; then they are counted in the traffic's notes.
+Nothing is repaired silently: an unreadable or out-of-order row stops the reading with a list of lines, unless
+the caller chose to skip such rows; then the traffic's notes count them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
-SHOWN = 5  # problems that an error lists
-# Steps in which stamps that were not taken at the arrivals move; finer ones are taken as exact.
+SHOWN = 5  # problems listed in an error
+# Steps of coarse timestamps; finer ones count as exact.
 STEPS_S = (60.0, 30.0, 15.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.2, 0.1)
-JITTER_S, JITTER_SHARE = 0.005, 0.01  # by which a stamp may miss its step: a timer's lateness
-ON_GRID = 0.99  # of the gaps between stamps must be whole steps
-SILENCE_S, SILENCE_GAPS = 60.0, 10.0  # no request for so long, and for so many mean gaps, is worth a note
+JITTER_S, JITTER_SHARE = 0.005, 0.01  # tolerance of a timestamp's step: a timer's delay
+ON_GRID = 0.99  # of the gaps must be multiples of the step
+SILENCE_S, SILENCE_GAPS = 60.0, 10.0  # gaps longer than this, and than this many mean gaps, are noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(slots=True)
 class Trace:
-    """A file's rows as they are read, with the problems found. `notes` are for what is no mistake."""
+    """A file's rows as they are read, with the problems found. `notes` are for non-errors."""
 
     path: Path
     skip_bad_rows: bool
@@ -49,7 +49,7 @@ class Trace:
             )
             self.bad(row.line, f"{name} tokens are {value}, not at least 1")
         elif not np.isfinite(row.at):
-            self.bad(row.line, "the moment is not a finite number")
+            self.bad(row.line, "the timestamp is not a finite number")
         else:
             self.rows.append(row)
 
@@ -58,11 +58,11 @@ class Trace:
 
     def note_unanswered(self, count: int) -> None:
         if count:
-            self.notes.append(f"{count} requests that got no token of an answer were left out")
+            self.notes.append(f"{count} requests without an output token were left out")
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """The file's lines with their numbers, without those that are empty."""
-        empty: list[int] = []  # since the last line that was not; those at the end are nobody's mistake
+        """The file's non-empty lines with their numbers."""
+        empty: list[int] = []  # since the last non-empty line; trailing ones are ignored
         skipped: list[int] = []
         try:
             with self.path.open(encoding="utf-8-sig", errors="replace", newline=None) as file:
@@ -81,7 +81,7 @@ class Trace:
     def traffic(
         self, prefix_block_tokens: int = 0, spread: np.random.Generator | None = None, is_sorted: bool = True
     ) -> Traffic:
-        """The requests from 0 on. spread: for stamps in coarse steps. is_sorted: the file should be."""
+        """The requests from time 0 on. spread: for coarse timestamps. is_sorted: the file should be."""
         self._check_order(is_sorted)
         self.refuse_bad(has_rows=bool(self.rows))
         self.rows.sort(key=lambda row: row.at)
@@ -97,10 +97,10 @@ class Trace:
         return Traffic(self.path.stem, requests, prefix_block_tokens, tuple(self.notes))
 
     def refuse_bad(self, has_rows: bool) -> None:
-        """BadInput with the lines that cannot be used, or where there is no row at all."""
+        """BadInput with the unusable lines, or if there are no rows."""
         self._report()
         if not has_rows:
-            raise BadInput(f"{self.path}: holds no requests")
+            raise BadInput(f"{self.path}: contains no requests")
 
     def _check_order(self, is_sorted: bool) -> None:
         if not is_sorted:
@@ -123,7 +123,7 @@ class Trace:
         more = f"; and {len(self._bad) - SHOWN} more" if len(self._bad) > SHOWN else ""
         if not self.skip_bad_rows:
             raise BadInput(
-                f"{self.path}: {len(self._bad)} bad rows: {shown}{more}. Correct them, or go on without them "
+                f"{self.path}: {len(self._bad)} bad rows: {shown}{more}. Correct them, or skip them "
                 "with --skip-bad-rows"
             )
         self.notes.append(f"{len(self._bad)} bad rows were left out ({shown}{more})")
@@ -136,12 +136,12 @@ class Trace:
         long = np.flatnonzero(gaps > max(SILENCE_S, SILENCE_GAPS * float(gaps.mean())))
         if long.size:
             longest = int(long[np.argmax(gaps[long])])
-            others = f", and {long.size - 1} more such silences" if long.size > 1 else ""
+            others = f", and {long.size - 1} more such gaps" if long.size > 1 else ""
             line = self.rows[longest + 1].line
             self.notes.append(f"no request for {gaps[longest]:.0f} s before line {line}{others}")
 
     def _spread(self, at: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Requests with one stamp, evenly at random until the next step, in the order of the file."""
+        """Requests with equal timestamps, uniformly random until the next step, in file order."""
         stamps, counts = np.unique(at, return_counts=True)
         step = _step_s(stamps)
         if step is None or counts.max() < 2:
@@ -151,16 +151,14 @@ class Trace:
             stamp + np.sort(random.random(count)) * width
             for stamp, count, width in zip(stamps, counts, widths, strict=True)
         ]
-        self.notes.append(
-            f"stamps move in steps of {step:g} s: arrivals were spread within each, by the seed"
-        )
+        self.notes.append(f"timestamps have steps of {step:g} s: arrivals were spread randomly within each")
         return np.concatenate(parts)
 
 
 def _step_s(stamps: np.ndarray) -> float | None:
-    """The longest step whose multiples all gaps between stamps are; None: the stamps are exact.
+    """The largest step of which all gaps are multiples; None: the timestamps are exact.
 
-    All stamps are looked at: two requests with one stamp are not evidence, since arrivals do coincide.
+    All timestamps are checked: two equal ones are not evidence, since arrivals can coincide.
     """
     gaps = np.diff(stamps)
     if not gaps.size:

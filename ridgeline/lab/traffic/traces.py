@@ -1,7 +1,7 @@
-"""Readers of trace files: Azure's 2023 CSV, Mooncake's JSONL, our own recordings, BurstGPT's CSV.
+"""Readers of trace files: Azure's 2023 CSV, Mooncake's JSONL, our recordings, BurstGPT's CSV.
 
-All give Traffic: moments from 0, lengths, and shared prefixes where the file tells them. Broken rows are
-reported by line (`trace_rows`). No reader holds text: traces have none.
+All return Traffic: times from 0, lengths, and shared prefixes if the file has them. Invalid rows are reported
+by line (`trace_rows`). Traces contain no text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 
 
 def read_azure(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
-    """TIMESTAMP, ContextTokens, GeneratedTokens: no text, no prefixes. The seed draws nothing."""
+    """TIMESTAMP, ContextTokens, GeneratedTokens: no text, no prefixes. The seed is not used."""
     trace = Trace(path, skip_bad_rows)
     _read_csv(trace, AZURE_COLUMNS, _date_s)
     return trace.traffic()
@@ -38,7 +38,7 @@ def read_burstgpt(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> 
 
 
 class _MooncakeLine(msgspec.Struct):
-    """timestamp in milliseconds. The last two are ours alone; Mooncake's blocks have 512 tokens."""
+    """timestamp in milliseconds. The last two fields are ours; Mooncake's blocks have 512 tokens."""
 
     timestamp: float
     input_length: int
@@ -51,7 +51,7 @@ class _MooncakeLine(msgspec.Struct):
 def read_mooncake(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
     """timestamp, input_length, output_length, hash_ids: an id for each block of 512 tokens from the start.
 
-    The published trace's stamps move in steps of 3 s; arrivals are spread within each, drawn by the seed.
+    The published trace's timestamps have steps of 3 s; arrivals are spread randomly within each, by the seed.
     """
     trace = Trace(path, skip_bad_rows)
     block_tokens = _read_blocks(trace)
@@ -59,8 +59,8 @@ def read_mooncake(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> 
 
 
 def read_recorded(path: Path, *, skip_bad_rows: bool = False, seed: int = 0) -> Traffic:
-    """What `ridgeline serve --record-traffic` wrote: Mooncake's fields with true moments, in the order in
-    which the requests were finished. Requests that wrote nothing are left out, as nothing could be replayed.
+    """Recordings of `ridgeline serve --record-traffic`: Mooncake's fields with exact times, in the order in
+    which requests finished. Requests without output are left out, as they cannot be replayed.
     """
     trace = Trace(path, skip_bad_rows)
     block_tokens = _read_blocks(trace, may_be_unanswered=True)
@@ -76,7 +76,7 @@ READERS: dict[str, Callable[..., Traffic]] = {
 
 
 def _read_blocks(trace: Trace, may_be_unanswered: bool = False) -> int:
-    """The rows of a file with hash ids, and how many tokens a block has."""
+    """The rows of a file with hash ids, and the tokens per block."""
     decoder = msgspec.json.Decoder(_MooncakeLine)
     block_tokens, unanswered = 0, 0
     models: set[str] = set()
@@ -87,7 +87,7 @@ def _read_blocks(trace: Trace, may_be_unanswered: bool = False) -> int:
             trace.bad(number, str(error).replace("$.", "").replace("`", "'"))
             continue
         except msgspec.DecodeError:
-            trace.bad(number, "is not a whole JSON object")
+            trace.bad(number, "is not a complete JSON object")
             continue
         if may_be_unanswered and row.output_length == 0:
             unanswered += 1
@@ -95,7 +95,7 @@ def _read_blocks(trace: Trace, may_be_unanswered: bool = False) -> int:
         block_tokens = block_tokens or row.block_tokens
         most = -(-row.input_length // max(row.block_tokens, 1))
         if row.block_tokens != block_tokens or block_tokens < 1:
-            trace.bad(number, f"block_tokens is {row.block_tokens}, in rows before it {block_tokens}")
+            trace.bad(number, f"block_tokens is {row.block_tokens}, but {block_tokens} in earlier rows")
         elif len(row.hash_ids) > most:
             trace.bad(
                 number, f"has {len(row.hash_ids)} hash_ids, but {row.input_length} tokens are {most} blocks"
@@ -116,10 +116,10 @@ def _read_csv(
     seconds: Callable[[str], float],
     may_be_unanswered: bool = False,
 ) -> None:
-    """Rows with the columns moment, input tokens, output tokens.
+    """Rows with the columns time, input tokens, output tokens.
 
-    Split by hand: these traces quote nothing, and one stray quote would make a CSV reader swallow all lines
-    to the next.
+    Split by hand: these traces quote nothing, and with one stray quote a CSV reader would consume all lines
+    up to the next.
     """
     lines = trace.lines()
     number, head = next(lines, (1, ""))

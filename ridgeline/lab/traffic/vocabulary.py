@@ -1,8 +1,8 @@
 """Vocabulary: words that are one token each for a model, so that a text of n words has n tokens.
 
-Found in the model's own tokenizer where it is here, else with the server's /tokenize, else by what the server
-counts (`usage.prompt_tokens`); where it says nothing at all, common words are taken for one token each. Which
-of these it was is kept with the run.
+Found in the model's tokenizer if it is available, else with the server's /tokenize, else from the server's
+counts (`usage.prompt_tokens`); without any of these, common words count as one token each. The run records
+the method.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ridgeline.lab.traffic.common_words import COMMON_WORDS
 from ridgeline.models.text.tokenizer import Tokenizer
 
 CountedBy = Literal["tokenizer", "/tokenize", "usage", "assumption"]
-# A path and a body in, the answer's JSON out; None where the server has no such path or refuses.
+# A path and a body in, the answer's JSON out; None if the server has no such path or refuses.
 Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
-MOST_WORDS = 8192  # more make no prompt less alike
+MOST_WORDS = 8192  # more do not make prompts more diverse
 LEAST_WORDS = 16
-MOST_ASKED = 128  # of a server, one by one
+MOST_ASKED = 128  # words sent to a server one by one
 _WORD = re.compile(r" ?[a-z]{3,12}")
 
 
@@ -45,7 +45,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> Vocabulary:
-        """Every word of the tokenizer that is sure to stay one token."""
+        """Every word of the tokenizer that certainly stays one token."""
         found = _single_words(tokenizer)
         if len(found) < LEAST_WORDS:
             raise LabError(f"the model's tokenizer has only {len(found)} words of one token: send token ids")
@@ -61,7 +61,7 @@ class Vocabulary:
 
     @classmethod
     async def from_server(cls, post: Post, model: str) -> Vocabulary:
-        """From a server whose tokenizer is not here. Sends a handful of small requests."""
+        """From a server whose tokenizer is not available. Sends a handful of small requests."""
         found = await _by_tokenize(post, model)
         return found if found is not None else await _by_usage(post, model)
 
@@ -73,8 +73,8 @@ def _single_words(tokenizer: Tokenizer) -> list[tuple[str, int]]:
         text = tokenizer.whole_text(id)
         if text is not None and _WORD.fullmatch(text) and id not in tokenizer.special_ids:
             spelled[text] = id
-    # Both with and without a space: whichever stands first in a prompt is one token too. Tokenizers that put
-    # a space before every text themselves have the first spelling alone, and need no other.
+    # Both with and without a space: the first word of a prompt must be one token too. Tokenizers that put
+    # a space before every text have only the first form.
     puts_space = len(tokenizer.encode("the", add_special=False)) == 1 and "the" not in spelled
     both = [
         (text[1:], id)
@@ -88,7 +88,7 @@ def _single_words(tokenizer: Tokenizer) -> list[tuple[str, int]]:
 
 
 async def _by_tokenize(post: Post, model: str) -> Vocabulary | None:
-    """With /tokenize as ours, vLLM's and llama-server's answer it: {"tokens": [ids]}."""
+    """With /tokenize of ridgeline, vLLM and llama-server: {"tokens": [ids]}."""
 
     async def encode(text: str) -> list[int] | None:
         for body in (
@@ -104,7 +104,7 @@ async def _by_tokenize(post: Post, model: str) -> Vocabulary | None:
     if whole is None:
         return None
     words, ids = list(COMMON_WORDS), whole[1:]
-    # At the beginning of lines they stand without a space, as the first of a prompt does.
+    # At the start of a line they have no space, like the first word of a prompt.
     lines = await encode("\n".join(COMMON_WORDS))
     if len(ids) != len(words) or lines is None or len(lines) != 2 * len(words) - 1:
         words, ids = [], []
@@ -122,7 +122,7 @@ async def _by_tokenize(post: Post, model: str) -> Vocabulary | None:
 
 
 async def _by_usage(post: Post, model: str) -> Vocabulary:
-    """By the prompt tokens that two requests of different length were counted as, if they were counted."""
+    """From the counted prompt tokens of two requests of different length, if reported."""
     words = list(COMMON_WORDS)
     while len(words) >= LEAST_WORDS:
         overheads = await _overheads(post, model, words)
@@ -133,7 +133,7 @@ async def _by_usage(post: Post, model: str) -> Vocabulary:
 
 
 async def _overheads(post: Post, model: str, words: Sequence[str]) -> tuple[int, int | None, int] | None:
-    """What is added to a plain text, to a message and to a later one; None: words are not one token each."""
+    """Tokens added to a plain text, to a message and to a later one; None: words are not one token each."""
 
     async def plain_tokens(text: str) -> int | None:
         return await _usage(post, "/v1/completions", {"model": model, "prompt": text, "max_tokens": 1})
@@ -154,13 +154,13 @@ async def _overheads(post: Post, model: str, words: Sequence[str]) -> tuple[int,
 
 
 def _chat(text: str, turns: int) -> list[dict[str, str]]:
-    """A conversation in which everybody says the same."""
+    """A conversation of identical messages."""
     question = {"role": "user", "content": text}
     return [question] + [{"role": "assistant", "content": text}, question] * (turns - 1)
 
 
 async def _overhead(words: Sequence[str], count: Callable[[str], Awaitable[int | None]]) -> int | None:
-    """Tokens beyond the words; None where the server did not count, or not one for each word."""
+    """Tokens beyond the words; None if the server did not count, or counted more than one per word."""
     half = max(len(words) // 2, 1)
     short, long = await count(" ".join(words[:half])), await count(" ".join(words))
     if short is None or long is None or long - short != len(words) - half or short < half:

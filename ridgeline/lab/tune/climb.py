@@ -1,8 +1,8 @@
-"""Climb: one setting is changed at a time, measured against its parent, and kept if better beyond noise.
+"""Climb: changes one setting at a time, measures it against its parent, and keeps it if better beyond noise.
 
-`measure` is whatever runs a configuration: servers under load in `ridgeline tune`, a formula in tests. Each
-trial is rounds of A and B in turn. All that happened is in the ledger; a climb that is begun again takes from
-there what it would measure, and goes on where the last one stopped.
+`measure` runs a configuration: servers under load in `ridgeline tune`, a formula in tests. Each trial is
+rounds of A and B in turn. Everything is in the ledger; a restarted climb reuses its measurements and
+continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAST_ROUNDS = 2
 
 
 class NotMeasured(LabError):
-    """A run gave no figures: its settings were refused, its server died, or the run itself is invalid."""
+    """A run without figures: its settings were refused, its server died, or the run is invalid."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class NotMeasured(LabError):
 
 @dataclass(frozen=True, slots=True)
 class RunId:
-    """Which run of the ledger this is. All halves of a round have the same traffic, in whatever trial."""
+    """Identifies a run of the ledger. All halves of a round have the same traffic, in any trial."""
 
     trial: int
     round: int
@@ -56,7 +56,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What may change, and how long that may take."""
+    """The search space and its time budget."""
 
     space: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     trial_s: float | None = None
@@ -65,7 +65,7 @@ class Search:
 
 @dataclass(slots=True)
 class Place:
-    """Where a climb is: the trial that led there, its settings, and the settings it came by."""
+    """The position of a climb: the trial that led there, its settings, and the settings before."""
 
     trial: int
     settings: Settings
@@ -73,7 +73,7 @@ class Place:
 
 
 class OutOfTime(Exception):
-    """The budget of the whole search is used up."""
+    """The time budget of the whole search is used up."""
 
 
 class Climb:
@@ -90,14 +90,14 @@ class Climb:
             raise LabError("a ledger needs its header before the first trial")
         if header.rounds < LEAST_ROUNDS:
             raise BadInput(f"--rounds must be at least {LEAST_ROUNDS}: one round has no interval")
-        more_is_better(header.objective)  # or say that it has no direction
+        more_is_better(header.objective)  # raises if it has no direction
         self.ledger, self.header = ledger, header
         self._measure, self._search, self._report, self._clock = measure, search, report, clock
         self._slo = limits_of(header)
         self._started = clock()
 
     def run(self) -> str:
-        """Climb until no single change helps, or time is up. Says how it ended."""
+        """Climb until no single change helps, or time is up. Returns how it ended."""
         try:
             self.noise()
             place = Place(NOISE_TRIAL, dict(self.header.base))
@@ -108,18 +108,17 @@ class Climb:
                 if place.trial == before:
                     return "no single change is better beyond the noise"
         except OutOfTime:
-            return "the time was up"
+            return "the time budget was used up"
 
     def noise(self) -> dict[str, Effect]:
-        """A against A: what differs between runs of the same settings. Measured once, before all else."""
+        """A against A: differences between runs of the same settings. Measured once, first."""
         trial = self._find(NOISE_TRIAL, self.header.base, "", None) or self._begin(
             NOISE_TRIAL, self.header.base, "", None
         )
         verdict = self.ledger.verdict(trial.number) or self._measured(trial, noise=None)
         if verdict.decision != "noise":
             raise LabError(
-                f"the settings to start from cannot be measured: {verdict.reason}; begun again, they are "
-                "tried again"
+                f"the initial settings cannot be measured: {verdict.reason}; a restart tries them again"
             )
         return verdict.effects
 
@@ -129,12 +128,12 @@ class Climb:
         noise = self.noise()
         settings = self.settings_after(parent)
         if settings.get(key) == value:
-            raise BadInput(f"{key} is {value!r} already in the settings of trial {parent}")
+            raise BadInput(f"{key} is already {value!r} in the settings of trial {parent}")
         trial = self._find(parent, settings, key, value) or self._begin(parent, settings, key, value)
         return self.ledger.verdict(trial.number) or self._measured(trial, noise)
 
     def settings_after(self, number: int) -> Settings:
-        """What a trial tried; of the noise, the settings to start from."""
+        """The settings that a trial tried; for the noise trial, the initial settings."""
         if number == NOISE_TRIAL:
             return dict(self.header.base)
         trial = next((trial for trial in self.ledger.trials if trial.number == number), None)
@@ -145,9 +144,9 @@ class Climb:
     # ---- the search ----
 
     def _along(self, key: str, values: Sequence[Any], place: Place) -> None:
-        """Change one key as far as it gets better: up, or else down, one value at a time."""
+        """Change one key while it improves: up, or else down, one value at a time."""
         directions: tuple[int, ...] = (1, -1)
-        if place.settings.get(key) not in values:  # unset, say: the first that is better, then on from there
+        if place.settings.get(key) not in values:  # e.g. unset: the first that is better, then on from there
             if not any(self._step(key, value, place) for value in values):
                 return
             directions = (1,)  # those below were tried
@@ -161,7 +160,7 @@ class Climb:
 
     def _step(self, key: str, value: Any, place: Place) -> bool:
         settings = place.settings | {key: value}
-        if settings in place.path:  # where it came from: it is known to be worse
+        if settings in place.path:  # a previous position: known to be worse
             return False
         verdict = self.trial({key: value}, place.trial)
         if verdict.decision != "accepted":
@@ -175,7 +174,7 @@ class Climb:
     def _measured(self, trial: Trial, noise: Mapping[str, Effect] | None) -> Verdict:
         begun = self._clock()
         pairs = self.ledger.rounds(trial.number)
-        if noise is None:  # all else hangs on it: what was not measured is run again
+        if noise is None:  # everything depends on it: run it again if not measured
             pairs = [pair for pair in pairs if _failure([pair]) is None]
         failure = _failure(pairs)
         while failure is None and len(pairs) < self.header.rounds:
@@ -193,7 +192,7 @@ class Climb:
         return verdict
 
     def _round(self, trial: Trial, number: int) -> tuple[Run, Run]:
-        """A, then B. Where A gives no figures B is not run: it stands in the ledger with A's reason."""
+        """A, then B. If A gives no figures B is not run; the ledger records A's reason."""
         first = self._run(RunId(trial.number, number, "a"), trial.settings)
         if first.outcome != "measured":
             return first, first
@@ -257,7 +256,7 @@ class Climb:
         return Verdict(trial.number, decision, reason, len(pairs), found)
 
     def _find(self, parent: int, settings: Settings, key: str, value: Any) -> Trial | None:
-        """The trial of this change to these settings, if there was one: whoever its parent was, the same."""
+        """The trial of this change to these settings, if there was one, whatever its parent."""
         for trial in self.ledger.trials:
             if (trial.key, trial.after) == (key, value) and trial.settings == settings:
                 return trial
@@ -273,7 +272,7 @@ class Climb:
 
 
 def only_change(change: Settings) -> tuple[str, Any]:
-    """The one key that a trial changes. Of two, nobody could say which had the effect."""
+    """The one key that a trial changes. With two, the effect could not be attributed."""
     if len(change) != 1:
         named = ", ".join(change) or "none"
         raise BadInput(f"a trial changes one key, not {len(change)} ({named}): make a trial of each")
@@ -292,7 +291,7 @@ def ahead(values: Sequence[Any], now: Any, direction: int) -> Iterator[Any]:
 
 
 def limits_of(header: Header) -> Slo | None:
-    """In open loops waiting counts, as in the bench: ttft and e2e are those from the planned moment."""
+    """In open loops latency counts from the planned time, as in the bench: for ttft and e2e."""
     if not header.slo:
         return None
     slo = parse_slo(header.slo)

@@ -1,8 +1,8 @@
 """From rounds of A and B to effects with intervals, and from effects to a verdict. Pure functions.
 
-Rounds are pairs: both halves had the same traffic, right after each other. The logarithm of B/A is averaged
-over them, with Student's t for the interval; a change counts when its interval leaves out zero and it is
-larger than what two runs of the same settings differed by.
+Rounds are pairs: both halves had the same traffic, one right after the other. The logarithm of B/A is
+averaged over them, with Student's t for the interval; a change counts if its interval excludes zero and it
+exceeds the difference between two runs of the same settings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ridgeline.lab.slo import Limit, Slo
 from ridgeline.lab.tune.ledger import Decision, Effect
 
 CONFIDENCE = 0.95
-MORE_FAILURES = 0.005  # a share of the requests: more than that is no tuning
+MORE_FAILURES = 0.005  # maximum rise of the share of failed requests
 Metrics = Mapping[str, float]
 
 
 def more_is_better(metric: str) -> bool:
-    """Rates and shares of what went well rise, times and failures fall."""
+    """Rates and success shares should rise, times and failures should fall."""
     name = metric.partition(".")[0].removeprefix("adj_")
     if name.endswith("_per_s") or name in ("attainment", "cache_hit"):
         return True
@@ -35,7 +35,7 @@ def more_is_better(metric: str) -> bool:
 def effects(
     rounds: Sequence[tuple[Metrics, Metrics]], noise: Mapping[str, Effect] | None = None
 ) -> dict[str, Effect]:
-    """The change of every metric that all rounds have, above zero. From two rounds on."""
+    """The change of every metric that all rounds have, if above zero. Needs two rounds."""
     if len(rounds) < 2:
         return {}
     names = [
@@ -62,7 +62,7 @@ def _effect(rounds: Sequence[tuple[Metrics, Metrics]], name: str, noise: Effect 
 def decide(
     found: Mapping[str, Effect], objective: str, after: Metrics, slo: Slo | None, more_failures: float
 ) -> tuple[Decision, str]:
-    """Accepted: the objective is better beyond the noise, no limit is newly broken, no more requests fail.
+    """Accepted: the objective is better beyond noise, no limit is newly broken, no more requests fail.
 
     after: means of B. more_failures: the mean rise of the share of failed requests.
     """
@@ -84,8 +84,9 @@ def decide(
 
 
 def _broken(limit: Limit, found: Mapping[str, Effect], after: Metrics) -> str:
-    """Where B breaks it, and not surely less than A does. A percentile of too few samples (P99) is not told:
-    then the share of good answers says whether as many as that kept the limits."""
+    """Where B breaks a limit, and not clearly less than A. If a percentile has too few samples (P99), the
+    share of good answers is used.
+    """
     value, change = after.get(limit.key), found.get(limit.key)
     if value is not None:
         is_broken = value > limit.ms and (change is None or change.high > 0)
@@ -97,7 +98,7 @@ def _broken(limit: Limit, found: Mapping[str, Effect], after: Metrics) -> str:
 
 
 def percent(effect: Effect) -> str:
-    """+4.2 % [+2.9, +5.5]; what is more than ten times as much is said in times."""
+    """+4.2 % [+2.9, +5.5]; more than tenfold is shown as a factor."""
     high = f"{100 * effect.high:+.1f}" if effect.high < 9 else f"{1 + effect.high:.3g} times"
     return f"{100 * effect.change:+.1f} % [{100 * effect.low:+.1f}, {high}]"
 

@@ -1,7 +1,7 @@
-"""Points and their Pareto front: what each configuration gives, and which none beats. Pure data.
+"""Points and their Pareto front: each configuration's figures, and those that none beats. Pure data.
 
-A point is its parent's figures times the measured effect, from the settings that the search began with: runs
-of different hours do not compare, the two halves of a round do.
+A point is its parent's figures times the measured effect, starting from the initial settings: runs of
+different hours are not comparable, the two halves of a round are.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Point:
     trial: int  # that measured it
     tokens_per_s: float
     latency_ms: float
-    usd_per_mtok: float | None  # of output tokens; None: nobody said what an hour costs
+    usd_per_mtok: float | None  # of output tokens; None: hourly price unknown
 
     def beats(self, other: Point) -> bool:
-        """As good in all three, and better in one."""
+        """At least as good in all three, and better in one."""
         pairs = [(-self.tokens_per_s, -other.tokens_per_s), (self.latency_ms, other.latency_ms)]
         if self.usd_per_mtok is not None and other.usd_per_mtok is not None:
             pairs.append((self.usd_per_mtok, other.usd_per_mtok))
@@ -33,7 +33,7 @@ class Point:
 
 
 def points(ledger: Ledger, latency: str, usd_per_hour: float | None) -> list[Point]:
-    """Every configuration that was measured, by its first trial."""
+    """Every measured configuration, by its first trial."""
     figures: dict[int, tuple[float, float]] = {}
     found: list[Point] = []
     for trial in ledger.trials:

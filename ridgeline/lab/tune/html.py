@@ -41,12 +41,14 @@ def ledger_page(ledger: Ledger, latency: str, usd_per_hour: float | None) -> str
             f"Objective: {header.objective}, {direction} is better; "
             f"{header.rounds} rounds of A and B a trial; intervals of 95 %."
         ),
-        heading("Configurations", "The front: no other is better in throughput, latency and cost at once."),
+        heading(
+            "Configurations", "The Pareto front: no other is better in throughput, latency and cost at once."
+        ),
         Html(front_chart(ledger, latency, usd_per_hour)),
         _front_table(ledger, latency, usd_per_hour),
         heading(
             "Trials",
-            "Each changes one setting of its parent, but for the first: what equal settings differ by.",
+            "Each changes one setting of its parent; the first compares equal settings (noise).",
         ),
         Html(effects_chart(ledger)),
         _trials_table(ledger),
@@ -80,7 +82,7 @@ def front_chart(ledger: Ledger, latency: str, usd_per_hour: float | None) -> str
 
 
 def effects_chart(ledger: Ledger) -> str:
-    """A row for every trial that was decided, the first at the top."""
+    """One row per decided trial, the first at the top."""
     objective = header_of(ledger).objective
     decided = [
         (trial, verdict)

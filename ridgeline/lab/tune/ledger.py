@@ -1,7 +1,7 @@
 """Ledger: every run and verdict of a tuning, one JSON line each, on disk before anything else happens.
 
-Appended and synced as each run ends, so that a crash loses the run under way and nothing else. The search
-reads its past here and goes on where it stopped. One writer at a time.
+Appended and synced as each run ends, so that a crash loses only the current run. The search reads its history
+here and continues where it stopped. One writer at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from ridgeline.lab.errors import BadInput, LabError
 
 FILE, VERSION = "ledger.jsonl", 1
-NOISE_TRIAL = 0  # the first one changes nothing: what differs there is noise
+NOISE_TRIAL = 0  # the first trial changes nothing: it measures noise
 
 Settings = dict[str, Any]  # of EngineConfig, those that differ from its defaults
 Arm = Literal["a", "b"]  # the parent's settings, or the changed ones
@@ -26,7 +26,7 @@ Decision = Literal["noise", "accepted", "rejected", "refused", "died", "undecide
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
-    """What is tuned, and how it is measured: the same for all runs of a ledger."""
+    """The tuned model and the measurement: the same for all runs of a ledger."""
 
     model: str
     base: Settings
@@ -35,17 +35,17 @@ class Header(msgspec.Struct, frozen=True, tag="header", tag_field="kind"):
     rounds: int
     seed: int = 0
     slo: str = ""
-    space: dict[str, list[Any]] = {}  # what the search may change, for those who go on with it
+    space: dict[str, list[Any]] = {}  # the search space, for resuming
     version: int = VERSION
 
     @property
     def is_open(self) -> bool:
-        """Requests come at their moments: there is no concurrency."""
+        """Requests have planned times: there is no concurrency."""
         return self.workload.get("concurrency", 0) is None
 
 
 class Trial(msgspec.Struct, frozen=True, tag="trial", tag_field="kind"):
-    """A trial was begun. It starts from the settings of its parent, another trial, and changes one key."""
+    """A started trial. It starts from the settings of its parent, another trial, and changes one key."""
 
     number: int
     parent: int
@@ -62,15 +62,15 @@ class Run(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
     settings: Settings
     outcome: Outcome
     metrics: dict[str, float] = {}
-    reason: str = ""  # where nothing was measured
+    reason: str = ""  # if nothing was measured
     seconds: float = 0.0
     at: str = ""  # ISO 8601, UTC
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """The relative change of a metric with its interval of 95 %: 0.05 is 5 % more.
+    """The relative change of a metric with its 95 % interval: 0.05 is 5 % more.
 
-    noise: as much as two runs of the same settings differed by; 0.05: up to 1.05 times, or down to 1/1.05.
+    noise: the difference between two runs of the same settings; 0.05: up to 1.05 times, or down to 1/1.05.
     """
 
     change: float
@@ -84,12 +84,12 @@ class Effect(msgspec.Struct, frozen=True):
 
     @property
     def factor(self) -> float:
-        """How many times as much or as little, always at least 1: halving is as large as doubling."""
+        """The ratio, always at least 1: halving is as large as doubling."""
         return max(1 + self.change, 1 / (1 + self.change))
 
     @property
     def most_factor(self) -> float:
-        """The same of the end of the interval that is further away."""
+        """The same for the further end of the interval."""
         return max(1 + self.high, 1 / (1 + self.low))
 
 
@@ -105,7 +105,7 @@ Entry = Header | Trial | Run | Verdict
 
 
 class Ledger:
-    """Entries in memory and in the file. A line that a crash cut off is taken away when it is opened."""
+    """Entries in memory and in the file. A line truncated by a crash is removed when it is opened."""
 
     def __init__(self, folder: Path, *, write: bool = True) -> None:
         self.folder = folder
@@ -119,7 +119,7 @@ class Ledger:
             except OSError:
                 self._file.close()
                 raise LabError(
-                    f"{self.path}: another tuning is writing it; wait, or use another --ledger"
+                    f"{self.path}: in use by another tuning; wait, or use another --ledger"
                 ) from None
         elif not self.path.exists():
             raise BadInput(f"{self.path}: there is no ledger")
@@ -164,14 +164,15 @@ class Ledger:
         return next((e for e in self.entries if isinstance(e, Verdict) and e.trial == trial), None)
 
     def runs(self, trial: int | None = None) -> Iterator[Run]:
-        """In their order; of one trial, or of all."""
+        """In order; of one trial, or of all."""
         for entry in self.entries:
             if isinstance(entry, Run) and trial in (None, entry.trial):
                 yield entry
 
     def rounds(self, trial: int) -> list[tuple[Run, Run]]:
-        """Complete rounds: an "a" and the "b" that was run right after it. A round of which a crash took one
-        half is run again whole, so that both halves are of the same moment."""
+        """Complete rounds: an "a" and the "b" run right after it. A round that lost one half to a crash is
+        run again completely, so that both halves are close in time.
+        """
         pairs: dict[int, tuple[Run, Run]] = {}
         before: Run | None = None
         for run in self.runs(trial):
@@ -181,13 +182,13 @@ class Ledger:
         return [pairs[number] for number in sorted(pairs)]
 
     def _read(self) -> int:
-        """Entries of the file; returns how many bytes of it are whole lines."""
+        """Entries of the file; returns the number of bytes in complete lines."""
         decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
         whole = 0
         lines = self.path.read_bytes().splitlines(keepends=True)
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
-                break  # the last one, cut off
+                break  # the last line is incomplete
             try:
                 self.entries.append(decoder.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -195,7 +196,7 @@ class Ledger:
             whole += len(line)
         header = self.header
         if self.entries and header is None:
-            raise BadInput(f"{self.path}: its first line is no header; it is not a ledger")
+            raise BadInput(f"{self.path}: its first line is not a header: not a ledger")
         if header is not None and header.version != VERSION:
             raise BadInput(f"{self.path}: written as version {header.version}, this is version {VERSION}")
         return whole

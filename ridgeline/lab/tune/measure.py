@@ -1,7 +1,7 @@
-"""ServerMeasure: the figures of one configuration, by a server started for it and a bench run against it.
+"""ServerMeasure: the figures of one configuration, from a server started for it and a bench run against it.
 
-What `climb` calls in `ridgeline tune`. One server at a time, fresh for every run, so that all start alike: no
-prefix is cached, no memory touched. Both halves of a round get the same traffic. Runs are kept beside the
+Called by `climb` in `ridgeline tune`. One server at a time, fresh for every run, so that all start alike: no
+cached prefix, no touched memory. Both halves of a round get the same traffic. Runs are kept beside the
 ledger, for `ridgeline bench report` and `compare`.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
+from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop, RequestDeadlines
 from ridgeline.lab.bench.figures.metrics import flat
 from ridgeline.lab.bench.figures.result import BenchResult
 from ridgeline.lab.bench.progress import Progress, shown
@@ -27,19 +27,19 @@ from ridgeline.lab.tune.ledger import Settings
 from ridgeline.lab.tune.servers import TunedServer
 from ridgeline.options import check_values
 
-INVALID_TWICE = 2  # runs in which the client was the bottleneck, before a configuration is given up
+INVALID_TWICE = 2  # runs limited by the client before a configuration is abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every server is put under. Kept in the ledger's header."""
+    """The load on every server. Stored in the ledger's header."""
 
     traffic: TrafficOptions
-    concurrency: int | None  # closed loop; None: requests come at their moments
+    concurrency: int | None  # closed loop; None: requests have planned times
     warmup: int
-    run_s: float  # a run is stopped after so many seconds
-    ready_s: float = 180.0  # a server that is not ready by then is refused
-    keep_invalid: bool = False  # runs in which the client was too slow count as well
+    run_s: float  # maximum seconds of a run
+    ready_s: float = 180.0  # maximum seconds for a server to become ready
+    keep_invalid: bool = False  # also count runs in which the client was too slow
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
@@ -70,10 +70,10 @@ class ServerMeasure:
         report: Report,
         stream: TextIO | None = None,
     ) -> None:
-        """stream: where a run's progress is shown; None: nowhere."""
+        """stream: for a run's progress; None: not shown."""
         self._model, self._workload, self._folder = model, workload, folder
         self._slo, self._report, self._stream = slo, report, stream
-        build_traffic(workload.traffic)  # what is wrong with it is said before a server is started
+        build_traffic(workload.traffic)  # validates it before a server is started
 
     def __call__(self, settings: Settings, which: RunId) -> dict[str, float]:
         for attempt in range(1, INVALID_TWICE + 1):
@@ -83,7 +83,7 @@ class ServerMeasure:
             reasons = "; ".join(result.validity.reasons)
             if attempt == INVALID_TWICE:
                 raise NotMeasured("invalid", f"the client was the bottleneck: {reasons}")
-            self._report(f"run again, for the client was the bottleneck: {reasons}")
+            self._report(f"repeating the run: the client was the bottleneck: {reasons}")
         return {name: value for name, value in flat(result.summary).items() if math.isfinite(value)}
 
     def _once(self, settings: Settings, which: RunId) -> BenchResult:
@@ -119,9 +119,9 @@ class ServerMeasure:
             warmup=workload.warmup,
             slo=self._slo,
             duration_s=workload.run_s,
-            deadlines=Deadlines(run_s=2 * workload.run_s),
+            deadlines=RequestDeadlines(run_s=2 * workload.run_s),
         )
 
 
 def _silent(progress: Progress) -> None:
-    """Nobody watches."""
+    """Discards progress."""

@@ -1,4 +1,4 @@
-"""A ledger for people: its trials with their effects, the front, and the winning configuration as TOML."""
+"""A ledger as text: its trials with their effects, the front, and the winning configuration as TOML."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ridgeline.lab.tune.ledger import NOISE_TRIAL, Effect, Header, Ledger, Setti
 CONFIG_FILE = "winner.toml"
 SHOWN = ("output_tokens_per_s", "ttft_ms.p90", "tpot_ms.p90", "e2e_ms.p90")
 SHOWN_OPEN = ("output_tokens_per_s", "ttft_sched_ms.p90", "tpot_ms.p90", "e2e_sched_ms.p90")
-# These change what the model answers, not only how fast.
+# These change the model's answers, not only the speed.
 CHANGE_ANSWERS = ("weights", "kv_dtype", "dtype", "load_format")
 
 
 def header_of(ledger: Ledger) -> Header:
     header = ledger.header
     if header is None:
-        raise BadInput(f"{ledger.path}: there is nothing in it yet")
+        raise BadInput(f"{ledger.path}: it is empty")
     return header
 
 
 def winner(ledger: Ledger) -> tuple[Settings, list[tuple[Trial, Verdict]]]:
-    """The settings at the end of the longest way of accepted changes, and that way."""
+    """The settings at the end of the longest path of accepted changes, and that path."""
     decided = {trial.number: (trial, ledger.verdict(trial.number)) for trial in ledger.trials}
     ways: dict[int, list[tuple[Trial, Verdict]]] = {NOISE_TRIAL: []}
     for number, (trial, verdict) in decided.items():
@@ -40,10 +40,10 @@ def winner(ledger: Ledger) -> tuple[Settings, list[tuple[Trial, Verdict]]]:
 
 
 def _gain(way: list[tuple[Trial, Verdict]], objective: str) -> float:
-    """How much better the objective became on the whole way, as a factor above 1."""
+    """The total improvement of the objective along the path, as a factor above 1."""
     gain = 1.0
     for _, verdict in way:
-        gain *= verdict.effects[objective].factor  # accepted: better, whichever direction that is
+        gain *= verdict.effects[objective].factor  # accepted changes are improvements in either direction
     return gain
 
 
@@ -52,7 +52,7 @@ def write_winner(ledger: Ledger, path: Path) -> None:
 
 
 def winner_toml(ledger: Ledger) -> str:
-    """Settings that `ridgeline serve --config` runs; each change with its measured effect."""
+    """Settings for `ridgeline serve --config`; each change with its measured effect."""
     header = header_of(ledger)
     settings, way = winner(ledger)
     lines = [
@@ -68,7 +68,7 @@ def winner_toml(ledger: Ledger) -> str:
         changes.setdefault(trial.key, []).append(f"# trial {trial.number}, was {before}:")
         changes[trial.key] += [f"#   {name} {percent(verdict.effects[name])}" for name in told]
     for key, value in settings.items():
-        lines += ["", *changes.get(key, ["# as the search began"]), f"{key} = {json.dumps(value)}"]
+        lines += ["", *changes.get(key, ["# initial setting"]), f"{key} = {json.dumps(value)}"]
     return "\n".join([*lines, ""])
 
 
@@ -89,10 +89,12 @@ def ledger_lines(ledger: Ledger, latency: str, usd_per_hour: float | None) -> It
     yield from front_lines(points(ledger, latency, usd_per_hour), latency)
     settings, way = winner(ledger)
     yield ""
-    yield f"winner: {settings_text(settings)}" + ("" if way else " (as it began: no change was accepted)")
+    yield f"winner: {settings_text(settings)}" + (
+        "" if way else " (initial settings: no change was accepted)"
+    )
     risky = sorted({trial.key for trial, _ in way} & set(CHANGE_ANSWERS))
     if risky:
-        yield f"{', '.join(risky)} changes the answers as well: check their quality before you serve this"
+        yield f"{', '.join(risky)} also changes the answers: check their quality before serving this"
 
 
 def front_lines(found: list[Point], latency: str) -> Iterator[str]:
@@ -120,7 +122,7 @@ def _trial_lines(trial: Trial, verdict: Verdict | None, header: Header) -> Itera
 
 
 def told_metrics(header: Header) -> tuple[str, ...]:
-    """The objective first, and what else is of interest."""
+    """The objective first, then other metrics of interest."""
     shown = SHOWN_OPEN if header.is_open else SHOWN
     return (header.objective, *(name for name in shown if name != header.objective))
 

@@ -1,6 +1,6 @@
-"""Tuning: a ledger, the servers and the search put together, for `ridgeline tune` to call.
+"""Tuning: combines a ledger, the servers and the search, for `ridgeline tune`.
 
-A ledger that is there already is gone on with; what it measures may not change under way.
+An existing ledger is continued; what it measures must not change.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RUNS = "runs"  # the folder of the bench runs, beside the ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a new ledger is to find out."""
+class TuneRequest:
+    """The goal of a new ledger."""
 
     model: str
     base: Settings
@@ -42,7 +42,7 @@ class Question:
         more_is_better(self.objective)
         if self.slo:
             parse_slo(self.slo)
-        EngineConfig(**self.base)  # settings to start from that cannot be are refused here
+        EngineConfig(**self.base)  # validates the initial settings
         if self.rounds < FEWEST_ROUNDS:
             raise BadInput(
                 f"--rounds must be at least {FEWEST_ROUNDS}, got {self.rounds}: of two rounds the interval "
@@ -61,27 +61,27 @@ class Question:
 
 
 @contextmanager
-def opened(folder: Path, question: Question | None) -> Iterator[Ledger]:
-    """The ledger of this folder, begun with `question` where it is new. None: there must be one."""
-    if question is None and not (folder / "ledger.jsonl").exists():
-        raise BadInput(f"{folder}: there is no ledger; name a MODEL to begin one")
-    wanted = None if question is None else question.header()
+def opened(folder: Path, request: TuneRequest | None) -> Iterator[Ledger]:
+    """The ledger of this folder, created with `request` if it is new. None: it must exist."""
+    if request is None and not (folder / "ledger.jsonl").exists():
+        raise BadInput(f"{folder}: there is no ledger; name a MODEL to create one")
+    wanted = None if request is None else request.header()
     with Ledger(folder) as ledger:
         if ledger.header is None:
             if wanted is None:
-                raise BadInput(f"{ledger.path} is empty: name a MODEL to begin it")
+                raise BadInput(f"{ledger.path} is empty: name a MODEL to start it")
             ledger.append(wanted)
         elif wanted is not None and ledger.header != structs.replace(wanted, space=ledger.header.space):
             different = ", ".join(_differences(ledger.header, wanted))
             raise BadInput(
-                f"{ledger.path} measures something else ({different}): leave those away to go on with it, "
+                f"{ledger.path} measures something else ({different}): omit those options to continue it, "
                 "or name another --ledger"
             )
         yield ledger
 
 
 def climb(ledger: Ledger, search: Search, report: Report, stream: TextIO | None = None) -> str:
-    """Search for better settings; says how it ended. The winner's file is up to date however it ends."""
+    """Search for better settings; returns how it ended. The winner's file is always up to date."""
     try:
         return _climb(ledger, search, report, stream).run()
     finally:

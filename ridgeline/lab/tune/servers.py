@@ -1,7 +1,7 @@
 """TunedServer: one `ridgeline serve` with the settings of a run, started for it and stopped after it.
 
-A process of its own on a free port; the lab reaches it over HTTP alone. A server that refuses its settings or
-dies is a NotMeasured with the reason from its log, never an end of the search. It ends with the tuner.
+A separate process on a free port; the lab reaches it only over HTTP. A server that refuses its settings or
+dies raises NotMeasured with the reason from its log and never ends the search. It ends with the tuner.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG_LEVELS = ("warning", "error", "critical")
 
 
 class TunedServer:
-    """Use as a context: inside it the server answers at `url`."""
+    """A context manager: inside it the server answers at `url`."""
 
     def __init__(self, model: str, settings: Settings, folder: Path, ready_s: float = 180.0) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class TunedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the tuner, which then stops it
+                start_new_session=True,  # Ctrl-C goes to the tuner, which stops the server
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         try:
@@ -67,7 +67,7 @@ class TunedServer:
         self.stop()
 
     def check_alive(self) -> None:
-        """NotMeasured where it has ended meanwhile."""
+        """NotMeasured if it has ended."""
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
@@ -99,18 +99,18 @@ class TunedServer:
 
 
 def engine_toml(settings: Settings) -> str:
-    """A file that `ridgeline serve --config` reads."""
+    """A file for `ridgeline serve --config`."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if value is not None]
     return "\n".join(["[engine]", *lines, ""])
 
 
 def last_words(log: Path) -> str:
-    """The last line of a server's log that says something went wrong, else the last line."""
+    """The last line of a server's log that reports an error, else the last line."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    # In JSON format too: the reason is the line before.
+    # Also in JSON format: the reason is in the previous line.
     lines = [line for line in lines if not _message(line).endswith("its reason is above")]
     words = [text for line in lines if (text := _message(line))]
     wrong = [text for line in lines if _is_wrong(line) and (text := _message(line))]
@@ -118,7 +118,7 @@ def last_words(log: Path) -> str:
 
 
 def _message(line: str) -> str:
-    """The text of a line, whether it is logged as JSON or plain."""
+    """The text of a line, logged as JSON or plain."""
     fields = _fields(line)
     text = str(fields.get("message") or fields.get("msg") or fields.get("event") or "") if fields else line
     return text.strip().removeprefix("ridgeline: ")
@@ -146,7 +146,7 @@ def _how(code: int) -> str:
 
 
 def _end_with_parent() -> None:
-    """In the child: a tuner that is killed leaves no server behind."""
+    """In the child: a killed tuner leaves no server behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 

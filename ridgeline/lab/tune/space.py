@@ -1,4 +1,4 @@
-"""Settings and the values they may take, as they are written on the command line: `step_tokens=64,256`."""
+"""Settings and their allowed values, as written on the command line: `step_tokens=64,256`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.tune.ledger import Settings
 from ridgeline.options import Option, OptionError, check_values, options_of
 
-# Nothing to tune in these.
+# Not tunable.
 FIXED = ("model", "step_ring", "memory_share", "generation_config", "override_generation_config")
 _OPTIONS = {option.name: option for option in options_of(EngineConfig) if option.name not in FIXED}
 
 
 def known_values(cpus: int) -> dict[str, tuple[Any, ...]]:
-    """Values to try of the settings that are worth it, the most promising settings first."""
+    """Values to try for settings worth tuning, most promising settings first."""
     return {
         "step_tokens": (64, 128, 256, 512, 1024),
         "prefill_chunk": (64, 128, 256, 512),
@@ -39,7 +39,7 @@ BY_DEFAULT = ("step_tokens", "prefill_chunk", "max_running", "threads", "prefix_
 
 
 def default_space(cpus: int, keys: str = "") -> dict[str, tuple[Any, ...]]:
-    """Known values of these settings, by comma; of those that change no answer where none is named."""
+    """Known values of these settings, comma-separated; by default of those that change no answer."""
     known = known_values(cpus)
     named = [key.strip().replace("-", "_") for key in keys.split(",") if key.strip()] or list(BY_DEFAULT)
     for key in named:
@@ -51,20 +51,20 @@ def default_space(cpus: int, keys: str = "") -> dict[str, tuple[Any, ...]]:
 
 
 def parse_space(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    """`KEY=VALUE,VALUE` each; values in their order, which is the order the search walks in."""
+    """`KEY=VALUE,VALUE` each; values in search order."""
     space: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         key, values = _split(text, "--try")
         if key in space:
             raise BadInput(f"--try {key} is given twice: write all its values in one")
         if len(set(map(str, values))) != len(values):
-            raise BadInput(f"--try {text}: a value stands there twice")
+            raise BadInput(f"--try {text}: a value is given twice")
         space[key] = tuple(values)
     return space
 
 
 def parse_settings(texts: Sequence[str], flag: str = "--set") -> Settings:
-    """`KEY=VALUE` each. Several of one key are refused: the last would win in silence."""
+    """`KEY=VALUE` each. A repeated key is refused: otherwise the last would silently win."""
     settings: Settings = {}
     for text in texts:
         key, values = _split(text, flag)
@@ -83,7 +83,7 @@ def _split(text: str, flag: str) -> tuple[str, list[Any]]:
     if option is None:
         near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_OPTIONS)}"
-        raise BadInput(f"{flag} {text}: no engine setting {key!r}; {hint}")
+        raise BadInput(f"{flag} {text}: unknown engine setting {key!r}; {hint}")
     parts = [part.strip() for part in rest.split(",")]
     if not equals or not all(parts):
         raise BadInput(f"{flag} {text}: write {key}=VALUE" + (",VALUE" if flag == "--try" else ""))

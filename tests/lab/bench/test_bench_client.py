@@ -11,29 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.lab.bench.client.client import Address, Client, Exchange
+from ridgeline.lab.bench.client.client import Address, Client, SentRequest
 from ridgeline.lab.bench.client.timer import now
-from ridgeline.lab.bench.config import Deadlines
+from ridgeline.lab.bench.config import RequestDeadlines
 from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.traffic.request import PlannedRequest
 from tests.conftest import free_port
 from tests.lab.bench.faulty_server import HEAD, Behaviour, Call, faulty_server
 from tests.patience import PATIENCE_S
 
-PLENTY = Deadlines(connect_s=20, first_byte_s=20, between_s=20, request_s=20)
+PLENTY = RequestDeadlines(connect_s=20, first_byte_s=20, between_s=20, request_s=20)
 BODY = b'{"max_tokens":4}'
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 
-async def send(address: Address, deadlines: Deadlines = PLENTY, times: int = 1) -> list[RequestRecord]:
+async def send(address: Address, deadlines: RequestDeadlines = PLENTY, times: int = 1) -> list[RequestRecord]:
     """So many requests, one after the other, over one client."""
-    done: asyncio.Queue[Exchange] = asyncio.Queue()
+    done: asyncio.Queue[SentRequest] = asyncio.Queue()
     client = Client(address, deadlines, done.put_nowait)
     origin = now()
     records = []
     try:
         for number in range(times):
-            client.send(Exchange(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
+            client.send(SentRequest(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
             records.append((await asyncio.wait_for(done.get(), PATIENCE_S)).record(origin))
         assert not client.live
     finally:
@@ -41,7 +41,7 @@ async def send(address: Address, deadlines: Deadlines = PLENTY, times: int = 1) 
     return records
 
 
-async def sent_to(behave: Behaviour, deadlines: Deadlines = PLENTY) -> RequestRecord:
+async def sent_to(behave: Behaviour, deadlines: RequestDeadlines = PLENTY) -> RequestRecord:
     async with faulty_server(behave) as (address, _):
         return (await send(address, deadlines))[0]
 
@@ -283,10 +283,10 @@ async def test_a_kept_connection_that_is_just_closing_is_no_failure_either() -> 
         await call.answer()
 
     async with faulty_server(good) as (address, server):
-        done: asyncio.Queue[Exchange] = asyncio.Queue()
+        done: asyncio.Queue[SentRequest] = asyncio.Queue()
         client = Client(address, PLENTY, done.put_nowait)
         for number in range(2):
-            client.send(Exchange(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
+            client.send(SentRequest(number, PlannedRequest(0.0, 4, 2), now()), REQUEST)
             assert (await asyncio.wait_for(done.get(), PATIENCE_S)).status == "ok"
             if number == 0:
                 (kept,) = client._idle

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, Deadlines, OpenLoop
+from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop, RequestDeadlines
 from ridgeline.lab.bench.figures.metrics import flat
 from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.figures.result import BenchResult
@@ -123,7 +123,7 @@ async def test_a_cap_holds_an_open_loop_back_and_the_wait_counts_from_the_planne
     assert late.held_s > 0.09  # for two answers of 50 ms each
     assert result.validity.client_delay_p99_ms is not None
     assert result.validity.client_delay_p99_ms < 90
-    assert "at most 2 under way" in text_of(result)
+    assert "at most 2 in flight" in text_of(result)
 
 
 async def test_prompts_of_the_users_own_are_sent_as_they_are(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_a_server_that_hangs_never_hangs_the_run() -> None:
     async def hang(call: Call) -> None:
         await asyncio.sleep(600)
 
-    short = Deadlines(first_byte_s=0.2)
+    short = RequestDeadlines(first_byte_s=0.2)
     result = await ran(hang, traffic(0.0, 0.05, 0.1), OpenLoop(), deadlines=short)
     assert result.summary.causes == {"first_byte_timeout": 3}
     assert not result.validity.valid
@@ -170,7 +170,7 @@ async def test_the_runs_own_deadline_ends_what_is_under_way_and_counts_it_as_fai
     async def hang(call: Call) -> None:
         await asyncio.sleep(600)
 
-    result = await ran(hang, traffic(0.0, 0.05, 30.0), OpenLoop(), deadlines=Deadlines(run_s=0.4))
+    result = await ran(hang, traffic(0.0, 0.05, 30.0), OpenLoop(), deadlines=RequestDeadlines(run_s=0.4))
     assert result.summary.causes == {"run_timeout": 2}
 
 
@@ -297,7 +297,7 @@ def test_ctrl_c_and_sigterm_end_the_run_and_keep_what_was_measured(
     result.save(tmp_path)
     assert BenchResult.load(tmp_path).summary.ok == 3
     assert "stopped early" in text_of(result)
-    assert "STOPPED by its user" in text_of(result)
+    assert "STOPPED by the user" in text_of(result)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # a later one ends the program
 
 
@@ -359,5 +359,5 @@ async def test_a_stream_of_comments_keeps_no_run_alive_beyond_a_requests_deadlin
             await call.raw(b"4\r\n: .\n\r\n")
             await asyncio.sleep(0.05)
 
-    result = await ran(drip, at_once(2), ClosedLoop(2), deadlines=Deadlines(request_s=0.5))
+    result = await ran(drip, at_once(2), ClosedLoop(2), deadlines=RequestDeadlines(request_s=0.5))
     assert result.summary.causes == {"request_timeout": 2}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.lab.bench.config import ClosedLoop, Deadlines
+from ridgeline.lab.bench.config import ClosedLoop, RequestDeadlines
 from ridgeline.lab.bench.reports.text_summary import text_of
 from ridgeline.lab.bench.run import run_bench
 from ridgeline.lab.errors import BadInput, LabError
@@ -46,7 +46,7 @@ async def test_a_list_of_models_that_is_no_text_is_no_list() -> None:
         ({"traffic": at_once(0)}, "nothing to send"),
         ({"mode": ClosedLoop(0)}, "at least 1"),
         ({"duration_s": -1.0}, "above 0"),
-        ({"deadlines": Deadlines(between_s=0.0)}, "between_s"),
+        ({"deadlines": RequestDeadlines(between_s=0.0)}, "between_s"),
     ],
 )
 async def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], words: str) -> None:

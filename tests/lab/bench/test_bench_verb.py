@@ -56,7 +56,7 @@ def test_a_run_prints_its_figures_and_formulas_and_is_kept(
     assert "closed loop, 3 at once" in printed
     for name in kept.summary.metrics:
         assert f"{name:<22} {FORMULAS[name]}" in printed
-    assert "the server does not tell its limits" in printed
+    assert "the server does not report its limits" in printed
     assert kept.selftest == {"skipped": "--no-selftest"}
     assert kept.settings["slo"] == "ttft_p90=500ms,tpot_p90=50ms"
 
@@ -79,7 +79,7 @@ def test_an_invalid_run_is_loud_and_exits_with_1(
                  "--deadline-s", "0.01", "--out", str(tmp_path)])  # fmt: skip
     printed = capsys.readouterr().out
     assert code == 1
-    assert printed.count("INVALID RUN: no request ended well") == 2  # above and below the figures
+    assert printed.count("INVALID RUN: no request succeeded") == 2  # above and below the figures
     assert not BenchResult.load(tmp_path).validity.valid
     assert "request_timeout" in printed
 

@@ -119,7 +119,7 @@ def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
     assert start.failure == "the server ended with code 1; its last line: no such <model>"
     page = cold_start_page(ColdStarts("x", "warm", [start], 1))
     assert "no such &lt;model&gt;" in page
-    with pytest.raises(LabError, match="did not come up"):
+    with pytest.raises(LabError, match="did not start"):
         cold_starts(ColdStartConfig(dying, repeats=1))
 
 

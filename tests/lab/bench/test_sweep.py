@@ -68,11 +68,11 @@ def test_a_concurrency_is_found_to_a_tenth_or_exactly(limit: int) -> None:
 def test_limits_of_the_search_are_reached_and_named() -> None:
     up = Search(1, 0.1, 10)
     assert searched(up, lambda load: True) == [1, 2, 4, 8, 10]
-    assert up.reason == "reached the most to be tried: 10"
+    assert up.reason == "reached the maximum load: 10"
     down = Search(1, 0.3, 10)
     assert searched(down, lambda load: False) == [1, 0.5, 0.3]
     assert down.border[0] is None
-    assert down.reason == "reached the least to be tried: 0.3"
+    assert down.reason == "reached the minimum load: 0.3"
 
 
 # ── judging, on records of a queue with one server ───────────────────────────────────────────────────────
@@ -226,7 +226,7 @@ async def test_no_point_is_begun_that_would_not_end_in_time(tmp_path: Path) -> N
     found = await sweep(
         SweepConfig("rate", budget_s=60), lambda load: _soon(load), tmp_path, clock=lambda: next(times)
     )
-    assert found.ended == "the time of 60 s is used up"
+    assert found.ended == "the time budget of 60 s is used up"
     assert [point.load for point in found.points] == [1, 2]
 
 

@@ -151,7 +151,7 @@ def test_the_intervals_of_our_own_engine_are_wider_and_said_to_be() -> None:
 
 
 def test_unknown_engines_and_empty_groups_are_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="no such engine: 'tgi'"):
+    with pytest.raises(BadInput, match="unknown engine 'tgi'"):
         replace(DENSE, backend="tgi")
     with pytest.raises(BadInput, match="tp must be at least 1"):
         replace(DENSE, tp=0)

@@ -81,7 +81,7 @@ def test_where_a_busy_replica_costs_more_than_the_api_there_is_no_break_even() -
 
 
 def test_traffic_without_moments_has_no_profile() -> None:
-    with pytest.raises(BadInput, match="different moments"):
+    with pytest.raises(BadInput, match="different times"):
         hourly_profile(traffic([0.0, 0.0]))
     with pytest.raises(BadInput, match="--busy-hours"):
         hourly_profile(traffic([0.0, 5.0]), busy_hours=25)

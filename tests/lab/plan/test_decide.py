@@ -57,7 +57,9 @@ def test_quantizing_is_decided_where_nothing_else_does() -> None:
 def test_the_prefix_cache_is_judged_by_what_it_would_still_hold() -> None:
     ideal = Sharing(True, 1_000_000, 400_000)
     assert decide.prefix_cache(ideal, ideal, 1e-4).verdict == "on: it pays"
-    assert decide.prefix_cache(ideal, Sharing(True, 1_000_000, 20_000), 1e-4).verdict.startswith("on, expect")
+    assert decide.prefix_cache(ideal, Sharing(True, 1_000_000, 20_000), 1e-4).verdict.startswith(
+        "on, little effect"
+    )
     assert decide.prefix_cache(Sharing(False, 1, 0), Sharing(False, 1, 0), 1e-4).verdict == "on"
     assert decide.prefix_cache(ideal, ideal, 1e-4).figures["saved_prefill_s"] == pytest.approx(40.0)
 

@@ -8,8 +8,8 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.lab.knowledge.entries import find
-from ridgeline.lab.plan.ask import read_demand, read_slo
-from ridgeline.lab.plan.chips import ChipAnswer, pareto
+from ridgeline.lab.plan.chips import ChipPlan, pareto
+from ridgeline.lab.plan.demand import read_demand, read_slo
 from ridgeline.lab.plan.options import DEFAULT_SLO
 from ridgeline.lab.plan.settings import read_config
 from ridgeline.lab.prediction import read_prediction
@@ -112,7 +112,7 @@ def test_more_traffic_takes_more_gpus_and_the_rate_one_replica_serves_is_kept_to
         (("--hardware", "h200", "--slo", "tpot_p90=1ms"), "TPOT ≥"),
         (("--hardware", "h200", "--slo", "ttft_p90=2ms"), "TTFT ≥"),
         (("--hardware", "l4", "--gpus-max", "1", "--engine", "vllm", "--precision", "float32"), "not fit"),
-        (("--hardware", "h200", "--slo", "e2e_p50=5ms", "--rate", "1"), "however few requests come"),
+        (("--hardware", "h200", "--slo", "e2e_p50=5ms", "--rate", "1"), "even with minimal traffic"),
         (("--hardware", "h200", "--rate", "5000", "--gpus-max", "4"), "--gpus-max is 4"),
         (("--hardware", "h200", "--rate", "40", "--budget", "$100/month"), "the budget ($100 per month)"),
     ],
@@ -130,7 +130,7 @@ def test_what_cannot_be_had_is_answered_with_what_binds_and_the_nearest(
     ("arguments", "said"),
     [
         (("--hardware", "h20"), "h200"),
-        (("--hardware", "h200", "--slo", "latency=3"), "no metric"),
+        (("--hardware", "h200", "--slo", "latency=3"), "unknown metric"),
         (("--hardware", "h200", "--budget", "cheap"), "--budget"),
         (("--hardware", "h200", "--rate", "0"), "--rate must be more than 0, got 0"),
         (("--hardware", "h200", "--price-in", "1"), "go together"),
@@ -220,7 +220,7 @@ def test_several_chips_are_compared_and_those_that_none_beats_are_marked(
 
 
 def test_a_chip_that_another_beats_in_all_is_not_on_the_front() -> None:
-    class Answer(ChipAnswer):
+    class Answer(ChipPlan):
         @property
         def merits(self) -> tuple[float, ...] | None:
             return MERITS[self.chip]

@@ -142,5 +142,5 @@ def test_a_slow_link_is_seen_to_bind() -> None:
 
 
 def test_a_chip_without_a_link_cannot_share_a_model() -> None:
-    with pytest.raises(BadInput, match="no link to share a model over"):
+    with pytest.raises(BadInput, match="no link for tensor parallel"):
         roofline(operators(llama_8b(), "decode", 1, 1, 8, "fp8", tp=2), replace(H200, link_bytes_per_s=None))

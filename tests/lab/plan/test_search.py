@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.lab.hardware import chip
 from ridgeline.lab.plan import search
-from ridgeline.lab.plan.ask import read_demand
+from ridgeline.lab.plan.demand import read_demand
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.source import TrafficOptions
 from ridgeline.models.shapes import ModelShape

@@ -48,7 +48,7 @@ def test_each_metric_has_its_error_and_is_inside_or_not() -> None:
         (replace(RUN, model="other-model"), "it ran other-model"),
         (replace(RUN, mode="closed"), "closed loop"),
         (replace(RUN, measured={**RUN.measured, "failures": 0.2}), "20.0% of its requests failed"),
-        (replace(RUN, traffic={}), "does not say which traffic"),
+        (replace(RUN, traffic={}), "no description of its traffic"),
         (replace(RUN, traffic=FACTS | {"rps": 4.0}), "rps was 4, planned 2"),
         (replace(RUN, traffic=FACTS | {"input": {"mean": 400.0}}), "input.mean was 400, planned 512"),
     ],

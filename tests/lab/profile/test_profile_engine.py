@@ -19,7 +19,7 @@ from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.profile.load import PhaseLoad, Shape
 from ridgeline.lab.profile.native_samples import HOST
-from ridgeline.lab.profile.run import Profile, Wishes, profile_engine
+from ridgeline.lab.profile.run import Profile, ProfileRequest, profile_engine
 from ridgeline.lab.profile.table import profile_lines
 from ridgeline.lab.profile.torch_capture import part_of
 from ridgeline.models.weights import packed_cache
@@ -52,8 +52,10 @@ def torch_engine(checkpoint: Path) -> BuiltEngine:
 
 @pytest.fixture(scope="module")
 def torch_profile(torch_engine: BuiltEngine, tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    wishes = Wishes(("prefill", "decode"), STEPS, SHAPE, seconds=0, out=tmp_path_factory.mktemp("out"))
-    return profile_engine(torch_engine, "tiny", wishes, lambda text: None)
+    request = ProfileRequest(
+        ("prefill", "decode"), STEPS, SHAPE, seconds=0, out=tmp_path_factory.mktemp("out")
+    )
+    return profile_engine(torch_engine, "tiny", request, lambda text: None)
 
 
 def test_a_phase_has_its_own_kind_of_step_alone(torch_engine: BuiltEngine) -> None:
@@ -125,8 +127,8 @@ def test_the_table_has_a_line_for_every_operator(torch_profile: Profile, tmp_pat
 @pytest.mark.usefixtures("py_spy")
 def test_the_native_library_is_profiled_by_samples(checkpoint: Path, tmp_path: Path) -> None:
     built = engine(checkpoint, backend="native", weights="float32")
-    wishes = Wishes(("decode",), STEPS, SHAPE, seconds=1, out=tmp_path)
-    (phase,) = profile_engine(built, "tiny", wishes, lambda text: None).phases
+    request = ProfileRequest(("decode",), STEPS, SHAPE, seconds=1, out=tmp_path)
+    (phase,) = profile_engine(built, "tiny", request, lambda text: None).phases
     assert phase.samples > 0
     assert HOST in {row.name for row in phase.operators}
     assert sum(row.seconds for row in phase.operators) == pytest.approx(phase.step_seconds)
@@ -141,8 +143,8 @@ def test_without_py_spy_what_torch_told_still_stands(
     torch_engine: BuiltEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    wishes = Wishes(("decode",), STEPS, SHAPE, seconds=1)
-    profile = profile_engine(torch_engine, "tiny", wishes, lambda text: None)
+    request = ProfileRequest(("decode",), STEPS, SHAPE, seconds=1)
+    profile = profile_engine(torch_engine, "tiny", request, lambda text: None)
     (phase,) = profile.phases
     assert phase.operators
     assert "pip install 'ridgeline[lab]'" in phase.not_sampled
@@ -163,13 +165,13 @@ def test_what_the_engine_cannot_hold_is_refused_before_a_step(
 ) -> None:
     before = len(torch_engine.core.steps)
     with pytest.raises(BadInput, match=wanted):
-        profile_engine(torch_engine, "tiny", Wishes(("prefill", "decode"), STEPS, shape, seconds=0))
+        profile_engine(torch_engine, "tiny", ProfileRequest(("prefill", "decode"), STEPS, shape, seconds=0))
     assert len(torch_engine.core.steps) == before
 
 
 def test_the_number_of_steps_is_bounded() -> None:
     with pytest.raises(BadInput, match="--steps"):
-        Wishes(("decode",), 10_000, SHAPE)
+        ProfileRequest(("decode",), 10_000, SHAPE)
 
 
 @pytest.mark.parametrize(

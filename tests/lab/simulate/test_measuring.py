@@ -23,7 +23,7 @@ from ridgeline.lab.perfmodel.step_times import Terms, TraceError
 from ridgeline.lab.perfmodel.stored import keep_times, kept_times, settings_of, times_file, why_not_kept
 from ridgeline.lab.simulate import FrontTimes, StepTimes, fit_front
 from ridgeline.lab.simulate.collect import collect_steps, read_steps
-from ridgeline.lab.simulate.measure import LOTS
+from ridgeline.lab.simulate.measure import PHASES
 from ridgeline.telemetry.stats import StepRecord
 from ridgeline.telemetry.step_ring import StepRing
 
@@ -193,7 +193,7 @@ def test_a_fit_that_misses_what_was_held_out_is_not_kept(
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     assert why_not_kept(missing_by(0.07), "m") == ""
-    assert why_not_kept(missing_by(0.84), "m") == "it misses traffic held out by 84%, more than 30%"
+    assert why_not_kept(missing_by(0.84), "m") == "its error on held-out traffic is 84%, more than 30%"
 
 
 def test_a_fit_worse_than_the_one_kept_replaces_it_not(
@@ -202,8 +202,8 @@ def test_a_fit_worse_than_the_one_kept_replaces_it_not(
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     keep_times(missing_by(0.06), FrontTimes(), "m")
     assert why_not_kept(missing_by(0.08), "m") == ""  # two fits of one quiet machine differ by that
-    assert "by 20%, the one already kept by 6%" in why_not_kept(missing_by(0.2), "m")
-    assert "too few to hold any out" in why_not_kept(TIMES, "m")
+    assert "is 20%, the stored fit's is 6%" in why_not_kept(missing_by(0.2), "m")
+    assert "too few steps to hold any out" in why_not_kept(TIMES, "m")
     assert why_not_kept(missing_by(0.2), "another model") == ""
 
 
@@ -222,9 +222,9 @@ def test_a_function_of_work_becomes_step_times() -> None:
 
 
 def test_fitting_traffic_fits_the_context_and_shares_the_time() -> None:
-    assert sum(lot.share for lot in LOTS) == pytest.approx(1)
-    assert {lot.concurrency for lot in LOTS} >= {1}
-    for lot in LOTS:
-        requests = lot.traffic(1024, 30.0, seed=1).requests
-        assert len(requests) > lot.concurrency
+    assert sum(phase.share for phase in PHASES) == pytest.approx(1)
+    assert {phase.concurrency for phase in PHASES} >= {1}
+    for phase in PHASES:
+        requests = phase.traffic(1024, 30.0, seed=1).requests
+        assert len(requests) > phase.concurrency
         assert max(request.input_tokens + request.output_tokens for request in requests) <= 1024

@@ -14,13 +14,13 @@ from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes, Terms, TraceError
 from ridgeline.lab.perfmodel.stored import kept_times
 from ridgeline.lab.simulate import measure, simulate
-from ridgeline.lab.simulate.measure import Lot, fit_server
+from ridgeline.lab.simulate.measure import TrafficPhase, fit_server
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from tests.conftest import LiveServer
 
-LOTS = (
-    Lot("one stream", 1, "uniform:8,64", "12", 0.5),
-    Lot("several", 4, "uniform:8,64", "uniform:4,16", 0.5),
+PHASES = (
+    TrafficPhase("one stream", 1, "uniform:8,64", "12", 0.5),
+    TrafficPhase("several", 4, "uniform:8,64", "uniform:4,16", 0.5),
 )
 
 
@@ -28,18 +28,18 @@ async def test_a_server_is_fitted_and_its_times_simulate(
     live_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(measure, "LOTS", LOTS)
-    lots: list[str] = []
-    fit = await fit_server(live_server.base_url, seconds=3.0, force=True, on_lot=lots.append)
+    monkeypatch.setattr(measure, "PHASES", PHASES)
+    phases: list[str] = []
+    fit = await fit_server(live_server.base_url, seconds=3.0, force=True, on_phase=phases.append)
     measured = fit.measured
-    assert lots == ["one stream (1 of 2, 2 s)", "several (2 of 2, 2 s)"]
+    assert phases == ["one stream (1 of 2, 2 s)", "several (2 of 2, 2 s)"]
     assert list(measured.times.fitted_on) == ["one stream", "several"]
     assert fit.path is not None
     assert fit.path.is_relative_to(tmp_path)
     assert kept_times("smollm2-135m") == (measured.times, measured.front)
     assert measured.times.about["model"] == "smollm2-135m"
     ids = [record.step_id for record in measured.steps["several"]]
-    assert ids == list(range(ids[0], ids[-1] + 1))  # nothing lost, nothing of the lot before
+    assert ids == list(range(ids[0], ids[-1] + 1))  # nothing lost, nothing of the phase before
     assert max(record.decode_batch for record in measured.steps["several"]) > 1
     assert measured.front.request_s > 0
     limits = SchedulerLimits(256, 256, 64, 512, 16, 4096, 8192)
@@ -54,7 +54,7 @@ def test_a_bad_fit_is_refused_in_words_and_its_progress_is_told_without_a_termin
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(measure, "LOTS", LOTS)
+    monkeypatch.setattr(measure, "PHASES", PHASES)
     monkeypatch.setattr(stored, "BAD_ERROR", -1.0)  # any fit is bad, and one with few steps is no better
     good = StepTimes(
         Terms(0.01, (0.0,), (0.001,)), Terms(0.02, (0.0,), (0.001,)), errors=(TraceError("a", 9, 0, 0, 0),)

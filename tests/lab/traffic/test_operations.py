@@ -90,13 +90,13 @@ def test_prompts_are_cut_to_a_context_and_that_is_said() -> None:
         (500, 20, (1,)),
         (1, 599, (1,)),
     ]
-    assert cut.notes == ("2 of 3 prompts were cut to a context of 600 tokens",)
+    assert cut.notes == ("2 of 3 prompts were clipped to a context of 600 tokens",)
 
 
 def test_a_conversation_ends_before_the_turn_that_does_not_fit(talks: Traffic) -> None:
     cut = operations.clipped(talks, 150)
     assert [r.turn for r in cut.requests] == [0, 1] * 10
-    assert cut.notes == ("10 turns of 10 conversations did not fit 150 tokens: left out",)
+    assert cut.notes == ("10 turns of 10 conversations did not fit 150 tokens and were left out",)
 
 
 def test_new_arrivals_leave_lengths_in_their_order(talks: Traffic) -> None:
@@ -114,7 +114,7 @@ def test_a_system_prompt_is_shared_by_its_share_of_prompts() -> None:
     having = [r for r in shared.requests if r.prefix]
     assert len(having) == pytest.approx(500, abs=75)
     assert describe(shared).ideal_hit == pytest.approx((len(having) - 1) * 400 / 2_000_000)
-    with pytest.raises(BadInput, match="of their own already"):
+    with pytest.raises(BadInput, match="already have shared prefixes"):
         operations.with_shared_prefix(shared, 5)
 
 
@@ -172,16 +172,16 @@ def test_a_traces_lengths_may_come_at_other_moments(trace: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"traffic": "azur:x.csv"}, "--traffic: 'azur' is not known; did you mean 'azure'"),
+        ({"traffic": "azur:x.csv"}, "--traffic: 'azur' is unknown; did you mean 'azure'"),
         ({"traffic": "azure:"}, "--traffic: 'azure:' names no file"),
-        ({"traffic": "azure:x.csv", "input": "5"}, "--input is not of traces"),
-        ({"speed": 2.0}, "--speed is of traces"),
+        ({"traffic": "azure:x.csv", "input": "5"}, "--input does not apply to traces"),
+        ({"speed": 2.0}, "--speed applies to traces"),
         ({"arrivals": "poisson"}, "--arrivals poisson needs --rate"),
         ({"arrivals": "closed", "rate": 2.0}, "--rate: a closed loop has no rate"),
         ({"rate": -1.0}, "--rate must be more than 0"),
-        ({"think_s": "3"}, "--think-s is of conversations"),
+        ({"think_s": "3"}, "--think-s applies to conversations"),
         ({"requests": 0}, "requests must be 1 to"),
-        ({"burstiness": 2.0, "rate": 1.0}, "--burstiness is of --arrivals gamma, not of poisson"),
+        ({"burstiness": 2.0, "rate": 1.0}, "--burstiness applies to --arrivals gamma, not to poisson"),
         ({"end_rate": 3.0}, "--end-rate needs --rate"),
         ({"max_context": 1}, "context must be at least 2"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.plan.ask import read_demand
+from ridgeline.lab.plan.demand import read_demand
 from ridgeline.lab.traffic.source import TrafficOptions, build_traffic
 
 
@@ -38,15 +38,15 @@ def test_lines_that_are_no_prompts_are_told_with_their_numbers(tmp_path: Path) -
     told = str(caught.value)
     assert "4 bad rows: line 2: needs either prompt or messages" in told
     assert "line 3: max_tokens is 0, not at least 1" in told
-    assert "line 4: is not a whole JSON object" in told
+    assert "line 4: is not a complete JSON object" in told
     assert len(build_traffic(TrafficOptions(traffic=source, skip_bad_rows=True)).requests) == 1
 
 
 def test_what_prompts_have_not_is_refused_by_name(tmp_path: Path) -> None:
     source = written(tmp_path, '{"prompt": "a"}')
-    with pytest.raises(BadInput, match="--speed is of traces"):
+    with pytest.raises(BadInput, match="--speed applies to traces"):
         build_traffic(TrafficOptions(traffic=source, speed=2.0))
-    with pytest.raises(BadInput, match="--max-context is of made-up prompts"):
+    with pytest.raises(BadInput, match="--max-context applies to generated prompts"):
         build_traffic(TrafficOptions(traffic=source, max_context=100))
     with pytest.raises(BadInput, match="a plan needs lengths"):
         read_demand(TrafficOptions(traffic=source))

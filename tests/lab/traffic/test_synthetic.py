@@ -109,14 +109,14 @@ def test_a_broken_distribution_names_the_pair(tmp_path: Path, text: str, message
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lognorml:200,1", "--output: 'lognorml' is not known; did you mean 'lognormal'"),
+        ("lognorml:200,1", "--output: 'lognorml' is unknown; did you mean 'lognormal'"),
         ("lognormal:200", "--output: 'lognormal:200' needs MEAN,SIGMA after the colon"),
         ("lognormal:200,x", "--output: SIGMA of 'lognormal:200,x' is 'x', not a number"),
         ("0", "--output: TOKENS of '0' must be more than 0"),
         ("uniform:9,3", "--output: 'uniform:9,3' needs 0 < LOW ≤ HIGH"),
         ("normal:10,-1", "the spread of 'normal:10,-1' must not be negative"),
         ("fixed:nan", "must be a finite number"),
-        ("", "--output: '' is not known"),
+        ("", "--output: '' is unknown"),
     ],
 )
 def test_a_wrong_length_names_its_field(text: str, message: str) -> None:
@@ -131,7 +131,7 @@ def test_a_wrong_length_names_its_field(text: str, message: str) -> None:
         ("poison", "did you mean 'poisson'"),
         ("gamma", "needs CV"),
         ("gamma:0", "CV"),
-        ("poisson:3", "nothing after"),
+        ("poisson:3", "no value after"),
     ],
 )
 def test_wrong_arrivals_name_their_field(text: str, message: str) -> None:

@@ -156,7 +156,7 @@ def test_an_unsorted_row_is_named_with_the_line_before_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "is not a whole JSON object"),
+        ("{", "is not a complete JSON object"),
         ("[]", "Expected 'object', got 'array'"),
         ('{"timestamp": 5, "input_length": 10}', "missing required field 'output_length'"),
         ('{"timestamp": 5, "input_length": "x", "output_length": 1}', "Expected 'int', got 'str'"),
@@ -178,7 +178,7 @@ def test_a_broken_line_of_json_is_named(tmp_path: Path, line: str, reason: str) 
 
 @pytest.mark.parametrize("read", [read_azure, read_mooncake, read_recorded, read_burstgpt])
 def test_a_file_without_requests_is_refused(tmp_path: Path, read: Callable[..., Traffic]) -> None:
-    with pytest.raises(BadInput, match=r"holds no requests|should name the columns"):
+    with pytest.raises(BadInput, match=r"contains no requests|should name the columns"):
         read(trace_file(tmp_path, ""))
 
 
@@ -211,7 +211,7 @@ def test_recordings_are_read_in_the_order_of_arrival(tmp_path: Path) -> None:
         (1.00025, 70, (7, 8)),
     ]
     assert found.prefix_block_tokens == 64
-    assert found.notes == ("1 requests that got no token of an answer were left out",)
+    assert found.notes == ("1 requests without an output token were left out",)
 
 
 def test_a_recording_of_several_models_is_noted(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_blocks_of_two_sizes_do_not_mix(tmp_path: Path) -> None:
         '{"timestamp":1,"input_length":70,"output_length":5,"hash_ids":[7,8],"block_tokens":64}\n'
         '{"timestamp":2,"input_length":70,"output_length":5,"hash_ids":[7]}\n'
     )
-    with pytest.raises(BadInput, match="line 2: block_tokens is 512, in rows before it 64"):
+    with pytest.raises(BadInput, match="line 2: block_tokens is 512, but 64 in earlier rows"):
         read_recorded(trace_file(tmp_path, rows))
 
 
@@ -240,4 +240,4 @@ def test_burstgpts_failures_are_left_out_and_its_seconds_spread(tmp_path: Path) 
     found = read_burstgpt(trace_file(tmp_path, head + rows), seed=1)
     assert [(r.input_tokens, r.output_tokens) for r in found.requests] == [(472, 18), (20, 7), (1, 1)]
     assert 0 < found.requests[1].at < 1
-    assert "1 requests that got no token of an answer were left out" in found.notes
+    assert "1 requests without an output token were left out" in found.notes

@@ -208,7 +208,7 @@ def test_a_base_that_could_not_be_measured_once_is_tried_again(arm: str, tmp_pat
             raise NotMeasured("invalid", "the client was the bottleneck")
         return peak(settings, which)
 
-    with opened(tmp_path) as ledger, pytest.raises(LabError, match=r"bottleneck.*tried again"):
+    with opened(tmp_path) as ledger, pytest.raises(LabError, match=r"bottleneck.*tries them again"):
         Climb(ledger, moody, Search(SPACE)).run()
     is_busy = False
     with opened(tmp_path) as ledger:
@@ -233,7 +233,10 @@ def test_the_budget_ends_the_search_between_rounds_and_more_time_goes_on(tmp_pat
         return peak(settings, which)
 
     with opened(tmp_path) as ledger:
-        assert Climb(ledger, slow, Search(SPACE, budget_s=130), clock=clock).run() == "the time was up"
+        assert (
+            Climb(ledger, slow, Search(SPACE, budget_s=130), clock=clock).run()
+            == "the time budget was used up"
+        )
         assert clock.now == 140
         Climb(ledger, slow, Search(SPACE), clock=clock).run()
         assert final_settings(ledger) == BEST

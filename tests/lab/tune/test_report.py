@@ -54,7 +54,7 @@ def test_the_winner_is_a_file_that_serve_reads_with_every_change_and_its_effect(
     assert above[-4].startswith("#   ttft_ms.p90 +")
     assert above[-3] == "# trial 2, was 128:"
     assert above[-2].startswith("#   output_tokens_per_s +2")
-    assert lines[lines.index("prefix_cache = true") - 1] == "# as the search began"
+    assert lines[lines.index("prefix_cache = true") - 1] == "# initial setting"
 
 
 def test_the_way_to_the_winner_leads_from_parent_to_parent(ledger: Ledger) -> None:
@@ -119,7 +119,7 @@ def test_settings_that_change_answers_are_told_of(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.append(Header("m", {}, "output_tokens_per_s", {}, rounds=2))
         Climb(ledger, smaller_is_faster, Search({"kv_dtype": ("int8",)})).run()
-        assert "kv_dtype changes the answers" in "\n".join(ledger_lines(ledger, LATENCY, None))
+        assert "kv_dtype also changes the answers" in "\n".join(ledger_lines(ledger, LATENCY, None))
 
 
 def test_the_page_is_whole_and_escapes_what_servers_say(ledger: Ledger) -> None:
@@ -159,7 +159,7 @@ def test_spaces_are_read_with_the_types_of_the_settings() -> None:
         ("step_tokens=64,64", "twice"),
         ("weights=int9", "must be one of"),
         ("prefix_cache=1", "true or false"),
-        ("model=other", "no engine setting 'model'"),
+        ("model=other", "unknown engine setting 'model'"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_by_name(text: str, wanted: str) -> None:

@@ -15,7 +15,7 @@ from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.lab.tune.climb import NotMeasured, RunId, Search
 from ridgeline.lab.tune.ledger import Ledger
 from ridgeline.lab.tune.measure import ServerMeasure, Workload
-from ridgeline.lab.tune.run import Question, opened
+from ridgeline.lab.tune.run import TuneRequest, opened
 from ridgeline.lab.tune.servers import TunedServer
 
 MODEL = "smollm2-135m"
@@ -57,7 +57,7 @@ def test_a_server_that_dies_is_told_of(smollm2_path: Path, tmp_path: Path) -> No
     assert caught.value.outcome == "died"
 
 
-def question(**changes: object) -> Question:
+def request(**changes: object) -> TuneRequest:
     values = {
         "model": MODEL,
         "base": {},
@@ -65,11 +65,11 @@ def question(**changes: object) -> Question:
         "objective": "output_tokens_per_s",
         "rounds": 3,
     }
-    return Question(**(values | changes))  # type: ignore[arg-type]
+    return TuneRequest(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_a_workload_comes_back_from_the_ledger_as_it_was(tmp_path: Path) -> None:
-    with opened(tmp_path, question()):
+    with opened(tmp_path, request()):
         pass
     with opened(tmp_path, None) as ledger:
         assert ledger.header is not None
@@ -93,14 +93,14 @@ def test_what_is_searched_is_kept_for_those_who_go_on_and_may_change(
 
 
 def test_a_ledger_is_not_gone_on_with_under_another_load(tmp_path: Path) -> None:
-    with opened(tmp_path, question()):
+    with opened(tmp_path, request()):
         pass
-    with opened(tmp_path, question()):
+    with opened(tmp_path, request()):
         pass
     other = Workload(TrafficOptions(input="80", output="4", requests=3), 2, 1, 60.0, keep_invalid=True)
-    with pytest.raises(BadInput, match="input '40', not '80'"), opened(tmp_path, question(workload=other)):
+    with pytest.raises(BadInput, match="input '40', not '80'"), opened(tmp_path, request(workload=other)):
         pass
-    with pytest.raises(BadInput, match="rounds 3, not 4"), opened(tmp_path, question(rounds=4)):
+    with pytest.raises(BadInput, match="rounds 3, not 4"), opened(tmp_path, request(rounds=4)):
         pass
 
 
@@ -123,7 +123,7 @@ def test_wrong_usage_is_refused_before_a_server_is_started(
         (["tune", MODEL, "--ledger", folder, "--usd-per-hour", "0"], "--usd-per-hour must be above 0"),
         (["tune", MODEL, "--ledger", folder, "--objective", "client_cpu"], "no better direction"),
         (["tune", MODEL, "--ledger", folder, "--rate", "2", "--concurrency", "4"], "--concurrency"),
-        (["tune", MODEL, "--ledger", folder, "--try", "stap=1"], "no engine setting"),
+        (["tune", MODEL, "--ledger", folder, "--try", "stap=1"], "unknown engine setting"),
         (["tune", MODEL, "--ledger", folder, "--hardware", "h2000"], "h200"),
     ):
         assert main(arguments) == 2, arguments

@@ -1,9 +1,9 @@
-"""The load's HTTP client: keep-alive connections as asyncio protocols, stamps taken in data_received.
+"""The load's HTTP client: keep-alive connections as asyncio protocols, timestamps taken in data_received.
 
-A benchmark's client must not be what is measured. Bytes are stamped as the loop hands them over, and taken
-apart only when every socket that was ready has had its stamp; deadlines are one sweep over all requests, not
-a timer each. It sends what it is given and reports each request once, whatever the server does; it sends
-again only where a kept connection turns out to have been closed before the request reached anybody.
+A benchmark must not measure its own client. Bytes are stamped as the loop delivers them and parsed only after
+every ready socket has its stamp; one sweep checks the deadlines of all requests instead of a timer each. It
+sends what it is given and reports each request once, whatever the server does. It retries only if a kept
+connection was closed before the request reached the server.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import cast
 
 import httptools
 
-from ridgeline.lab.bench.client.answer import Answer, Garbage, body_message
+from ridgeline.lab.bench.client.streamed_answer import Garbage, StreamedAnswer, body_message
 from ridgeline.lab.bench.client.timer import now
-from ridgeline.lab.bench.config import Deadlines
+from ridgeline.lab.bench.config import RequestDeadlines
 from ridgeline.lab.bench.figures.record import RequestRecord, Status
 from ridgeline.lab.traffic.request import PlannedRequest
 
@@ -30,7 +30,7 @@ MAX_ERROR_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens. host is for its headers and its certificate, ip for the socket."""
+    """The server's address: host for headers and certificate, ip for the socket."""
 
     host: str
     ip: str
@@ -39,13 +39,13 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """As the host header has it: no port that the scheme implies."""
+        """For the host header: without the scheme's default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-class Exchange:
-    """One request and what has come of it so far. Stamps are by the clock, not yet from the run's start."""
+class SentRequest:
+    """One request and its progress. Timestamps are clock values, not yet relative to the run's start."""
 
     __slots__ = (
         "answer",
@@ -70,14 +70,14 @@ class Exchange:
 
     def __init__(self, index: int, planned: PlannedRequest, due: float, keep_text: bool = False) -> None:
         self.index, self.planned, self.due = index, planned, due
-        self.answer = Answer(keep_text)
+        self.answer = StreamedAnswer(keep_text)
         self.request = b""
-        self.started = due  # when the client took it up
+        self.started = due  # when the client started it
         self.t_send: float | None = None
         self.t_end: float | None = None
         self.last_at: float | None = None  # of the answer's last bytes
         self.connect_s = 0.0
-        self.held_s = 0.0  # until there was room under a cap
+        self.held_s = 0.0  # waiting for a slot under the concurrency cap
         self.status: Status | None = None
         self.http_status: int | None = None
         self.cause = self.error = ""
@@ -85,7 +85,7 @@ class Exchange:
         self.wire: _Connection | asyncio.Task[None] | None = None
 
     def record(self, origin: float, count: Callable[[str], int] | None = None) -> RequestRecord:
-        """origin: the clock at the run's start. count: for answers without usage, as `Answer.settle`."""
+        """origin: the clock at the run's start. count: counts tokens of answers without usage."""
         answer = self.answer
         answer.settle(count)
         chunk_at = [at - origin for at in answer.chunk_at]
@@ -122,52 +122,54 @@ class Exchange:
 
 
 class Client:
-    """Sends requests to one address. `on_done` is called once per exchange, with its status set.
+    """Sends requests to one address. `on_done` is called once per request, with its status set.
 
-    live: the exchanges under way. retried: sent again on a new connection.
+    live: the requests in flight. retried: sent again on a new connection.
     """
 
-    def __init__(self, address: Address, deadlines: Deadlines, on_done: Callable[[Exchange], None]) -> None:
+    def __init__(
+        self, address: Address, deadlines: RequestDeadlines, on_done: Callable[[SentRequest], None]
+    ) -> None:
         self._address, self._deadlines, self._on_done = address, deadlines, on_done
         self._loop = asyncio.get_running_loop()
-        self.live: set[Exchange] = set()
+        self.live: set[SentRequest] = set()
         self.retried = 0
-        self.lags: list[float] = []  # seconds by which the loop came late to the sweeps over deadlines
+        self.lags: list[float] = []  # delays of the deadline sweeps, in seconds
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
-        self._ready: list[_Connection] = []  # have bytes that are stamped and not yet taken apart
+        self._ready: list[_Connection] = []  # have stamped bytes that are not parsed yet
         self._sweep_due = now() + SWEEP_S
         self._sweep = self._loop.call_later(SWEEP_S, self._check_deadlines)
 
-    def send(self, exchange: Exchange, request: bytes) -> None:
+    def send(self, sent: SentRequest, request: bytes) -> None:
         """Send on a connection that is open, or on a new one."""
-        exchange.request = request
-        exchange.started = now()
-        self.live.add(exchange)
+        sent.request = request
+        sent.started = now()
+        self.live.add(sent)
         if self._idle:
-            self._idle.pop().send(exchange)
+            self._idle.pop().send(sent)
         else:
-            exchange.wire = self._loop.create_task(self._connect(exchange))
+            sent.wire = self._loop.create_task(self._connect(sent))
 
-    def end(self, exchange: Exchange, status: Status, cause: str, error: str = "") -> None:
-        """End a request from this side."""
-        wire, exchange.wire = exchange.wire, None
+    def end(self, sent: SentRequest, status: Status, cause: str, error: str = "") -> None:
+        """End a request from the client's side."""
+        wire, sent.wire = sent.wire, None
         if isinstance(wire, _Connection):
             wire.drop()
         elif wire is not None:
             wire.cancel()
-        self._finish(exchange, now(), status, cause, error)
+        self._finish(sent, now(), status, cause, error)
 
     def end_all(self, status: Status, cause: str, error: str = "") -> None:
-        for exchange in list(self.live):
-            self.end(exchange, status, cause, error)
+        for sent in list(self.live):
+            self.end(sent, status, cause, error)
 
     def close(self) -> None:
         self._sweep.cancel()
         for connection in list(self._open):
             connection.drop()
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, sent: SentRequest) -> None:
         address = self._address
         try:
             _, connection = await self._loop.create_connection(
@@ -178,20 +180,20 @@ class Client:
                 server_hostname=address.host if address.tls else None,
             )
         except OSError as error:
-            exchange.wire = None
-            self._finish(exchange, now(), "failed", connect_cause(error), str(error))
+            sent.wire = None
+            self._finish(sent, now(), "failed", connect_cause(error), str(error))
             return
-        exchange.connect_s += now() - exchange.started
-        connection.send(exchange)
+        sent.connect_s += now() - sent.started
+        connection.send(sent)
 
-    def _finish(self, exchange: Exchange, at: float, status: Status, cause: str, error: str) -> None:
-        if exchange not in self.live:
+    def _finish(self, sent: SentRequest, at: float, status: Status, cause: str, error: str) -> None:
+        if sent not in self.live:
             return
-        self.live.discard(exchange)
-        exchange.status, exchange.t_end, exchange.cause, exchange.error = status, at, cause, error
-        exchange.request = b""
-        exchange.wire = None
-        self._on_done(exchange)
+        self.live.discard(sent)
+        sent.status, sent.t_end, sent.cause, sent.error = status, at, cause, error
+        sent.request = b""
+        sent.wire = None
+        self._on_done(sent)
 
     def _take_apart(self) -> None:
         ready, self._ready = self._ready, []
@@ -199,27 +201,25 @@ class Client:
             connection.take_apart()
 
     def _check_deadlines(self) -> None:
-        # A thousand requests take a millisecond to look at: the more there are, the rarer.
+        # Checking 1,000 requests takes 1 ms: more requests are checked less often.
         pause = SWEEP_S * (1 + len(self.live) / 1000)
         self._sweep = self._loop.call_later(pause, self._check_deadlines)
         limits, moment = self._deadlines, now()
         self.lags.append(moment - self._sweep_due)
         self._sweep_due = moment + pause
-        for exchange in list(self.live):
-            if exchange.t_send is None:
-                if moment - exchange.started > limits.connect_s:
-                    self.end(
-                        exchange, "timeout", "connect_timeout", f"no connection in {limits.connect_s:g} s"
-                    )
-            elif moment - exchange.t_send > limits.request_s:
-                self.end(exchange, "timeout", "request_timeout", f"not whole after {limits.request_s:g} s")
-            elif exchange.last_at is None:
-                if moment - exchange.t_send > limits.first_byte_s:
+        for sent in list(self.live):
+            if sent.t_send is None:
+                if moment - sent.started > limits.connect_s:
+                    self.end(sent, "timeout", "connect_timeout", f"no connection in {limits.connect_s:g} s")
+            elif moment - sent.t_send > limits.request_s:
+                self.end(sent, "timeout", "request_timeout", f"not complete after {limits.request_s:g} s")
+            elif sent.last_at is None:
+                if moment - sent.t_send > limits.first_byte_s:
                     words = f"no byte in {limits.first_byte_s:g} s"
-                    self.end(exchange, "timeout", "first_byte_timeout", words)
-            elif moment - exchange.last_at > limits.between_s:
-                words = f"nothing more for {limits.between_s:g} s"
-                self.end(exchange, "timeout", "stalled", words)
+                    self.end(sent, "timeout", "first_byte_timeout", words)
+            elif moment - sent.last_at > limits.between_s:
+                words = f"no data for {limits.between_s:g} s"
+                self.end(sent, "timeout", "stalled", words)
 
 
 class _Connection(asyncio.Protocol):
@@ -227,7 +227,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._exchange: Exchange | None = None
+        self._sent: SentRequest | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._received: list[tuple[float, bytes]] = []
@@ -236,22 +236,22 @@ class _Connection(asyncio.Protocol):
         self._refusal = b""
         self._is_complete = self._is_kept = False
 
-    def send(self, exchange: Exchange) -> None:
+    def send(self, sent: SentRequest) -> None:
         assert self._transport is not None
         self._requests += 1
         if self._transport.is_closing():
-            self._lost(exchange, None)
+            self._lost(sent, None)
             return
-        exchange.wire = self
-        self._exchange = exchange
+        sent.wire = self
+        self._sent = sent
         self._is_complete = False
         self._refusal = b""
-        if exchange.t_send is None:
-            exchange.t_send = now()
-        self._transport.write(exchange.request)
+        if sent.t_send is None:
+            sent.t_send = now()
+        self._transport.write(sent.request)
 
     def drop(self) -> None:
-        self._exchange = None
+        self._sent = None
         self._forget()
         if self._transport is not None:
             self._transport.abort()
@@ -259,7 +259,7 @@ class _Connection(asyncio.Protocol):
     # ── the loop's calls ──
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own has no such base
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class has a different base
         self._client._open.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -273,24 +273,24 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.take_apart()
         self._forget()
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            self._lost(exchange, error)
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            self._lost(sent, error)
 
     # ── the answer ──
 
     def take_apart(self) -> None:
         received, self._received = self._received, []
         for at, data in received:
-            exchange = self._exchange
-            if exchange is None:
-                self.drop()  # bytes that nobody asked for
+            sent = self._sent
+            if sent is None:
+                self.drop()  # unexpected bytes
                 return
-            self._at = exchange.last_at = at
+            self._at = sent.last_at = at
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserError as error:
-                # An error raised in a callback comes wrapped.
+                # An error raised in a callback is wrapped.
                 found = error.__context__ if isinstance(error.__context__, Garbage) else None
                 words = str(found or f"not HTTP ({error}): {data[:60]!r}")
                 self._fail("failed", "garbage", words)
@@ -299,28 +299,28 @@ class _Connection(asyncio.Protocol):
                 self._end()
 
     def on_body(self, body: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:
+        sent = self._sent
+        if sent is None:
             return
-        if exchange.http_status is None:
-            exchange.http_status = self._parser.get_status_code()
-        if exchange.http_status == 200:
-            exchange.answer.feed(self._at, body)
+        if sent.http_status is None:
+            sent.http_status = self._parser.get_status_code()
+        if sent.http_status == 200:
+            sent.answer.feed(self._at, body)
         elif len(self._refusal) < MAX_ERROR_BYTES:
             self._refusal += body
 
     def on_message_complete(self) -> None:
         self._is_complete = True
-        self._is_kept = self._parser.should_keep_alive()  # the parser forgets it with the message
+        self._is_kept = self._parser.should_keep_alive()  # the parser resets it after the message
 
     def _end(self) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        exchange.http_status = self._parser.get_status_code()
-        answer = exchange.answer
-        if exchange.http_status != 200:
-            words = f"HTTP {exchange.http_status}: {body_message(self._refusal)}"
-            self._done("failed", f"http_{exchange.http_status}", words)
+        sent = self._sent
+        assert sent is not None
+        sent.http_status = self._parser.get_status_code()
+        answer = sent.answer
+        if sent.http_status != 200:
+            words = f"HTTP {sent.http_status}: {body_message(self._refusal)}"
+            self._done("failed", f"http_{sent.http_status}", words)
         elif answer.error:
             self._done("failed", "server_error", answer.error)
         elif not answer.has_events and not answer.is_done:
@@ -333,41 +333,41 @@ class _Connection(asyncio.Protocol):
             self._done("ok", "", "")
 
     def _done(self, status: Status, cause: str, words: str) -> None:
-        """The answer is complete, whatever it says: the connection may serve the next."""
-        exchange, self._exchange = self._exchange, None
-        assert exchange is not None
+        """The answer is complete: the connection can serve the next request."""
+        sent, self._sent = self._sent, None
+        assert sent is not None
         assert self._transport is not None
         if self._is_kept and not self._transport.is_closing():
             self._client._idle.append(self)
         else:
             self._transport.close()
-        self._client._finish(exchange, self._at, status, cause, words)
+        self._client._finish(sent, self._at, status, cause, words)
 
     def _fail(self, status: Status, cause: str, words: str) -> None:
-        exchange, self._exchange = self._exchange, None
+        sent, self._sent = self._sent, None
         self.drop()
-        if exchange is not None:
-            self._client._finish(exchange, self._at, status, cause, words)
+        if sent is not None:
+            self._client._finish(sent, self._at, status, cause, words)
 
-    def _lost(self, exchange: Exchange, error: Exception | None) -> None:
-        if self._requests > 1 and exchange.last_at is None and not exchange.is_retried:
-            # The server closed a kept connection as it was used again: the request reached nobody.
-            exchange.is_retried = True
+    def _lost(self, sent: SentRequest, error: Exception | None) -> None:
+        if self._requests > 1 and sent.last_at is None and not sent.is_retried:
+            # The server closed an idle connection while it was being reused: the request was not received.
+            sent.is_retried = True
             self._client.retried += 1
-            exchange.wire = self._client._loop.create_task(self._client._connect(exchange))
+            sent.wire = self._client._loop.create_task(self._client._connect(sent))
             return
-        answer, status, cause = exchange.answer, exchange.http_status, "reset"
+        answer, status, cause = sent.answer, sent.http_status, "reset"
         words = "the connection was closed before an answer" if error is None else str(error)
         if status is not None and status != 200:
             cause, words = f"http_{status}", f"HTTP {status}: {body_message(self._refusal)}"
         elif answer.error:
             cause, words = "server_error", answer.error
-        elif answer.is_done and answer.chunk_at:  # all was said; some servers end their answers so
-            self._client._finish(exchange, exchange.last_at or now(), "ok", "", "")
+        elif answer.is_done and answer.chunk_at:  # the answer is complete; some servers end it by closing
+            self._client._finish(sent, sent.last_at or now(), "ok", "", "")
             return
-        elif error is None and exchange.last_at is not None:
+        elif error is None and sent.last_at is not None:
             cause, words = "truncated", "the connection was closed in the middle of the answer"
-        self._client._finish(exchange, now(), "failed", cause, words)
+        self._client._finish(sent, now(), "failed", cause, words)
 
     def _forget(self) -> None:
         self._client._open.discard(self)
@@ -376,7 +376,7 @@ class _Connection(asyncio.Protocol):
 
 
 def connect_cause(error: OSError) -> str:
-    """A word for why there is no connection."""
+    """A short cause for a failed connection."""
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     if isinstance(error, ssl.SSLError):

@@ -1,8 +1,8 @@
-"""Conversations: which request may be sent when in a run with turns, and what its prompt is.
+"""Conversations: which turn can be sent when, and its prompt.
 
-The load asks for a prompt when it sends, and tells how each answer ended; a turn is free to go `think_s`
-after the answer before it, with that very answer in its history. Single requests pass through as they are.
-Pure bookkeeping: no clock, no network.
+The load asks for a prompt when it sends, and reports how each answer ended; a turn is due `think_s` after the
+previous answer, with that answer in its history. Single requests pass through unchanged. Pure bookkeeping: no
+clock, no network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ridgeline.lab.traffic.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """The turn that an answer sets free, due so many seconds after it."""
+    """The turn released by an answer, due this many seconds after it."""
 
     index: int
     think_s: float
@@ -27,15 +27,15 @@ class FollowUp:
 
 @dataclass(slots=True)
 class _History:
-    """What was said so far, as it goes into the next prompt; `tokens`: of all of it, as the server counts."""
+    """The conversation so far, for the next prompt; `tokens`: its total as the server counts."""
 
     said: str | list[dict[str, str]]
     tokens: int
 
 
 def form_of(traffic: Traffic, api: Api, vocabulary: Vocabulary) -> Form:
-    """How prompts are sent: token ids where they are known, for they are exact by nature. Histories are text:
-    what a server wrote comes back as text.
+    """How prompts are sent: as token ids where they are known, because they are exact. Histories are text,
+    because a server's answers are text.
     """
     if api == "chat":
         return "chat"
@@ -47,9 +47,9 @@ class Conversations:
     def __init__(self, traffic: Traffic, maker: PromptMaker) -> None:
         self._requests = traffic.requests
         self._maker = maker
-        self._next: dict[int, int] = {}  # the turn after each, by their places in the plan
+        self._next: dict[int, int] = {}  # the next turn of each, by index
         self._before: dict[int, int] = {}
-        self._histories: dict[int, _History] = {}  # by conversation; gone when it has ended
+        self._histories: dict[int, _History] = {}  # by conversation; removed when it has ended
         last: dict[int, int] = {}
         for index, request in enumerate(traffic.requests):
             if request.conversation is None:
@@ -66,11 +66,11 @@ class Conversations:
             raise BadInput("conversations are sent as text or messages: token ids of answers are not known")
 
     def openers(self) -> list[int]:
-        """What has a moment of its own: single requests and first turns, by their places in the plan."""
+        """Requests with their own start time: single requests and first turns, by index."""
         return [index for index, request in enumerate(self._requests) if request.turn == 0]
 
     def prompt(self, index: int) -> Prompt:
-        """To be asked for once, when the request is sent."""
+        """Called once, when the request is sent."""
         planned = self._requests[index]
         if planned.said is not None:
             return Prompt(_given_fields(planned.said, self._maker.form), 0)
@@ -87,7 +87,7 @@ class Conversations:
     def answered(
         self, index: int, text: str, n_in: int | None = None, n_out: int | None = None
     ) -> FollowUp | None:
-        """An answer ended well. n_in, n_out: tokens as the server counts them, where it does."""
+        """A successful answer. n_in, n_out: tokens as the server counts them, if it does."""
         planned = self._requests[index]
         if planned.conversation is None:
             return None
@@ -103,7 +103,7 @@ class Conversations:
         return FollowUp(after, self._requests[after].think_s)
 
     def failed(self, index: int) -> list[int]:
-        """An answer did not come: the turns after it, which cannot be sent."""
+        """A failed answer: returns the following turns, which cannot be sent."""
         conversation = self._requests[index].conversation
         if conversation is not None:
             self._histories.pop(conversation, None)
@@ -115,7 +115,7 @@ class Conversations:
         return lost
 
     def _later(self, index: int, history: _History) -> Prompt:
-        """The history and new words: as many as the plan has between the answer before and this turn."""
+        """The history and new words: as many as the plan has between the previous answer and this turn."""
         planned, before = self._requests[index], self._requests[self._before[index]]
         new = planned.input_tokens - before.input_tokens - before.output_tokens
         added = self._maker.vocabulary.turn_overhead if self._maker.form == "chat" else 0
@@ -128,7 +128,7 @@ class Conversations:
 
 
 def _given_fields(said: str | tuple[dict[str, Any], ...], form: Form) -> dict[str, Any]:
-    """A prompt of the user's own, as the API takes it."""
+    """A prompt given by the user, in the API's form."""
     if form == "chat":
         return {"messages": [{"role": "user", "content": said}] if isinstance(said, str) else list(said)}
     if not isinstance(said, str):

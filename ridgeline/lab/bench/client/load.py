@@ -1,8 +1,7 @@
-"""Load: sends a plan's requests, closed loop or at their moments, and keeps every exchange.
+"""Load: sends a plan's requests, in a closed loop or at their planned times, and keeps every SentRequest.
 
-`run` makes one for the warm-up and one for the run itself. Moments come from one heap and one alarm; bodies
-are made ahead, so that sending is a write and nothing else. It decides what is sent when; the stamps are
-the client's.
+`run` makes one for the warm-up and one for the run. Due times come from one heap and one alarm; bodies are
+made ahead, so that sending is only a write. It decides what is sent when; the client takes the timestamps.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ridgeline.lab.bench.client.client import Address, Client, Exchange
+from ridgeline.lab.bench.client.client import Address, Client, SentRequest
 from ridgeline.lab.bench.client.timer import Alarm, now
-from ridgeline.lab.bench.config import ClosedLoop, Deadlines, OpenLoop
+from ridgeline.lab.bench.config import ClosedLoop, OpenLoop, RequestDeadlines
 from ridgeline.lab.traffic.request import PlannedRequest
 
-AHEAD_BYTES = 64 << 20  # of bodies made before they are due
-LEAD_S = 0.02  # between the last preparation and the first moment
+AHEAD_BYTES = 64 << 20  # of bodies made ahead
+LEAD_S = 0.02  # between the preparation and the first request
 ENOUGH_S = 0.000_02  # what is due within this is sent at once
 
 
@@ -33,31 +32,31 @@ class Turn(Protocol):
 
 
 class Script(Protocol):
-    """What is sent, and what follows: requests by their place in the plan."""
+    """What is sent and what follows: requests by index."""
 
     requests: Sequence[PlannedRequest]
-    keeps_text: bool  # answers are needed for what follows
+    keeps_text: bool  # later turns need the answers
 
     def openers(self) -> list[int]: ...
     def body(self, index: int) -> bytes: ...
-    def answered(self, exchange: Exchange) -> Turn | None: ...
+    def answered(self, sent: SentRequest) -> Turn | None: ...
     def failed(self, index: int) -> list[int]: ...
 
 
 class Load:
-    """exchanges: all that was sent or due, in the order in which they were taken up. origin: the start."""
+    """sent: all requests that were sent or due, in start order. origin: the start."""
 
     def __init__(
         self,
         script: Script,
         mode: ClosedLoop | OpenLoop,
         address: Address,
-        deadlines: Deadlines,
+        deadlines: RequestDeadlines,
         *,
         duration_s: float | None = None,
         run_s: float = 3600.0,
         warmup: bool = False,
-        on_done: Callable[[Exchange], None] = lambda exchange: None,
+        on_done: Callable[[SentRequest], None] = lambda sent: None,
     ) -> None:
         self._script, self._mode, self._warmup = script, mode, warmup
         self._duration_s, self._run_s, self._told = duration_s, run_s, on_done
@@ -66,12 +65,12 @@ class Load:
         self._alarm = Alarm(self._loop, self._due)
         self._bodies = _Bodies(script)
         self._heap: list[tuple[float, int]] = []  # moment, request
-        self._queue: deque[int] = deque()  # of closed loops: what the next free slot takes
+        self._queue: deque[int] = deque()  # closed loop: waiting for a free slot
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._is_stopped = False
         self._cap = mode.max_concurrency if isinstance(mode, OpenLoop) else None
         self._under_way = 0
-        self.exchanges: list[Exchange] = []
+        self.sent: list[SentRequest] = []
         self.origin = 0.0
 
     @property
@@ -83,16 +82,16 @@ class Load:
         return self._client.retried
 
     def prepare(self) -> None:
-        """Make the first bodies; takes its time, and is no part of the run."""
+        """Make the first bodies; not part of the run."""
         self._bodies.begin(self._script.openers())
 
     @property
     def lags(self) -> list[float]:
-        """Seconds by which the client's loop came late to its own timers."""
+        """Delays of the client's own timers, in seconds."""
         return self._client.lags
 
     async def run(self) -> None:
-        """Until all has ended, or the run's time is over."""
+        """Until all requests have ended or the run's time is over."""
         openers = self._script.openers()
         self.origin = now() + LEAD_S
         timers = [self._loop.call_later(self._run_s + LEAD_S, self._out_of_time)]
@@ -118,13 +117,13 @@ class Load:
             self._client.close()
 
     def stop(self) -> None:
-        """End at once: what is under way is cancelled, what was not sent is forgotten."""
+        """End at once: cancel requests in flight, drop unsent ones."""
         self._send_no_more()
         self._client.end_all("cancelled", "interrupted", "the run was stopped")
         self._check_end()
 
     def _due(self) -> None:
-        """Send what is due, then wait for the next moment; or, where the cap is reached, for an end."""
+        """Send what is due, then wait for the next due time or, at the cap, for a request to end."""
         heap = self._heap
         while heap and heap[0][0] <= now() + ENOUGH_S and self._has_room():
             due, index = heapq.heappop(heap)
@@ -136,7 +135,9 @@ class Load:
         return self._cap is None or self._under_way < self._cap
 
     def _send_held(self) -> None:
-        """An end made room under the cap: what was due meanwhile waited for it, not for the client."""
+        """A slot under the cap became free: send a waiting request. The wait is the server's, not the
+        client's.
+        """
         heap = self._heap
         while heap and heap[0][0] <= now() and self._has_room():
             due, index = heapq.heappop(heap)
@@ -145,28 +146,28 @@ class Load:
             self._alarm.set(heap[0][0])
 
     def _send(self, index: int, due: float, held_s: float = 0.0) -> None:
-        exchange = Exchange(index, self._script.requests[index], due, self._script.keeps_text)
-        exchange.warmup, exchange.held_s = self._warmup, held_s
+        sent = SentRequest(index, self._script.requests[index], due, self._script.keeps_text)
+        sent.warmup, sent.held_s = self._warmup, held_s
         self._under_way += 1
-        self.exchanges.append(exchange)
-        self._client.send(exchange, self._bodies.take(index))
+        self.sent.append(sent)
+        self._client.send(sent, self._bodies.take(index))
         if self._bodies.coming:
             self._loop.call_soon(self._bodies.refill)
 
-    def _ended(self, exchange: Exchange) -> None:
-        self._told(exchange)
+    def _ended(self, sent: SentRequest) -> None:
+        self._told(sent)
         self._under_way -= 1
         if self._is_stopped:
             self._check_end()
             return
-        ended = exchange.t_end or now()
-        follow = self._script.answered(exchange) if exchange.status == "ok" else None
-        if exchange.status != "ok":
-            self._give_up(self._script.failed(exchange.index), ended)
+        ended = sent.t_end or now()
+        follow = self._script.answered(sent) if sent.status == "ok" else None
+        if sent.status != "ok":
+            self._give_up(self._script.failed(sent.index), ended)
         if follow is not None:
             self._plan(ended + follow.think_s, follow.index)
         elif self._queue:
-            self._plan(ended, self._queue.popleft())  # the slot is free since the answer's last byte
+            self._plan(ended, self._queue.popleft())  # the slot is free from the answer's last byte on
         if self._cap is not None:
             self._send_held()
         self._check_end()
@@ -180,13 +181,13 @@ class Load:
             self._alarm.set(due)
 
     def _give_up(self, turns: list[int], at: float) -> None:
-        """Turns that need an answer which did not come: offered, and failed with it."""
+        """Turns that depend on a failed answer: count as offered and failed."""
         for index in turns:
-            exchange = Exchange(index, self._script.requests[index], at)
-            exchange.status, exchange.t_end = "failed", at
-            exchange.cause, exchange.error = "earlier_turn", "an earlier turn of the conversation failed"
-            exchange.warmup = self._warmup
-            self.exchanges.append(exchange)
+            sent = SentRequest(index, self._script.requests[index], at)
+            sent.status, sent.t_end = "failed", at
+            sent.cause, sent.error = "earlier_turn", "an earlier turn of the conversation failed"
+            sent.warmup = self._warmup
+            self.sent.append(sent)
 
     def _send_no_more(self) -> None:
         self._is_stopped = True
@@ -196,7 +197,9 @@ class Load:
 
     def _out_of_time(self) -> None:
         self._send_no_more()
-        self._client.end_all("timeout", "run_timeout", "the run's time was over before the answer was whole")
+        self._client.end_all(
+            "timeout", "run_timeout", "the run's time was over before the answer was complete"
+        )
         self._check_end()
 
     def _check_end(self) -> None:
@@ -205,7 +208,7 @@ class Load:
 
 
 class _Bodies:
-    """Requests as bytes, made ahead in the order in which they will be due."""
+    """Requests as bytes, made ahead in due order."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -226,7 +229,7 @@ class _Bodies:
         return body
 
     def refill(self) -> None:
-        """One, after one was sent: the work is spread as evenly as the load is."""
+        """One, after one was sent: spreads the work evenly."""
         if self.coming and self._bytes < AHEAD_BYTES:
             self._make()
 

@@ -1,4 +1,4 @@
-"""Small requests around a run: models, limits, tokenize. Not for load: a connection each, no stamps."""
+"""Small requests around a run: models, limits, tokenize. Not for load: one connection each, no timestamps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def ask(
     headers: str = "",
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Status and body. Raises ProxyError where there is no whole answer in `timeout_s`.
+    """Status and body. Raises ProxyError without a complete answer in `timeout_s`.
 
     headers: more lines of the head, each with its line end.
     """

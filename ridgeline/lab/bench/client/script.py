@@ -1,4 +1,4 @@
-"""PlannedScript: a plan's requests as bytes for one server, and what follows each answer. For `load`."""
+"""PlannedScript: a plan's requests as bytes for one server, and what follows each answer. Used by `load`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.lab.bench.client.client import Exchange
+from ridgeline.lab.bench.client.client import SentRequest
 from ridgeline.lab.bench.client.conversation import Conversations, FollowUp, form_of
 from ridgeline.lab.bench.client.target import Target
 from ridgeline.lab.bench.config import BenchConfig
@@ -14,12 +14,12 @@ from ridgeline.lab.traffic.prompts import PromptMaker
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from ridgeline.lab.traffic.vocabulary import Vocabulary
 
-WARM_TOKENS = 64  # of a warm-up's prompt, where the run's own are not counted before
+WARM_TOKENS = 64  # of a warm-up prompt, if the run's prompt lengths are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """warmup: what is sent before, unmeasured. how: in words, where the prompts' lengths are from."""
+    """warmup: sent before the run, unmeasured. how: the source of the prompts' lengths, for the report."""
 
     warmup: PlannedScript
     main: PlannedScript
@@ -27,7 +27,7 @@ class Scripts:
 
 
 async def make_scripts(config: BenchConfig, target: Target) -> Scripts:
-    """The words of a cold run are drawn anew, but for servers that keep runs apart by a salt of the cache."""
+    """A cold run draws new words, unless the server separates runs by a cache salt."""
     vocabulary = config.vocabulary or await Vocabulary.from_server(target.post, target.model)
     salt = secrets.token_hex(4) if config.cache == "cold" and not target.cache_salt else ""
     traffic = config.traffic
@@ -58,8 +58,9 @@ async def make_scripts(config: BenchConfig, target: Target) -> Scripts:
 
 
 class PlannedScript:
-    """is_primer: every prompt once, with an answer of one token and nothing after it. counts_text: answers
-    may have to be counted by their text."""
+    """is_primer: send every prompt once, with an answer of one token and no follow-up. counts_text: answers
+    may have to be counted by their text.
+    """
 
     def __init__(
         self,
@@ -70,24 +71,24 @@ class PlannedScript:
         counts_text: bool = False,
     ) -> None:
         self._target, self._is_primer = target, is_primer
-        self._course = Conversations(traffic, maker)
+        self._conversations = Conversations(traffic, maker)
         self.requests: Sequence[PlannedRequest] = traffic.requests
         has_turns = any(request.turn for request in traffic.requests)
         self.keeps_text = not is_primer and (counts_text or has_turns)
 
     def openers(self) -> list[int]:
-        return self._course.openers()
+        return self._conversations.openers()
 
     def body(self, index: int) -> bytes:
         tokens = 1 if self._is_primer else self.requests[index].output_tokens
-        return self._target.request(self._course.prompt(index).fields, tokens)
+        return self._target.request(self._conversations.prompt(index).fields, tokens)
 
-    def answered(self, exchange: Exchange) -> FollowUp | None:
+    def answered(self, sent: SentRequest) -> FollowUp | None:
         if not self.keeps_text:
             return None
-        answer = exchange.answer
+        answer = sent.answer
         answer.settle()
-        return self._course.answered(exchange.index, answer.text, answer.n_in, answer.n_out)
+        return self._conversations.answered(sent.index, answer.text, answer.n_in, answer.n_out)
 
     def failed(self, index: int) -> list[int]:
-        return self._course.failed(index) if self.keeps_text else []
+        return self._conversations.failed(index) if self.keeps_text else []

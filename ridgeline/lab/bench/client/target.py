@@ -1,7 +1,7 @@
-"""Target: the server under test: where it is, what it serves, which fields it takes, and its limits.
+"""Target: the server under test: its address, model, supported fields and limits.
 
-`find_target` asks the server a few small questions before a run; what it refuses is left out of every body of
-the run and said in its settings. Nothing here is timed.
+`find_target` sends the server a few small requests before a run. Fields it refuses are left out of every body
+and listed in the run's settings. Nothing here is timed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ridgeline.lab.bench.client.answer import body_message
 from ridgeline.lab.bench.client.client import Address
 from ridgeline.lab.bench.client.plain_http import ask
+from ridgeline.lab.bench.client.streamed_answer import body_message
 from ridgeline.lab.bench.config import Api, BenchConfig
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.proxy.errors import ProxyError
@@ -51,8 +51,8 @@ class _Models(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """fields: what every body has beside its prompt and length. refused: of these, what the server did not
-    take. limits: what its machine can do at most, by name (`decode_tokens_per_s`, …); {}: it does not say.
+    """fields: of every body besides prompt and length. refused: fields that the server did not accept.
+    limits: the machine's limits by name (`decode_tokens_per_s`, …); {}: unknown.
     """
 
     address: Address
@@ -79,13 +79,13 @@ class Target:
         return head.encode() + body
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """A question beside the load: the answer's JSON, None where the server refuses."""
+        """A request outside the load: the answer's JSON, or None if the server refuses."""
         try:
             status, answer = await ask(
                 self.address, "POST", self.base + path, body, self.headers, TRIAL_TIMEOUT_S
             )
         except ProxyError as error:
-            raise LabError(f"the server did not answer {path} before the run: {error}") from error
+            raise LabError(f"no answer to {path} before the run: {error}") from error
         if status != 200:
             return None
         try:
@@ -96,7 +96,7 @@ class Target:
 
 
 async def find_target(config: BenchConfig) -> Target:
-    """Look at the server. LabError where it cannot be reached or refuses every form of a request."""
+    """Probe the server. Raises LabError if it cannot be reached or refuses every form of a request."""
     address, base = await _locate(config.url, config.deadlines.connect_s)
     headers = f"authorization: Bearer {config.api_key}\r\n" if config.api_key else ""
     if any(mark in config.api_key for mark in "\r\n"):
@@ -120,20 +120,20 @@ async def find_target(config: BenchConfig) -> Target:
 
 
 async def reach(url: str, connect_s: float) -> None:
-    """LabError or BadInput where nobody accepts a connection: to be said before anything takes its time."""
+    """Raises LabError or BadInput if the server does not accept connections; called before anything slow."""
     await _locate(url, connect_s)
 
 
 async def _locate(url: str, connect_s: float) -> tuple[Address, str]:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-    except ValueError:  # half an IPv6 address, say
+    except ValueError:  # e.g. half an IPv6 address
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadInput(f"{url!r} is not a server's address: write http://HOST:PORT")
     if parts.username is not None or parts.password is not None:
         raise BadInput(
-            "the address has a name or a password in it, which would be kept with the run: --api-key"
+            "the address contains a user name or password, which would be stored with the run: use --api-key"
         )
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -144,7 +144,7 @@ async def _locate(url: str, connect_s: float) -> tuple[Address, str]:
     try:
         async with asyncio.timeout(connect_s):
             found = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # a name with an empty or endless part cannot even be asked for
+    except (OSError, UnicodeError) as error:  # a host name with an empty or too long label cannot be encoded
         words = str(error) or "no answer in time"
         raise LabError(f"{parts.hostname} cannot be resolved: {words}") from error
     failure: OSError = ConnectionRefusedError("no address")
@@ -179,9 +179,7 @@ async def _card(address: Address, base: str, headers: str, config: BenchConfig) 
     if config.model:
         return next((card for card in cards if card.id == config.model), _Card(config.model))
     if not cards:
-        raise LabError(
-            f"{config.url} does not say which models it has (HTTP {status}): name one with --model"
-        )
+        raise LabError(f"{config.url} does not list its models (HTTP {status}): name one with --model")
     return cards[0]
 
 
@@ -203,12 +201,12 @@ def _fields(config: BenchConfig, model: str, kind: str, salt: str) -> dict[str, 
     return fields | config.extra
 
 
-# What may be left out, first to last, when a server refuses a request that has it.
+# Fields to drop, in this order, when a server refuses a request.
 _OPTIONAL = ("include_timing", "cache_salt", "ignore_eos", "temperature", "stream_options")
 
 
 async def _tried(target: Target, config: BenchConfig) -> Target:
-    """One small request as the run will send them; what makes the server refuse it is left out."""
+    """Send one small request like those of the run; leave out fields that the server refuses."""
     word: dict[str, Any] = {"prompt": "the"}
     if config.api == "chat":
         word = {"messages": [{"role": "user", "content": "the"}]}
@@ -232,7 +230,7 @@ async def _tried(target: Target, config: BenchConfig) -> Target:
         if status in (400, 422) and length == "max_tokens" and "max_completion_tokens" in words:
             length = "max_completion_tokens"
         elif status in (400, 422) and fields.get("stream_options", {}).get("continuous_usage_stats"):
-            fields["stream_options"] = {"include_usage": True}  # the sum at the end is worth keeping
+            fields["stream_options"] = {"include_usage": True}  # keep the final usage
             refused.append("continuous_usage_stats")
         elif status in (400, 422) and left:
             named = next((name for name in left if name in words), left[0])

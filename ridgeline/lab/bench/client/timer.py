@@ -1,7 +1,7 @@
-"""Alarm: one callback at one moment, to a few microseconds, for an event loop whose own timers round to 1 ms.
+"""Alarm: one callback at one time, precise to a few microseconds, for event loops whose timers round to 1 ms.
 
-The load and the mock server keep their due moments in heaps and have one alarm each. On Linux it is a timerfd
-that the loop watches; elsewhere the loop's timers have to do.
+The load and the mock server keep their due times in heaps and have one alarm each. On Linux it is a timerfd
+that the loop watches; elsewhere it uses the loop's timers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Alarm:
-    """`set` replaces the moment that was set before; the callback is called once for each."""
+    """`set` replaces the previous time; the callback is called once for each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop, self._callback = loop, callback
@@ -39,7 +39,7 @@ class Alarm:
             loop.add_reader(self._fd, self._rung)
 
     def set(self, at: float) -> None:
-        """at: by `now`; the past is at once."""
+        """at: by `now`; a past time fires at once."""
         if self._fd is None:
             if self._handle is not None:
                 self._handle.cancel()
@@ -61,7 +61,7 @@ class Alarm:
         assert self._fd is not None
         try:
             os.read(self._fd, 8)
-        except BlockingIOError:  # set anew since it rang
+        except BlockingIOError:  # set again since it fired
             return
         self._callback()
 

@@ -1,1 +1,1 @@
-"""Cold starts of a server, stamped segment by segment."""
+"""Cold starts of a server, timed segment by segment."""

@@ -1,8 +1,7 @@
-"""Cold start as an experiment of its own: spawn a server, and stamp port open, ready, first and second token.
+"""Cold start: spawn a server and stamp port open, ready, first and second token.
 
-Repeated, since starts vary; the page cache is warm (one start before, not counted) or dropped, and the result
-says which. Whatever was spawned is ended in every case, with all of its children. Called by
-`ridgeline bench coldstart`.
+Repeated, since starts vary. The page cache is warm (after one uncounted start) or dropped; the result says
+which. Every spawned process is ended in all cases, with its children. Called by `ridgeline bench coldstart`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.proxy.blocking_client import BlockingClient
 from ridgeline.proxy.errors import ProxyError, Unreachable
 
-POLL_S = 0.004  # between looks at the port and at readiness: the resolution of those two stamps
-PROBE_S = 5.0  # for an answer about readiness
-STOP_S = 10.0  # for a server to end by itself, before it is killed
+POLL_S = 0.004  # poll interval of port and readiness: the resolution of those two stamps
+PROBE_S = 5.0  # for a readiness response
+STOP_S = 10.0  # for a server to exit before it is killed
 READY_PATHS = ("/ready", "/health")  # ours; vLLM's, SGLang's and llama-server's
 TOKENS = 8
 PageCache = Literal["warm", "dropped", "as_is"]
@@ -56,7 +55,7 @@ class ColdStartConfig:
 
 
 class Start(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Seconds from the spawn; None: it never came to that. warm_ttft_s: of a second request, from sending."""
+    """Seconds from the spawn; None: not reached. warm_ttft_s: of a second request, from sending."""
 
     port_open_s: float | None = None
     ready_s: float | None = None
@@ -95,8 +94,9 @@ SEGMENTS: dict[str, Callable[[Start], float | None]] = {
 def cold_starts(
     config: ColdStartConfig, on_start: Callable[[int, Start], None] = lambda number, start: None
 ) -> ColdStarts:
-    """One after the other; Ctrl-C or SIGTERM leaves those that were measured. on_start: number 0 is the
-    priming."""
+    """One after the other; Ctrl-C or SIGTERM keeps the measured ones. on_start: number 0 is the priming
+    start.
+    """
     if not any("{port}" in word for word in config.command):
         raise BadInput("the command needs {port} where the server's port goes, as in --port {port}")
     if config.repeats < 1:
@@ -110,7 +110,7 @@ def cold_starts(
             primed = one_start(config)
             on_start(0, primed)
             if primed.first_token_s is None:
-                raise LabError(f"the server did not come up: {primed.failure}")
+                raise LabError(f"the server did not start: {primed.failure}")
             found.page_cache = "warm: the server was started once before"
         for number in range(1, config.repeats + 1):
             if config.page_cache == "dropped" and number > 1:
@@ -127,7 +127,7 @@ def cold_starts(
 
 
 def one_start(config: ColdStartConfig) -> Start:
-    """Spawn, stamp, end. What goes wrong is in `failure`, with the server's last words."""
+    """Spawn, stamp, end. A failure is in `failure`, with the server's last line."""
     port = _free_port()
     command = [word.replace("{port}", str(port)) for word in config.command]
     with tempfile.TemporaryFile() as log, _spawned(command, log) as (process, begun):
@@ -139,7 +139,7 @@ def one_start(config: ColdStartConfig) -> Start:
             _wait(process, deadline, "its port was not open", lambda: _is_open(port))
             stamps["port_open_s"] = time.perf_counter() - begun
             path = _ready_path(prober, process, deadline)
-            _wait(process, deadline, f"{path} did not say it was ready", lambda: prober.is_ready(path))
+            _wait(process, deadline, f"{path} did not report readiness", lambda: prober.is_ready(path))
             stamps["ready_s"] = time.perf_counter() - begun
             model = config.model or _first_model(client)
             stamps["sent_s"] = time.perf_counter() - begun
@@ -149,7 +149,7 @@ def one_start(config: ColdStartConfig) -> Start:
             for _ in tokens:
                 pass
             again = time.perf_counter()
-            # Other words, or a prefix cache would answer for the prefill.
+            # Different words, so that the prefix cache does not serve the prefill.
             stamps["warm_ttft_s"] = next(_tokens(client, model, "Name a river:", config.timeout_s)) - again
         except (_NotUp, OSError, ProxyError, StopIteration, ValueError) as error:
             words = str(error) or "the stream ended before a second token"
@@ -158,7 +158,7 @@ def one_start(config: ColdStartConfig) -> Start:
 
 
 def _on_sigterm(handler: Any) -> Any:
-    """What was done on it before; None from a thread, which cannot say."""
+    """The previous handler; None from a thread, which cannot set one."""
     if handler is None or threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, handler)
@@ -177,7 +177,7 @@ class _NotUp(Exception):
 
 @contextmanager
 def _spawned(command: Sequence[str], log: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    """In a session of its own, so that its children can be ended with it; it dies with us, too."""
+    """In its own session, so that its children end with it; it also ends with this process."""
     begun = time.perf_counter()
     try:
         process = subprocess.Popen(
@@ -203,7 +203,7 @@ def _die_with_us() -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask, wait, then kill whatever of its session is left; a second Ctrl-C only shortens the waiting."""
+    """Terminate, wait, then kill the rest of its session; a second Ctrl-C only shortens the wait."""
     try:
         if process.poll() is None:
             process.terminate()
@@ -260,7 +260,7 @@ def _status(client: BlockingClient, path: str) -> int:
 
 
 def _ready_path(client: BlockingClient, process: subprocess.Popen[bytes], deadline: float) -> str:
-    """The first path that the server knows at all."""
+    """The first path that the server knows."""
     found: list[str] = []
 
     def known() -> bool:
@@ -281,7 +281,7 @@ def _first_model(client: BlockingClient) -> str:
 
 
 def _tokens(client: BlockingClient, model: str, prompt: str, timeout_s: float) -> Iterator[float]:
-    """Moments of the chunks with text, of a streamed completion; all of them within timeout_s."""
+    """Arrival times of the chunks with text of a streamed completion, all within timeout_s."""
     deadline = time.perf_counter() + timeout_s
     body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
     body["ignore_eos"] = True
@@ -291,7 +291,7 @@ def _tokens(client: BlockingClient, model: str, prompt: str, timeout_s: float) -
         for line in answer.lines():
             moment = time.perf_counter()
             if moment > deadline:
-                raise _NotUp("its first tokens were not whole in time")
+                raise _NotUp("its first tokens did not arrive in time")
             if line.startswith(b"data: {") and _has_text(line[6:]):
                 yield moment
 
@@ -305,7 +305,7 @@ def _has_text(data: bytes) -> bool:
 
 
 def _drop(config: ColdStartConfig) -> str:
-    """The machine's pages where that is permitted, else those of the files that were named; in words."""
+    """Drop the machine's page cache if permitted, else that of the named files; returns a description."""
     try:
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
@@ -316,7 +316,7 @@ def _drop(config: ColdStartConfig) -> str:
     files = [file for place in config.evict for file in _files(place)]
     if not files:
         raise LabError(
-            "the machine's page cache cannot be dropped here (it takes root); name the model's files with "
+            "the machine's page cache cannot be dropped here (needs root); name the model's files with "
             "--evict to drop theirs, or measure with --page-cache warm"
         )
     for file in files:

@@ -1,4 +1,4 @@
-"""Cold starts written down: segments with their spread, as a table for the terminal and as a page."""
+"""Reports cold starts: segments with their spread, as a terminal table and as a page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _about(found: ColdStarts) -> str:
     stopped = "" if len(found.starts) == found.wanted else f" of {found.wanted} (stopped early)"
     return (
         f"{len(found.starts)} starts{stopped}; page cache {found.page_cache}; "
-        f"port and readiness were looked at every {found.resolution_s * 1000:g} ms"
+        f"port and readiness were polled every {found.resolution_s * 1000:g} ms"
     )
 
 

@@ -1,8 +1,8 @@
-"""Two runs side by side: per metric the difference and the ratio with 95 % intervals, or "no difference".
+"""Compares two runs: per metric the difference and the ratio with 95 % intervals, or "no difference".
 
-Where both ran the same traffic, requests are compared with themselves (pairs), which shows smaller effects.
-The intervals know the spread within the runs, not from run to run: the advice is to compare a run with its
-own repetition first. Called by `ridgeline bench compare` and tune; `comparison` writes it down.
+If both ran the same traffic, each request is compared with itself (pairs), which shows smaller effects. The
+intervals cover the spread within the runs, not between runs: compare a run with its own repetition first.
+Called by `ridgeline bench compare` and tune; `comparison` prints it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.figures.statistics import FEWEST, QUANTILES, wilson
 
 RESAMPLES, FEWEST_RESAMPLES = 1000, 300
-ENOUGH_DRAWN = 4_000_000  # requests drawn in all resamples; of large runs there are fewer resamples
+ENOUGH_DRAWN = 4_000_000  # requests drawn in all resamples; large runs get fewer resamples
 SAME_MOMENT_S = 1e-3
 PAIRED_SHARE = 0.9  # of the requests must be in both runs
-# Settings that name a run or describe its hour, rather than make it.
+# Settings that identify a run or its time and do not affect its result.
 NAMES_ONLY = (
     *("name", "started_at", "ended_at", "made_at", "out", "salt", "version"),
     *("load_average", "usd_per_hour"),
@@ -36,7 +36,7 @@ NAMES_ONLY = (
 class Comparison:
     a: str
     b: str
-    mode: str  # of A: open loops are judged from the planned moment, closed ones from sending
+    mode: str  # of A: open loops count from the planned time, closed ones from sending
     rows: tuple[Difference, ...]
     pairs: int  # requests compared with themselves; 0: the runs are compared as wholes
     unpaired_because: str
@@ -46,13 +46,13 @@ class Comparison:
 
     @property
     def headline(self) -> tuple[Difference, ...]:
-        """Rows that matter first: latencies as the mode counts them, without means; rates and shares."""
+        """Important rows first: latencies as the mode counts them, without means; rates and shares."""
         other = ("ttft_ms.", "e2e_ms.") if self.mode == "open" else ("ttft_sched_ms.", "e2e_sched_ms.")
         return tuple(row for row in self.rows if not row.name.startswith(other) and "mean" not in row.name)
 
 
 def compare(a: Side, b: Side, *, seed: int = 0, resamples: int | None = None) -> Comparison:
-    """B against A. Rows of metrics that either run lacks are left out."""
+    """B against A. Metrics that either run lacks are omitted."""
     left, right = measured(a.records), measured(b.records)
     if resamples is None:
         affordable = ENOUGH_DRAWN // max(len(left), len(right), 1)
@@ -97,7 +97,7 @@ def changed_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[s
 def _pairs(
     a: Sequence[RequestRecord], b: Sequence[RequestRecord], mode_a: str, mode_b: str
 ) -> tuple[list[tuple[RequestRecord, RequestRecord]], str]:
-    """Requests that both runs sent, or none and why."""
+    """Requests that both runs sent; or none, and why."""
     if mode_a != mode_b:
         return [], f"one loop is {mode_a}, the other {mode_b}"
     others = {record.index: record for record in b}
@@ -108,7 +108,7 @@ def _pairs(
         return [], "the requests differ in their lengths"
     late = [abs(x.t_sched - y.t_sched) for x, y in found]
     if mode_a == "open" and max(late, default=0.0) > SAME_MOMENT_S:
-        return [], "the requests were due at other moments"
+        return [], "the requests were due at different times"
     return found, ""
 
 
@@ -165,7 +165,7 @@ def _latencies(
     values_a = figures(left, np.ones(len(a), dtype=np.int64))
     values_b = figures(right, np.ones(len(b), dtype=np.int64))
     drawn_a = np.asarray([figures(left, weights) for weights in block_weights(len(a), resamples, seed)])
-    other = seed if paired else seed + 1  # the same requests on both sides, or not
+    other = seed if paired else seed + 1  # the same requests on both sides if paired
     drawn_b = np.asarray([figures(right, weights) for weights in block_weights(len(b), resamples, other)])
     rows, place = [], 0
     for name in names:
@@ -183,7 +183,7 @@ def _latencies(
 
 
 def _shares(a: Summary, b: Summary) -> list[Difference]:
-    """Proportions of requests, by Newcombe's interval, which is sound at 0 and 1 too."""
+    """Proportions of requests, by Newcombe's interval, which is also valid at 0 and 1."""
     rows = []
     counts = {
         "attainment": ((a.good, a.offered), (b.good, b.offered)),
@@ -225,7 +225,7 @@ def _cache_hit(
 def _notes(a: Side, b: Side, rows: Sequence[Difference], dropped: int, because: str) -> list[str]:
     found = []
     if because:
-        found.append("the runs did not send the same traffic: what differs may be the traffic's doing")
+        found.append("the runs did not send the same traffic: differences may come from the traffic")
     if dropped:
         found.append(
             f"{dropped} requests failed in one run or in both: latencies compare those that both answered, "
@@ -240,7 +240,7 @@ def _notes(a: Side, b: Side, rows: Sequence[Difference], dropped: int, because: 
             f"{seen} of {len(rows)} rows differ at 95 %; about {chance} would by chance between equal runs"
         )
     found.append(
-        "intervals hold the spread within these runs, not from run to run: compare a run with its own "
+        "intervals cover the spread within these runs, not between runs: compare a run with its own "
         "repetition (A/A) first, and believe differences larger than those"
     )
     return found

@@ -1,4 +1,6 @@
-"""Rates of two runs compared: request by request where that has a meaning, else by stretches of the runs."""
+"""Compares the rates of two runs: request by request where that is meaningful, otherwise by segments of the
+runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ridgeline.lab.bench.figures.rates import request_share
 from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.figures.window import Window
 
-STRETCHES = 12  # of the steady window, whose rates tell the spread of the whole
+STRETCHES = 12  # segments of the steady window; their rates give the spread
 HIGHER_IS_BETTER = ("requests_per_s", "output_tokens_per_s", "input_tokens_per_s", "goodput_per_s")
 
 
@@ -45,8 +47,9 @@ def _by_requests(
     seed: int,
     resamples: int,
 ) -> Difference:
-    """Over the part of the run that is steady in both. What was due is due in both; only what each moved into
-    or out of the window differs, and that is few requests: their own spread is the interval."""
+    """Over the window that is steady in both runs. Both have the same due requests; only those that move into
+    or out of the window differ. They are few, and their spread gives the interval.
+    """
     left = _amounts(name, [x for x, _ in pairs], a.summary, window)
     right = _amounts(name, [y for _, y in pairs], b.summary, window)
     drawn_a, drawn_b = [], []
@@ -69,7 +72,7 @@ def _by_requests(
 
 
 def _by_stretches(name: str, a: Side, b: Side) -> Difference | None:
-    """Batch means: stretches of many requests each, as if every one were a small run (Welch's t)."""
+    """Batch means: segments of many requests each, treated as small runs (Welch's t)."""
     if a.summary.window.seconds <= 0 or b.summary.window.seconds <= 0:
         return None
     left, right = _stretches(name, a), _stretches(name, b)
@@ -90,7 +93,7 @@ def _by_stretches(name: str, a: Side, b: Side) -> Difference | None:
 
 
 def _stretches(name: str, side: Side) -> Floats:
-    """The rate in each stretch of the window; their mean is the run's figure."""
+    """The rate in each segment of the window; their mean is the run's figure."""
     window = side.summary.window
     edges = np.linspace(window.start, window.end, STRETCHES + 1)
     each = [_in_stretches(name, record, side.summary, edges) for record in measured(side.records)]
@@ -104,7 +107,7 @@ def _amounts(name: str, records: Sequence[RequestRecord], summary: Summary, wind
 
 
 def _in_stretches(name: str, record: RequestRecord, summary: Summary, edges: Floats) -> Floats:
-    """What of a request counts for a rate in each stretch between neighbouring edges; as `metrics` counts."""
+    """The contribution of a request to the rate in each segment; counted as in `metrics`."""
     amounts = np.zeros(len(edges) - 1)
     if record.status != "ok":
         return amounts

@@ -1,4 +1,4 @@
-"""A Comparison written down: as a table for the terminal, and as a page."""
+"""Prints a Comparison as a terminal table and as a page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from ridgeline.lab.charts import Axis, Point, Points, Rule, chart, grouped
 from ridgeline.lab.page import Cell, banner, charts, heading, notes, page, paragraph, table
 
 SHARES = ("attainment", "failures", "cache_hit")
-INVALID = "A run is INVALID: nothing below can be believed"
+INVALID = "A run is INVALID: the figures below are unreliable"
 
 
 def comparison_text(found: Comparison, *, every: bool = False) -> str:
-    """Aligned columns, what to mind above and below; fit for a pipe. `every`: not the headlines alone."""
+    """Aligned columns with warnings above and below; suitable for a pipe. `every`: all rows, not only
+    headlines.
+    """
     lines = []
     if found.invalid:
         lines += [f"{INVALID}:", *(f"  {reason}" for reason in found.invalid), ""]
@@ -76,12 +78,14 @@ def figures(row: Difference) -> list[str]:
 def _warned(found: Comparison) -> list[str]:
     warned = list(found.notes)
     if len(found.changed) > 1:
-        warned.insert(0, f"{len(found.changed)} settings differ: no difference can be laid to one of them")
+        warned.insert(
+            0, f"{len(found.changed)} settings differ: no difference can be attributed to one of them"
+        )
     return warned
 
 
 def _picture(rows: Sequence[Difference]) -> str:
-    """Every ratio with its whisker around 1: at a glance, what moved and what did not."""
+    """Every ratio with its whisker around 1."""
     given = [row for row in rows if row.ratio is not None]
     groups: dict[str, list[Point]] = {"better": [], "worse": [], "no difference seen": []}
     for place, row in enumerate(given):
@@ -114,7 +118,7 @@ def _percent(ratio: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first and last columns to the left, figures to the right."""
+    """First and last columns left-aligned, figures right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     last = len(widths) - 1
     return [

@@ -1,4 +1,4 @@
-"""What a comparison is made of: the two sides, and a row with its difference, ratio and verdict."""
+"""The data of a comparison: its two sides, and rows with difference, ratio and verdict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """One row. ratio is B/A; None where it has no meaning (shares, and where A is zero)."""
+    """One row. ratio is B/A; None where it is undefined (shares, and A = 0)."""
 
     name: str  # ttft_ms.p50, output_tokens_per_s
     unit: str
@@ -54,7 +54,7 @@ class Difference:
 
     @property
     def seen(self) -> bool:
-        """Whether the interval of the difference leaves out zero."""
+        """Whether the interval of the difference excludes zero."""
         return not self.difference.low <= 0.0 <= self.difference.high
 
     @property
@@ -74,7 +74,7 @@ class Difference:
 
 
 def measured(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """In the plan's order, without warm-up and what was never answered because the run was stopped."""
+    """In plan order, without warm-up and requests cancelled by a stop."""
     kept = [record for record in records if not record.warmup and record.status != "cancelled"]
     return sorted(kept, key=lambda record: record.index)
 

@@ -1,7 +1,7 @@
-"""A run in the words of AIPerf, GuideLLM and `vllm bench serve`: by their formulas, not by their names.
+"""A run in the formats of AIPerf, GuideLLM and `vllm bench serve`: by their formulas, not by their names.
 
 Names collide (GuideLLM's TPOT is E2E/n_out, its ITL is our TPOT; vLLM's ITL is our ICL), so every figure is
-computed anew from the records. docs/bench-reports.md says what cannot be filled.
+recomputed from the records. docs/bench-reports.md lists what cannot be filled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "to_vllm",
 ]
 
-# The files each tool would have written; vLLM's has a name of its own for every run.
+# The files each tool writes; vLLM's has a different name for every run.
 DIALECTS: dict[str, dict[str, Callable[[RunFacts], Any]]] = {
     "aiperf": {"profile_export_aiperf.json": to_aiperf, "profile_export_aiperf.csv": to_aiperf_csv},
     "guidellm": {"benchmarks.json": to_guidellm},
@@ -37,7 +37,7 @@ DIALECTS: dict[str, dict[str, Callable[[RunFacts], Any]]] = {
 
 
 def export(run: RunFacts, dialect: str, directory: Path) -> list[Path]:
-    """Write the dialect's files into the directory; their paths."""
+    """Write the format's files into the directory; returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name, convert in DIALECTS[dialect].items():

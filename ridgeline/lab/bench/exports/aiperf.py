@@ -19,7 +19,7 @@ from ridgeline import __version__
 from ridgeline.lab.bench.exports.facts import RunFacts, e2e_s, gaps_s, sent, ttft_s
 from ridgeline.lab.bench.figures.record import RequestRecord
 
-SCHEMA_VERSION = "1.1"  # the last one whose every field a run of ours can fill
+SCHEMA_VERSION = "1.1"  # the newest version whose fields a run can fill completely
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 STATISTICS = ("avg", "min", "max", "sum", *(f"p{q}" for q in PERCENTILES), "std")
 _OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -52,7 +52,7 @@ HEADERS = {
 
 
 def to_aiperf(run: RunFacts) -> dict[str, Any]:
-    """What it has no figure for is absent, as in AIPerf's own files."""
+    """Metrics without a value are absent, as in AIPerf's files."""
     ends = [record.t_end for record in run.records if record.t_end is not None]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -66,7 +66,7 @@ def to_aiperf(run: RunFacts) -> dict[str, Any]:
 
 
 def to_aiperf_csv(run: RunFacts) -> str:
-    """Two tables: metrics with percentiles, then single values; by the names of the metrics in order."""
+    """Two tables: metrics with percentiles, then single values; sorted by metric name."""
     found = sorted(_metrics(run).items())
     text = io.StringIO()
     writer = csv.writer(text)
@@ -137,7 +137,7 @@ def _values(run: RunFacts) -> dict[str, dict[str, Any]]:
 
 
 def _itl_s(record: RequestRecord) -> float | None:
-    """The first chunk's tokens are subtracted; one, where that would leave none. None below two tokens."""
+    """The first chunk's tokens are subtracted, or one if that would leave none. None below two tokens."""
     if record.t_first is None or record.t_last is None or record.n_out < 2:
         return None
     after = record.n_out - record.n_first
@@ -155,7 +155,7 @@ def _visible_s(record: RequestRecord) -> float | None:
 
 
 def _is_good(record: RequestRecord, bounds_ms: dict[str, float]) -> bool:
-    """A request without a figure for an objective is not good."""
+    """A request without a value for an objective is not good."""
     took = {"ttft_ms": ttft_s(record), "tpot_ms": _itl_s(record), "e2e_ms": e2e_s(record)}
     judged = [(took[name], bounds_ms[name]) for name in _OBJECTIVES if name in bounds_ms]
     return all(value is not None and value * 1000 <= most for value, most in judged)
@@ -176,7 +176,7 @@ def _distribution(unit: str, samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _adjusted(samples: Sequence[float], failures: int) -> dict[str, Any]:
-    """Failures at infinity. JSON has none, so a percentile that falls on one is absent."""
+    """Failures count as infinity. JSON has no infinity, so such a percentile is absent."""
     ordered = np.sort(np.append(np.asarray(samples, dtype=np.float64), np.full(failures, np.inf)))
     block: dict[str, Any] = {"unit": "ms"}
     if not samples:

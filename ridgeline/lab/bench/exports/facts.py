@@ -1,4 +1,4 @@
-"""RunFacts: what a dialect needs to know of a run, and the sums all dialects share."""
+"""RunFacts: the facts of a run that export formats need, and their shared sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run as others see it. `records` has neither warm-up requests nor any whose turn never came."""
+    """A run for export. `records` excludes warm-up requests and requests never sent."""
 
     records: Sequence[RequestRecord]
     model: str
@@ -26,7 +26,7 @@ class RunFacts:
     api: str  # "chat" or "completions"
     started_at: float  # Unix seconds of the records' zero
     concurrency: int | None = None  # closed loop
-    rate: float | None = None  # open loop, requests per second; None where the trace has no one rate
+    rate: float | None = None  # open loop, requests per second; None if the trace has no single rate
     burstiness: float = 1.0  # shape of the gamma distribution of gaps; 1: Poisson
     seed: int = 0
     interrupted: bool = False
@@ -71,7 +71,7 @@ def facts_of(result: BenchResult) -> RunFacts:
 
 
 def sent(record: RequestRecord) -> float:
-    """When it was sent, or was to be: a connection that was refused has no first byte."""
+    """The send time, or the planned time: a refused connection has no first byte."""
     return record.t_sched if record.t_send is None else record.t_send
 
 

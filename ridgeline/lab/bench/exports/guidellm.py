@@ -1,7 +1,7 @@
 """GuideLLM's benchmarks.json: metadata and one benchmark with its metrics and requests by status.
 
 Its TPOT is E2E/n_out, first token included, and its ITL is (last − first)/(n − 1); both are weighted by
-tokens, so a long answer counts more than a short one. Its percentiles are values that were seen, not between.
+tokens, so a long answer counts more than a short one. Its percentiles are observed values, not interpolated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PERCENTILES = {
     "p99": 0.99,
     "p999": 0.999,
 }
-MERGED_S = 1e-4  # events closer than this are one, or a rate would be taken over no time
+MERGED_S = 1e-4  # events closer than this are merged, to avoid rates over zero time
 
-Weighted = list[tuple[float, float]]  # values and their weights, or moments and how much came then
+Weighted = list[tuple[float, float]]  # values and weights, or times and amounts
 
 
 def to_guidellm(run: RunFacts) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _metrics(
 
 
 def _goodput(run: RunFacts, start: float, end: float) -> dict[str, Any]:
-    """Its "tpot" objective is judged by its ITL. Requests without a figure for one are not counted at all."""
+    """Its "tpot" objective is judged by its ITL. Requests without a value are not counted."""
     objectives = {name: bound for name, bound in run.bounds_ms.items() if name in _OBJECTIVES}
     if not objectives:
         return {"slo_attainment": None, "slo_determined_requests": 0, "request_goodput": None}
@@ -206,7 +206,7 @@ def _end(record: RequestRecord) -> float:
 
 
 def _latency_s(record: RequestRecord) -> float | None:
-    """To the end of the stream, which is later than the last token by the usage and [DONE]."""
+    """To the end of the stream, later than the last token by the usage and [DONE]."""
     return None if record.t_end is None else record.t_end - sent(record)
 
 
@@ -245,7 +245,7 @@ def _by_status(
     values: Callable[[list[RequestRecord]], Weighted],
     count: Callable[[list[RequestRecord]], float] | None = None,
 ) -> dict[str, Any]:
-    """count: of what the values stand for, where that is not the sum of their weights."""
+    """count: the number of items, if it is not the sum of the weights."""
     every = groups | {"total": [record for group in groups.values() for record in group]}
     return {
         name: _distribution(values(group), None if count is None else round(count(group)))
@@ -254,7 +254,7 @@ def _by_status(
 
 
 def _distribution(pairs: Weighted, count: int | None = None) -> dict[str, Any]:
-    """Of weighted values. GuideLLM writes zeros for none at all, and a count that says so."""
+    """Of weighted values. Without values GuideLLM writes zeros and a count of 0."""
     empty = dict.fromkeys(("mean", "median", "mode", "variance", "std_dev", "min", "max"), 0.0)
     if not pairs:
         none = dict.fromkeys(PERCENTILES, 0.0)
@@ -287,7 +287,7 @@ def _distribution(pairs: Weighted, count: int | None = None) -> dict[str, Any]:
 
 
 def _rates(events: Weighted, start: float, end: float) -> Weighted:
-    """How much came per second around each event, weighted by its time: half-way to its neighbours."""
+    """Amount per second around each event, weighted by its time: half-way to its neighbours."""
     inside = sorted(event for event in events if start <= event[0] <= end)
     if not inside:
         return []
@@ -306,7 +306,7 @@ def _rates(events: Weighted, start: float, end: float) -> Weighted:
 
 
 def _levels(group: Sequence[RequestRecord], start: float, end: float) -> Weighted:
-    """How many requests were under way, weighted by how long."""
+    """Requests in flight, weighted by duration."""
     changes = sorted(
         [(sent(record), 1) for record in group] + [(_end(record), -1) for record in group],
     )

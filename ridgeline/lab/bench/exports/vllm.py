@@ -80,7 +80,7 @@ def _tpot_s(record: RequestRecord) -> float | None:
 
 
 def _statistics(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """vLLM gives zeros where there is nothing; so do these, for its readers' sake."""
+    """vLLM writes zeros where there are no values; so does this export."""
     values = np.asarray(seconds if seconds else [0.0], dtype=np.float64) * 1000
     found = {
         f"mean_{name}_ms": float(values.mean()),
@@ -95,13 +95,13 @@ def _judged(bounds_ms: dict[str, float]) -> bool:
 
 
 def _is_good(record: RequestRecord, bounds_ms: dict[str, float]) -> bool:
-    """A TPOT that is undefined counts as zero."""
+    """An undefined TPOT counts as zero."""
     took = {"ttft_ms": ttft_s(record), "tpot_ms": _tpot_s(record), "e2e_ms": e2e_s(record)}
     return all((took[name] or 0.0) * 1000 <= bounds_ms[name] for name in _OBJECTIVES if name in bounds_ms)
 
 
 def _busiest_second(ok: Sequence[RequestRecord]) -> float:
-    """Chunks, not tokens, in the fullest second from the first request on: as vLLM counts them."""
+    """Chunks, not tokens, in the busiest second from the first request on, as vLLM counts."""
     stamps = np.asarray([at for record in ok for at in record.chunk_at], dtype=np.float64)
     if not len(stamps):
         return 0.0
@@ -110,7 +110,7 @@ def _busiest_second(ok: Sequence[RequestRecord]) -> float:
 
 
 def _most_at_once(ok: Sequence[RequestRecord]) -> int:
-    """Over [sent, last chunk): an end at the moment of a start comes first."""
+    """Over [sent, last chunk): at equal times an end precedes a start."""
     changes = [(sent(record), 1) for record in ok]
     changes += [(sent(record) + (e2e_s(record) or 0.0), -1) for record in ok]
     level = most = 0

@@ -1,7 +1,7 @@
-"""Bootstrap over requests in their order: what two runs' figures would have been with other requests alike.
+"""Bootstrap over requests in their order: the variation of two runs' figures under similar requests.
 
-Requests near in time share a queue and are alike, so whole stretches are drawn, not single requests (circular
-blocks); otherwise every interval would promise too much. Called by `compare`; numpy alone.
+Requests near in time share a queue and are correlated, so whole blocks are drawn, not single requests
+(circular block bootstrap); otherwise intervals would be too narrow. Called by `compare`; uses only numpy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MOST_POOLED = 20_000  # samples of a pooled metric whose spread is drawn; evenly chosen of more
+MOST_POOLED = 20_000  # samples of a pooled metric to resample; more are subsampled evenly
 
 
 class Column:
-    """Samples of one metric, sorted once, each with the number of the request it is from."""
+    """Samples of one metric, sorted once, each with the index of its request."""
 
     def __init__(self, samples: npt.ArrayLike, owners: npt.ArrayLike) -> None:
         values = np.asarray(samples, dtype=np.float64)
@@ -38,7 +38,7 @@ class Column:
         return float((self.values * own).sum() / total) if total else math.nan
 
     def quantiles(self, weights: Ints, quantiles: tuple[float, ...]) -> list[float]:
-        """As numpy's percentiles of the samples, each repeated as often as its request was drawn."""
+        """Like numpy's percentiles of the samples, each repeated as often as its request was drawn."""
         upto = np.cumsum(weights[self.owners])
         total = int(upto[-1]) if len(upto) else 0
         if not total:
@@ -51,7 +51,7 @@ class Column:
 
 
 def block_weights(n: int, resamples: int, seed: int) -> Iterator[Ints]:
-    """How often each of n requests, in their order, is in each resample."""
+    """How often each of n requests, in order, is in each resample."""
     random = np.random.default_rng(seed)
     length = block_length(n)
     for _ in range(resamples):
@@ -62,7 +62,7 @@ def block_weights(n: int, resamples: int, seed: int) -> Iterator[Ints]:
 
 
 def block_length(n: int) -> int:
-    """Grows with the cube root of the number of requests, as the theory of block bootstraps has it."""
+    """Grows with the cube root of the number of requests, per block bootstrap theory."""
     return max(1, min(n, math.ceil(1.75 * n ** (1 / 3)))) if n > 1 else 1
 
 

@@ -1,4 +1,4 @@
-"""A run's rates beside what the server's machine could do at most, where the server says so."""
+"""A run's rates beside the limits of the server's machine, if the server reports them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ridgeline.lab.bench.figures.record import RequestRecord
 
 
 class Share(msgspec.Struct, frozen=True):
-    """value: measured. limit: of the machine. share: how much of the limit was reached, 0 to 1."""
+    """value: measured. limit: of the machine. share: value / limit, 0 to 1."""
 
     name: str
     unit: str
@@ -28,8 +28,8 @@ def shares(records: Sequence[RequestRecord], summary: Summary, limits: Mapping[s
     metrics, found = summary.metrics, []
     output, together = metrics.get("output_tokens_per_s"), metrics["concurrency_mean"].value
     if decode and output and output.value is not None and together:
-        # Every stream reads the weights once for its token; many streams share one reading, until arithmetic
-        # is what binds.
+        # One stream reads all weights per token; concurrent streams share the reading, until arithmetic
+        # is the limit.
         streams = max(together, 1.0)
         limit = min(streams * decode, prefill) if prefill else streams * decode
         found.append(

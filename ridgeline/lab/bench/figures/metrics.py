@@ -1,7 +1,8 @@
-"""Records to metrics, each exactly by the formula it carries. Measured and simulated runs alike come here.
+"""Computes metrics from records, each exactly by the formula it carries. Used for measured and simulated
+runs.
 
-`summarize` is all that others call; it reads RequestRecords and nothing else, and every percentile comes from
-the raw records. Answers that failed are in no plain percentile; `adjusted` has them at +infinity.
+`summarize` is the only entry point; it reads only RequestRecords, and every percentile comes from the raw
+records. Failed answers are in no plain percentile; `adjusted` counts them as +infinity.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FORMULAS = {
     "t_send…t_end inside the steady window; open loop, those whose first token came inside it",
     "goodput_per_s": "answers inside every limit of the SLO / window, counted as requests_per_s",
     "attainment": "answers inside every limit of the SLO / all requests offered; failures are bad",
-    "cache_hit": "Σ cached prompt tokens / Σ prompt tokens; none where the server does not say",
+    "cache_hit": "Σ cached prompt tokens / Σ prompt tokens; none if the server does not report them",
     "failures": "requests that failed or ran out of time / all requests offered",
     "concurrency_mean": "∫ requests between t_send and t_end over the steady window / window",
     "concurrency_peak": "most requests between t_send and t_end at once",
@@ -55,14 +56,15 @@ HEADLINES: dict[Mode, tuple[str, ...]] = {
         "ttft_sched_ms",
         "tpot_ms",
         "e2e_sched_ms",
-    ),  # from the planned moment: a late client hides nothing
+    ),  # from the planned time: includes client delays
     "closed": ("ttft_ms", "tpot_ms", "e2e_ms"),
 }
 
 
 class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A distribution (n, mean, percentiles) or one value. A percentile that is None was suppressed: too few
-    samples; adjusted ones may be infinite."""
+    """A distribution (n, mean, percentiles) or one value. A percentile is None if there are too few samples;
+    adjusted ones may be infinite.
+    """
 
     name: str
     unit: str
@@ -88,13 +90,13 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     offered: int  # sent or due, warm-up apart
     ok: int
     failed: int
-    cancelled: int  # still under way, or not yet sent, when the run was stopped by its user
+    cancelled: int  # in flight or unsent when the user stopped the run
     causes: dict[str, int]  # of the failures
     warmup: int
     slo: Slo | None = None
     good: int = 0
-    undefined_tpot: int = 0  # ended well with no token after the first chunk
-    counting: dict[str, int] = {}  # answers by where their token counts are from
+    undefined_tpot: int = 0  # successful, with no token after the first chunk
+    counting: dict[str, int] = {}  # answers by the source of their token counts
     notes: tuple[str, ...] = ()
 
 
@@ -105,7 +107,7 @@ def summarize(
     client_cpu: float | None = None,
     usd_per_hour: float | None = None,
 ) -> Summary:
-    """All metrics of a run. Records of warm-up requests are counted and otherwise left out."""
+    """All metrics of a run. Warm-up requests are counted and otherwise excluded."""
     measured = [record for record in records if not record.warmup]
     offered = [record for record in measured if record.status != "cancelled"]
     ok = [record for record in offered if record.status == "ok"]
@@ -144,7 +146,7 @@ def summarize(
 
 
 def flat(summary: Summary) -> dict[str, float]:
-    """`ttft_ms.p50`, `adj_ttft_ms.p90`, `output_tokens_per_s`, …: the names that predictions use."""
+    """`ttft_ms.p50`, `adj_ttft_ms.p90`, `output_tokens_per_s`, …: the names used by predictions."""
     named: dict[str, float] = {}
     for name, metric in summary.metrics.items():
         if metric.value is not None:
@@ -157,10 +159,10 @@ def flat(summary: Summary) -> dict[str, float]:
 
 
 def meets(record: RequestRecord, slo: Slo, mode: Mode) -> bool:
-    """Whether an answer that ended well keeps every bound. An undefined TPOT passes, and is counted apart.
+    """Whether a successful answer keeps every bound. An undefined TPOT passes and is counted separately.
 
-    In open loops ttft and e2e count from the planned moment, as the headline does. itl and icl are judged by
-    the longest of an answer.
+    In open loops ttft and e2e count from the planned time, like the headline. itl and icl are judged by an
+    answer's longest.
     """
     values = {name: span(record) for name, span in _SPANS.items()}
     gaps = _gaps(record)
@@ -207,13 +209,13 @@ def _latencies(ok: list[RequestRecord], failed: int) -> dict[str, Metric]:
     found |= _pooled(ok)
     for name, told in _SERVER_MS.items():
         milliseconds = [took for record in ok if (took := told(record)) is not None]
-        if milliseconds:  # servers that do not say have no such metric, rather than an empty one
+        if milliseconds:  # omitted if the server does not report it
             found[name] = _distribution(name, np.asarray(milliseconds, dtype=np.float64), None)
     return found
 
 
 def _distribution(name: str, samples: npt.NDArray[np.float64], failed: int | None) -> Metric:
-    """failed: how many to put at +infinity; None: the metric says nothing of them."""
+    """failed: how many to count as +infinity; None: the metric does not include failures."""
     adjusted = {} if failed is None else percentiles(np.append(samples, np.full(failed, math.inf)))
     found = Metric(
         name,
@@ -239,7 +241,7 @@ def _with_moments(metric: Metric, samples: npt.NDArray[np.float64]) -> Metric:
 
 
 def _pooled(ok: list[RequestRecord]) -> dict[str, Metric]:
-    """Gaps of all answers. Those of one answer are alike, so the intervals are of families."""
+    """Gaps of all answers. Gaps of one answer are correlated, so intervals treat answers as clusters."""
     gaps = [_gaps(record) for record in ok]
     owners = np.repeat(np.arange(len(gaps)), [len(own) for own in gaps])
     raw = np.concatenate(gaps) * 1000 if gaps else np.empty(0)
@@ -286,7 +288,7 @@ def _rates(ok: list[RequestRecord], window: Window, mode: Mode) -> dict[str, Met
         return {}
     stamps = np.asarray([at for record in ok for at in record.chunk_at], dtype=np.float64)
     tokens = np.asarray([count for record in ok for count in record.chunk_tokens], dtype=np.int64)
-    inside = (stamps > window.start) & (stamps <= window.end)  # a stamp on an edge belongs to one window
+    inside = (stamps > window.start) & (stamps <= window.end)  # a timestamp on an edge belongs to one window
     requests = sum(request_share(record, window, mode) for record in ok)
     prompts = sum((record.n_in or 0) * prompt_share(record, window, mode) for record in ok)
     return {
@@ -300,7 +302,7 @@ def _shares(ok: list[RequestRecord], offered: int) -> dict[str, Metric]:
     told = [record for record in ok if record.n_cached is not None and record.n_in]
     prompt = sum(record.n_in or 0 for record in told)
     hit = sum(record.n_cached or 0 for record in told) / prompt if prompt else None
-    silent = "" if told else "the server does not say"
+    silent = "" if told else "not reported by the server"
     failed = offered - len(ok)
     low, high = wilson(failed, offered)
     return {
@@ -337,7 +339,7 @@ def _goodput(good: list[RequestRecord], offered: int, window: Window, mode: Mode
 
 
 def _cost(usd_per_hour: float, metrics: dict[str, Metric]) -> dict[str, Metric]:
-    """With the split of tokens, without which a price of output tokens says little."""
+    """With the input/output ratio, which a price per output token depends on."""
     rates = [metrics.get(f"{kind}_tokens_per_s") for kind in ("input", "output")]
     read, written = (rate.value or 0.0 if rate is not None else 0.0 for rate in rates)
     name = "usd_per_mtok"

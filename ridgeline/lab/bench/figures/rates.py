@@ -1,9 +1,9 @@
 """How much of a request counts for a rate over a window. Called by `metrics`, `ceilings`, `compare_rates`.
 
-Closed loops end requests in waves, and both edges of their steady window are ends of requests: counting ends
-between them counts up to one wave too many. There a request counts by the share of its time inside the
-window, which is exact for any phase of the waves. An open loop's edges are not ends, and in an overloaded one
-the time of a request is mostly its queue: there the end itself is counted.
+Closed loops end requests in waves, and both edges of their steady window are ends of requests, so counting
+ends would count up to one wave too many. There a request counts by the share of its time inside the window,
+which is exact for any phase of the waves. An open loop's edges are not ends, and under overload a request's
+time is mostly queueing: there the end itself is counted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Mode = Literal["closed", "open"]
 
 
 def request_share(record: RequestRecord, window: Window, mode: Mode) -> float:
-    """The part of an answer that a window counts, 0 to 1."""
+    """The part of an answer that counts for a window, 0 to 1."""
     if mode == "open":
         return float(window.holds(record.t_end))
     return _time_share(record, window)
 
 
 def prompt_share(record: RequestRecord, window: Window, mode: Mode) -> float:
-    """The part of its prompt that a window counts, 0 to 1."""
+    """The part of its prompt that counts for a window, 0 to 1."""
     if mode == "open":
         return float(window.holds(record.t_first))
     return _time_share(record, window)

@@ -1,4 +1,4 @@
-"""BenchResult: all of a run, kept in a folder: run.json (settings, summary, validity) and requests.jsonl.
+"""BenchResult: a complete run, stored in a folder: run.json (settings, summary, validity) and requests.jsonl.
 
 Written by `ridgeline bench`, sweeps and the tuner; read by report, compare, export and `plan verify`.
 """
@@ -22,8 +22,8 @@ RUN_FILE, REQUESTS_FILE = "run.json", "requests.jsonl"
 
 
 class BenchResult(msgspec.Struct, omit_defaults=True):
-    """settings: what was asked for and what was found out before the run. shares: rates beside the machine's
-    limits, where the server tells them. selftest: how the client did before the run, or that it was skipped.
+    """settings: the configuration and what was determined before the run. shares: rates beside the machine's
+    limits, if the server reports them. selftest: the client's result before the run, or that it was skipped.
     """
 
     settings: dict[str, Any]
@@ -38,16 +38,16 @@ class BenchResult(msgspec.Struct, omit_defaults=True):
     version: int = VERSION
 
     def save(self, folder: Path) -> None:
-        """Into a folder, made where it is missing. Each file appears whole or not at all."""
+        """Into a folder, created if missing. Each file appears complete or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
         run = msgspec.to_builtins(msgspec.structs.replace(self, records=[]))
-        run["version"] = self.version  # also where it is the default
+        run["version"] = self.version  # even if it is the default
         _write(folder / REQUESTS_FILE, msgspec.json.Encoder().encode_lines(self.records))
         _write(folder / RUN_FILE, msgspec.json.format(msgspec.json.encode(_spelled(run)), indent=1) + b"\n")
 
     @classmethod
     def load(cls, folder: Path) -> BenchResult:
-        """BadInput where files are missing, or broken: by line."""
+        """Raises BadInput for missing or invalid files, with the line."""
         path = folder / RUN_FILE
         try:
             raw = path.read_bytes()
@@ -57,7 +57,7 @@ class BenchResult(msgspec.Struct, omit_defaults=True):
                 f"{error.filename}: cannot be read ({error.strerror}): not a run's folder?"
             ) from error
         try:
-            # Not strict: infinite numbers, which JSON has none of, are written as "inf".
+            # Not strict: JSON has no infinity, so infinite numbers are written as "inf".
             result = msgspec.json.decode(raw, type=cls, strict=False)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{path}: not a run of this version: {error}") from error

@@ -1,6 +1,6 @@
-"""Percentiles of raw samples, and how well so many samples know them: order statistics, nothing assumed.
+"""Percentiles of raw samples with their intervals from order statistics, without distribution assumptions.
 
-Called by `metrics` and by whatever compares runs. Pure functions over numpy arrays; no scipy, no clock.
+Called by `metrics` and the comparisons. Pure functions over numpy arrays; no scipy, no clock.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 COVERAGE = 0.95
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-# Below this many samples a percentile is not given at all: of fewer than 100, "p99" is the largest or beyond
-# it. From there on its interval shows its worth: at 100 it has no upper end, at 1,000 it reaches from p98.3
-# to p99.7. The others are given from the first sample on.
+# Below this many samples a percentile is omitted: of fewer than 100, "p99" is the largest sample or beyond
+# it. Above, the interval shows its precision: at 100 it has no upper end, at 1,000 it reaches from p98.3
+# to p99.7. The others are given for any number of samples.
 FEWEST = {"p99": 100}
 
 Samples = npt.NDArray[np.float64]
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A value and its interval of 95 %. None: so few samples bound it on that side by nothing."""
+    """A value and its 95 % interval. None: too few samples to bound it on that side."""
 
     value: float
     low: float | None
@@ -36,8 +36,9 @@ def sorted_samples(samples: npt.ArrayLike) -> Samples:
 
 
 def percentile(ordered: Samples, quantile: float) -> float:
-    """The quantile of samples in ascending order, between neighbours linearly (numpy's default); infinite
-    where it falls on or towards an infinite one."""
+    """The quantile of sorted samples, linearly interpolated (numpy's default); infinite if it falls on or
+    towards an infinite sample.
+    """
     place = quantile * (len(ordered) - 1)
     below = math.floor(place)
     share = place - below
@@ -49,16 +50,16 @@ def percentile(ordered: Samples, quantile: float) -> float:
 
 
 def percentiles(samples: npt.ArrayLike) -> dict[str, Estimate | None]:
-    """P50, P90, P95 and P99 with order-statistic intervals; None where the samples are too few to say."""
+    """P50, P90, P95 and P99 with order-statistic intervals; None if there are too few samples."""
     ordered = sorted_samples(samples)
     return {name: _estimate(ordered, name, len(ordered)) for name in QUANTILES}
 
 
 def pooled_percentiles(samples: Samples, owners: npt.NDArray[np.int64]) -> dict[str, Estimate | None]:
-    """The same for samples that come in families (the gaps of one answer are alike): the interval is as wide
-    as that of the number of independent samples that would know F(x) as well (Woodruff's interval).
+    """The same for clustered samples (the gaps of one answer are correlated): the interval is as wide as that
+    of the equivalent number of independent samples (Woodruff's interval).
 
-    owners: for every sample the number of its family, ascending from 0.
+    owners: the cluster index of every sample, ascending from 0.
     """
     order = np.argsort(samples, kind="stable")
     ordered = samples[order]
@@ -73,15 +74,15 @@ def pooled_percentiles(samples: Samples, owners: npt.NDArray[np.int64]) -> dict[
 
 
 def rank_interval(n: int, quantile: float, coverage: float = COVERAGE) -> tuple[int | None, int | None]:
-    """Places (from 0) of the order statistics that hold the quantile between them with `coverage`.
+    """Indices (from 0) of the order statistics that enclose the quantile with `coverage`.
 
-    The number of samples below the true quantile is binomial(n, quantile): nothing else is assumed.
+    The number of samples below the true quantile is binomial(n, quantile): no other assumption.
     """
     return _ranks(n, quantile, coverage)
 
 
 def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The interval of a proportion, sound near 0 and 1 too."""
+    """The interval of a proportion, also valid near 0 and 1."""
     if n == 0:
         return 0.0, 1.0
     share, squared = successes / n, z * z
@@ -93,7 +94,7 @@ def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def _estimate(ordered: Samples, name: str, worth: int) -> Estimate | None:
-    """worth: how many independent samples these are as good as."""
+    """worth: the equivalent number of independent samples."""
     n = len(ordered)
     if n == 0 or worth < FEWEST.get(name, 1):
         return None
@@ -130,7 +131,7 @@ def _ranks(n: int, quantile: float, coverage: float) -> tuple[int | None, int | 
 
 
 def _binomial(n: int, p: float) -> tuple[int, npt.NDArray[Any]]:
-    """The cumulative distribution of binomial(n, p) over the places where it is neither 0 nor 1."""
+    """The cumulative distribution of binomial(n, p) over the indices where it is neither 0 nor 1."""
     mean, spread = n * p, math.sqrt(n * p * (1 - p))
     first = max(0, math.floor(mean - 12 * spread - 12))
     last = min(n, math.ceil(mean + 12 * spread + 12))

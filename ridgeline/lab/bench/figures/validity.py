@@ -1,7 +1,7 @@
-"""Validity: whether a run measured the server, or its own client. Judged after the run, said loudly.
+"""Validity: whether a run measured the server or its own client. Judged after the run.
 
-A client that could not send in time or was out of CPU makes every figure worse than the server is, or hides
-how bad it was: such a run is INVALID, whatever its figures.
+A client that could not send in time or ran out of CPU makes figures worse than the server is, or hides how
+bad it was: such a run is INVALID.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ridgeline.lab.bench.figures.statistics import percentile, sorted_samples
 
 DELAY_LIMIT_MS = 10.0  # of the client's own delay …
 DELAY_SHARE = 0.05  # … or this share of the median TTFT, where that is more
-LATE_SHARE, LATE_FEWEST = 0.01, 2  # of requests may be later than that; and so many in short runs
+LATE_SHARE, LATE_FEWEST = 0.01, 2  # share of requests that may be later; or this many in short runs
 CPU_LIMIT = 0.85  # of one core: the client is one thread
-LEAST_LAGS = 100  # looks at the loop's lateness, before it says anything
+LEAST_LAGS = 100  # samples of the loop's delay needed to judge it
 
 
 class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """reasons: why it is not valid. warnings: what to know about a run that is."""
+    """reasons: why it is not valid. warnings: notes on a valid run."""
 
     valid: bool
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    client_delay_p99_ms: float | None = None  # dispatch_delay less the waiting for connections
+    client_delay_p99_ms: float | None = None  # dispatch_delay without connecting
     client_delay_limit_ms: float | None = None
-    client_lag_p99_ms: float | None = None  # by how much its loop came late to its own timers, of 1 ms each
+    client_lag_p99_ms: float | None = None  # delay of the loop's own 1 ms timers
     client_cpu: float | None = None
 
 
@@ -41,9 +41,9 @@ def judge(
     retried: int = 0,
     lags: Sequence[float] = (),
 ) -> Validity:
-    """selftest: why the self-test before the run was not passed; "" where it was, or was skipped.
+    """selftest: why the self-test failed; "" if it passed or was skipped.
 
-    lags: seconds by which the client's loop was late, now and then: answers were stamped as late as that.
+    lags: sampled delays of the client's loop in seconds: answers were stamped this late.
     """
     reasons: list[str] = []
     warnings: list[str] = []
@@ -64,7 +64,7 @@ def judge(
     lag = percentile(sorted_samples(lags), 0.99) * 1000 if len(lags) >= LEAST_LAGS else None
     if lag is not None and lag > limit:
         typical_lag = percentile(sorted_samples(lags), 0.9) * 1000
-        words = f"the client's loop was held up: P90 {typical_lag:.1f} ms, P99 {lag:.1f} ms"
+        words = f"the client's loop was delayed: P90 {typical_lag:.1f} ms, P99 {lag:.1f} ms"
         (reasons if typical_lag > limit else warnings).append(words)
     if client_cpu is not None and client_cpu > CPU_LIMIT:
         reasons.append(f"the client used {client_cpu:.2f} of the one core it runs on (limit {CPU_LIMIT})")
@@ -72,15 +72,15 @@ def judge(
         count = summary.causes["client_out_of_sockets"]
         reasons.append(f"{count} requests found no free socket on the client: raise `ulimit -n`")
     if selftest:
-        reasons.append(f"the self-test was not passed: {selftest}")
+        reasons.append(f"the self-test failed: {selftest}")
     if not summary.ok:
-        reasons.append("no request ended well: there is nothing to measure")
+        reasons.append("no request succeeded: there is nothing to measure")
     elif summary.failed:
         share = 100 * summary.failed / summary.offered
         warnings.append(f"{summary.failed} of {summary.offered} requests failed ({share:.1f} %): read adj_")
     if summary.cancelled:
         warnings.append(
-            f"stopped early: {summary.cancelled} requests were under way; the slow ones are missing"
+            f"stopped early: {summary.cancelled} requests were in flight; the slow ones are missing"
         )
     warmups = [record for record in records if record.warmup]
     cold = sum(record.status != "ok" for record in warmups)

@@ -1,4 +1,4 @@
-"""Whether a run kept the limits of its service level, one by one. Read by the report and by sweeps."""
+"""Whether a run kept each limit of its service level. Read by the report and by sweeps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def limit_verdicts(summary: Summary) -> list[LimitVerdict]:
 
 
 def limit_verdict(limit: Limit, summary: Summary) -> LimitVerdict:
-    """By the percentile with failures at infinity; where samples are too few for it, by the share of good
-    answers. In open loops waiting counts: from the planned moment on.
+    """By the percentile with failures at infinity; with too few samples, by the share of good answers. In
+    open loops latency counts from the planned time.
     """
     name = limit.metric
     if summary.mode == "open" and name in ("ttft", "e2e"):

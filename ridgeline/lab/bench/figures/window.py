@@ -1,4 +1,4 @@
-"""The steady window of a run, and how many requests were under way in it. Pure functions over records."""
+"""The steady window of a run and the concurrency in it. Pure functions over records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import msgspec
 
 from ridgeline.lab.bench.figures.record import RequestRecord
 
-LEAST_SHARE = 1 / 3  # of the run must be steady, and as long as an answer, else the whole run is the window
+LEAST_SHARE = (
+    1 / 3
+)  # the steady part must be this share of the run and as long as an answer, else the whole run is used
 
 
 class Window(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Seconds from the start of the run, over which rates are taken."""
+    """Seconds from the start of the run, over which rates are computed."""
 
     start: float
     end: float
@@ -27,15 +29,16 @@ class Window(msgspec.Struct, frozen=True, omit_defaults=True):
         return moment is not None and self.start <= moment <= self.end
 
     def overlap(self, start: float, end: float) -> float:
-        """The share of a span that lies inside the window, 0 to 1."""
+        """The share of a span inside the window, 0 to 1."""
         if end <= start:
             return float(self.holds(start))
         return max(0.0, min(end, self.end) - max(start, self.start)) / (end - start)
 
 
 def steady_window(offered: Sequence[RequestRecord]) -> Window:
-    """From one median E2E after the first request was due (the server has filled) to the moment the last one
-    was due (it begins to empty). Runs too short for that are taken whole."""
+    """From one median E2E after the first request was due (the server has filled) to the time the last one
+    was due (it begins to empty). Runs too short for that are used whole.
+    """
     ended = [record for record in offered if record.t_end is not None]
     if not ended:
         return Window(0.0, 0.0, "nothing ended")
@@ -51,12 +54,12 @@ def steady_window(offered: Sequence[RequestRecord]) -> Window:
 
 
 def concurrency(records: Sequence[RequestRecord], window: Window) -> tuple[float, int]:
-    """Mean over the window, and the peak of the whole run, of requests sent and not yet ended."""
+    """Requests in flight: mean over the window, and peak of the whole run."""
     changes: list[tuple[float, int]] = []
     for record in records:
         if record.t_send is not None and record.t_end is not None:
             changes += [(record.t_send, 1), (record.t_end, -1)]
-    changes.sort()  # of equal moments the end comes first: a slot that is handed on is one request
+    changes.sort()  # at equal times the end comes first: a reused slot counts as one request
     level = peak = 0
     area, since = 0.0, window.start
     for moment, change in changes:

@@ -1,7 +1,7 @@
 """The report of a run: one HTML file with its figures, intervals, charts, failures and settings.
 
-Made by `ridgeline bench` after every run and by `ridgeline bench report DIR`. Reads a BenchResult and nothing
-else; an INVALID run says so before any figure.
+Made by `ridgeline bench` after every run and by `ridgeline bench report DIR`. Reads only a BenchResult; an
+INVALID run is marked before any figure.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def report_page(result: BenchResult) -> str:
     parts += [heading("Latency", _counted_from(result)), _distributions(result, _headline(result))]
     parts += [heading("Rates and shares"), _values(result), *_inference(result)]
     parts += [heading("Distributions"), charts(report_charts(result))]
-    parts += [heading("The course of the run"), charts([timeline_chart(result)], wide=True)]
+    parts += [heading("Timeline of the run"), charts([timeline_chart(result)], wide=True)]
     parts += [charts([under_way_chart(result)], wide=True)]
     parts += [heading("Percent of the limit"), _limits(result)]
     parts += [heading("Failures by cause"), _failures(result)]
@@ -81,7 +81,7 @@ def report_page(result: BenchResult) -> str:
 
 
 def metric_cells(metric: Metric) -> list[str | Cell]:
-    """P50 to P99 with intervals, mean, std, min, max and n: one row of a table, without its name."""
+    """P50 to P99 with intervals, mean, std, min, max and n: one table row, without its name."""
     cells: list[str | Cell] = [estimate_cell(metric.percentiles.get(key)) for key in PERCENTILES]
     moments = (getattr(metric, key) for key in MOMENTS)
     return [*cells, *("–" if value is None else grouped(value) for value in moments), f"{metric.n:,}"]
@@ -89,14 +89,14 @@ def metric_cells(metric: Metric) -> list[str | Cell]:
 
 def estimate_cell(found: Estimate | None) -> Cell:
     if found is None:
-        return Cell("–", title="too few samples to say")
+        return Cell("–", title="too few samples")
     low = "?" if found.low is None else grouped(found.low)
     high = "?" if found.high is None else grouped(found.high)
     return Cell(grouped(found.value), title="95 % interval by order statistics", small=f"{low} – {high}")
 
 
 def value_text(metric: Metric) -> tuple[str, str]:
-    """The value with its unit, and its interval where it has one."""
+    """The value with its unit, and its interval if it has one."""
     if metric.value is None:
         return "–", metric.note
     plain = f" {metric.unit}" if metric.unit else ""
@@ -127,7 +127,7 @@ def _validity(result: BenchResult) -> list[Html]:
         found.append(banner("INVALID: this run did not measure the server", validity.reasons))
     warned = [*validity.warnings, *result.settings.get("warnings", ()), *result.summary.notes]
     if result.interrupted:
-        warned.insert(0, "stopped by its user: the report holds what was measured until then")
+        warned.insert(0, "stopped by the user: the report covers the run until then")
     if result.selftest.get("skipped"):
         warned.append(f"self-test skipped: {result.selftest['skipped']}")
     if result.summary.window.note:
@@ -152,7 +152,7 @@ def _tiles(result: BenchResult) -> Html:
 
 
 def _slo(result: BenchResult) -> Html:
-    """Whether the run kept its service level, limit by limit."""
+    """Whether the run kept each limit of its service level."""
     found = limit_verdicts(result.summary)
     if not found:
         return Html("")
@@ -211,13 +211,13 @@ def _values(result: BenchResult) -> Html:
 
 
 def _inference(result: BenchResult) -> list[Html]:
-    """What the server says of itself, beside what was measured from outside; the difference has a name."""
+    """The server's own timings beside those measured by the client, and their difference."""
     metrics = result.summary.metrics
     told = [name for name in SERVER if name in metrics]
     if not told:
         return [
             heading("Inference alone"),
-            paragraph("The server gives no timings of its own: everything here is end to end.", faint=True),
+            paragraph("The server does not report timings: everything here is end to end.", faint=True),
         ]
     explanation = (
         "By the server's own clock, beside end to end as the client saw it. outside_inference_ms is the "
@@ -228,7 +228,7 @@ def _inference(result: BenchResult) -> list[Html]:
 
 def _limits(result: BenchResult) -> Html:
     if not result.shares:
-        return paragraph("The server does not tell its machine's limits.", faint=True)
+        return paragraph("The server does not report its machine's limits.", faint=True)
     rows: list[list[str | Cell]] = [
         [
             Cell(share.name, title=share.formula),

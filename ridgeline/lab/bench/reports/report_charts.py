@@ -1,4 +1,4 @@
-"""The pictures of a report, made from a run's records: distributions, its course, what every request did."""
+"""The charts of a report, made from a run's records: distributions, timeline, phases of every request."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ridgeline.lab.charts import (
 WIDE = 1040
 STRETCH = 120  # requests of the timeline
 SHARE = Axis("share of all requests", low=0.0, high=1.0, percent=True)
-STEPS = 120  # of the run's length, for its course
+STEPS = 120  # time steps of the run
 CLIENT, QUEUED, PREFILL, DECODE = "waiting in the client", "queued", "prefill", "decode"
-TO_FIRST = "to the first token (queue and prefill)"  # where the server does not tell them apart
-SAME_CURVE = 0.012  # of an axis: about five pixels, two lines beside each other
-SHOWN_CLIENT_S = 0.001  # a client's delay that is worth a span of its own
+TO_FIRST = "to the first token (queue and prefill)"  # if the server does not report them separately
+SAME_CURVE = 0.012  # of an axis: about five pixels, the width of two lines
+SHOWN_CLIENT_S = 0.001  # client delay shown as a separate span
 
 
 def measured(result: BenchResult) -> list[RequestRecord]:
@@ -40,7 +40,7 @@ def measured(result: BenchResult) -> list[RequestRecord]:
 
 
 def report_charts(result: BenchResult) -> Iterator[str]:
-    """Small ones, in the order in which they are looked at; those that have nothing to show are left out."""
+    """Small charts, in reading order; charts without data are omitted."""
     offered = measured(result)
     ok = [record for record in offered if record.status == "ok"]
     if not ok:
@@ -55,15 +55,15 @@ def report_charts(result: BenchResult) -> Iterator[str]:
 
 
 def timeline_chart(result: BenchResult) -> str:
-    """A row per request. Of a long run the busiest stretch, where queueing shows."""
+    """One row per request. For a long run the busiest segment, where queueing shows."""
     sent = sorted((r for r in measured(result) if r.t_send is not None), key=lambda r: r.t_sched)
-    title = "What every request was doing"
+    title = "Phases of every request"
     if len(sent) > STRETCH:
         busiest = max(_levels(sent), key=lambda step: step[1], default=(0.0, 0))[0]
         place = sum(record.t_sched <= busiest for record in sent)
         first = max(0, min(place - STRETCH * 2 // 3, len(sent) - STRETCH))
         sent = sent[first : first + STRETCH]
-        title = f"What {STRETCH} requests were doing around the run's busiest moment"
+        title = f"Phases of {STRETCH} requests around the run's busiest time"
     rows = [_row(record) for record in sent]
     used = {span.kind for row in rows for span in row.spans}
     kinds = [kind for kind in (CLIENT, QUEUED, TO_FIRST, PREFILL, DECODE) if kind in used]
@@ -93,7 +93,7 @@ def _e2e(result: BenchResult, ok: Sequence[RequestRecord], offered: int) -> str:
 
 
 def _tpot(result: BenchResult, ok: Sequence[RequestRecord]) -> str:
-    """Of those that have one: an answer of one chunk has no time per token, which is no failure."""
+    """Of answers that have one: an answer of one chunk has no time per token, which is not a failure."""
     curves = {
         "as the client saw it": [took * 1000 for r in ok if (took := tpot_s(r)) is not None],
         "by the server's own clock": _all(ok, lambda r: r.server.tpot_ms if r.server else None),
@@ -104,7 +104,7 @@ def _tpot(result: BenchResult, ok: Sequence[RequestRecord]) -> str:
 
 
 def _gaps(ok: Sequence[RequestRecord]) -> str:
-    """Logarithmic, since the stalls that users see are far to the right and few."""
+    """Logarithmic, since the rare stalls are far to the right."""
     gaps = [np.diff(r.chunk_at) * 1000 for r in ok if len(r.chunk_at) > 1]
     counts = [np.asarray(r.chunk_tokens[1:], dtype=np.int64) for r in ok if len(r.chunk_at) > 1]
     tokens = [np.maximum(count, 1) for count in counts]
@@ -130,10 +130,10 @@ def _by_length(ok: Sequence[RequestRecord]) -> str:
 
 
 def _rate(result: BenchResult, ok: Sequence[RequestRecord]) -> str:
-    """Tokens per second and requests under way, over the run; between the rules is the steady window."""
+    """Tokens per second and requests in flight over the run; the steady window is between the rules."""
     end = max(r.t_end or 0.0 for r in ok)
     if end <= 0:
-        return _small("The course of the run", Axis("seconds"), Axis(""), [])
+        return _small("Timeline of the run", Axis("seconds"), Axis(""), [])
     edges = np.linspace(0.0, end, STEPS + 1)
     stamps = np.concatenate([np.asarray(r.chunk_at) for r in ok])
     tokens = np.concatenate([np.asarray(r.chunk_tokens, dtype=np.float64) for r in ok])
@@ -154,12 +154,12 @@ def under_way_chart(result: BenchResult) -> str:
 
 
 def _small(title: str, x: Axis, y: Axis, marks: Sequence[Mark]) -> str:
-    """Two stand beside each other."""
+    """Two fit side by side."""
     return chart(title, x, y, marks, width=520, height=290)
 
 
 def _levels(records: Sequence[RequestRecord]) -> Iterator[tuple[float, int]]:
-    """How many requests are under way from each moment on."""
+    """Requests in flight from each time on."""
     changes = []
     for record in records:
         if record.t_send is not None and record.t_end is not None:
@@ -195,7 +195,7 @@ def _all(ok: Sequence[RequestRecord], value: Callable[[RequestRecord], float | N
 
 
 def _curves(samples: Mapping[str, Sequence[float]], offered: int | None = None) -> list[Mark]:
-    """A curve of each, in turn; one that would lie upon another shares it, and its name."""
+    """One curve each, in turn; curves that coincide are merged and share a label."""
     kept: list[tuple[list[str], Sequence[float]]] = []
     for name, values in samples.items():
         if not values:

@@ -1,4 +1,4 @@
-"""report.html in a run's or a sweep's folder: written after every run, anew by `ridgeline bench report`."""
+"""report.html in a run's or a sweep's folder, written after every run and by `ridgeline bench report`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ REPORT_FILE = "report.html"
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
-    """Of whatever the folder holds; `path` is the file, report.html beside the figures where it is None."""
+    """For a run or a sweep; `path` defaults to report.html in the folder."""
     if (folder / SWEEP_FILE).exists():
         text = sweep_page(SweepResult.load(folder), folder)
     elif (folder / RUN_FILE).exists():
         text = report_page(BenchResult.load(folder))
     else:
-        raise BadInput(f"{folder}: neither a run ({RUN_FILE}) nor a sweep ({SWEEP_FILE}) is there")
+        raise BadInput(f"{folder}: contains neither a run ({RUN_FILE}) nor a sweep ({SWEEP_FILE})")
     path = folder / REPORT_FILE if path is None else path
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")

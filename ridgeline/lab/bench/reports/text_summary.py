@@ -1,4 +1,4 @@
-"""A run as text for a terminal: every figure with its interval, formula and limit, and whether it counts."""
+"""A run as terminal text: every figure with its interval, formula and limit, and whether the run is valid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def text_of(result: BenchResult) -> str:
 
 
 def verdict(validity: Validity) -> list[str]:
-    """The first and the last lines of a run that does not count."""
+    """The first and the last lines of an invalid run."""
     if validity.valid:
         return []
     return ["!" * 100, *(f"INVALID RUN: {reason}" for reason in validity.reasons), "!" * 100]
@@ -57,7 +57,7 @@ def _about(result: BenchResult) -> Iterator[str]:
     settings, summary = result.settings, result.summary
     loop = "open loop" if summary.mode == "open" else f"closed loop, {settings['concurrency']} at once"
     if settings.get("max_concurrency"):
-        loop += f", at most {settings['max_concurrency']} under way"
+        loop += f", at most {settings['max_concurrency']} in flight"
     yield f"{settings['model']} at {settings['url']} ({settings['server']}, {settings['api']}) · {loop}"
     yield (
         f"{settings['traffic']} · {summary.offered} requests in {result.seconds:.1f} s, {summary.ok} ok, "
@@ -66,7 +66,7 @@ def _about(result: BenchResult) -> Iterator[str]:
         + f" · {summary.warmup} warm-up requests apart"
     )
     if result.interrupted:
-        yield "STOPPED by its user: this is what was measured until then"
+        yield "STOPPED by the user: figures until then"
     yield f"prefix cache {settings['prefix_cache']} · prompts {settings['prompts']} · seed {settings['seed']}"
     yield f"tokens counted by: {_counting(summary)} · self-test: {selftest_words(result.selftest)}"
     window = summary.window
@@ -98,7 +98,7 @@ def _counting(summary: Summary) -> str:
 
 
 def _distributions(summary: Summary) -> Iterator[str]:
-    """A row per metric, headlines first; a second row where failures change it."""
+    """One row per metric, headlines first; a second row if failures change it."""
     yield (
         f"{'ms':<{_NAME}} "
         + "".join(f"{key.upper() + ' (95 %)':>{_WIDE}}" for key in COLUMNS)
@@ -148,7 +148,7 @@ def _values(result: BenchResult) -> Iterator[str]:
             f"{_number(share.limit)} {share.unit} ({share.formula})"
         )
     if not result.settings.get("limits"):
-        yield f"{'percent of the limit':<{_NAME}} {'unknown':>14}  the server does not tell its limits"
+        yield f"{'percent of the limit':<{_NAME}} {'unknown':>14}  the server does not report its limits"
 
 
 def _value(metric: Metric) -> str:

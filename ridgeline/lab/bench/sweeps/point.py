@@ -1,4 +1,4 @@
-"""A sweep as the command line asks for it, and each of its points as a run: traffic for a load, a time."""
+"""A sweep from its command-line options, and each point as a run: traffic for a load and a duration."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.source import TrafficOptions, build_traffic
 
 LEAST_REQUESTS = 8  # of a point, however slow
-ROUNDS = 50  # of a closed loop, where nobody said how many requests there are; its time ends it sooner
+ROUNDS = 50  # for a closed loop without a request count; its time limit usually ends it first
 SLOWEST_RATE = 0.01  # arrivals per second
-SELFTEST_RATE, SELFTEST_CONCURRENCY = 500.0, 64  # loads of a sweep's self-test, where it may go so far
-DRAIN_FACTOR = 3.0  # a point may take so many times its length; what is unanswered then has failed
+SELFTEST_RATE, SELFTEST_CONCURRENCY = 500.0, 64  # maximum loads of a sweep's self-test
+DRAIN_FACTOR = 3.0  # maximum time of a point as a multiple of its length; unanswered requests then fail
 
 
 async def run_sweep(
@@ -38,7 +38,7 @@ async def run_sweep(
     on_point: Callable[[Point], None] = lambda point: None,
     on_progress: OnProgress = lambda progress: None,
 ) -> SweepResult:
-    """All points that are not in the folder yet, and the knee."""
+    """Measure all points that are not in the folder yet, and find the knee."""
     base, config = planned_sweep(url, options, bench, traffic, api_key)
 
     async def run_point(load: float) -> BenchResult:
@@ -51,7 +51,7 @@ async def run_sweep(
 def planned_sweep(
     url: str, options: SweepOptions, bench: BenchOptions, traffic: TrafficOptions, api_key: str = ""
 ) -> tuple[BenchConfig, SweepConfig]:
-    """What all points have in common, and the sweep. Says every mistake, and asks the server nothing."""
+    """The common settings of all points, and the sweep. Validates without contacting the server."""
     base = config_of(url, bench, Traffic("", ()), api_key=api_key, seed=traffic.seed)
     point_config(base, traffic, options.over, options.start, options.point_s)
     return base, SweepConfig(
@@ -73,7 +73,7 @@ def planned_sweep(
 
 
 def selftest_load(options: SweepOptions) -> tuple[ClosedLoop | OpenLoop, float]:
-    """The load at which the client is to prove itself before the sweep."""
+    """The load of the self-test before the sweep."""
     if options.over == "concurrency":
         return ClosedLoop(round(min(options.most, SELFTEST_CONCURRENCY))), 0.0
     return OpenLoop(), min(options.most, SELFTEST_RATE)
@@ -94,9 +94,9 @@ def parse_values(text: str | None) -> tuple[float, ...]:
 def point_config(
     base: BenchConfig, options: TrafficOptions, over: Over, load: float, seconds: float
 ) -> BenchConfig:
-    """`base` at this load for about `seconds`, with what is still unanswered awaited for a bounded time.
+    """`base` at this load for about `seconds`; unanswered requests are awaited for a bounded time.
 
-    A trace gives its first requests, stretched to the rate; distributions give as many as the time holds.
+    A trace gives its first requests, stretched to the rate; distributions give as many as fit the time.
     """
     deadlines = replace(base.deadlines, run_s=base.deadlines.run_s or DRAIN_FACTOR * seconds)
     if over == "rate":

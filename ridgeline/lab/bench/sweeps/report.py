@@ -25,22 +25,22 @@ class Run:
 
 
 def sweep_page(sweep: SweepResult, folder: Path) -> str:
-    """Reads the points' own folders, for their intervals."""
+    """Reads the points' folders for their intervals."""
     runs = [Run(point, BenchResult.load(folder / point.folder)) for point in sweep.points]
     unit = UNITS[sweep.over]
     parts: list[Html] = []
     late = [run for run in runs if not run.point.valid]
     if late:
         reasons = [f"{number(r.point.load)} {unit}: {why}" for r in late for why in r.result.validity.reasons]
-        parts.append(banner("INVALID points: there the client was measured, not the server", reasons))
-    parts += [paragraph(_knee(sweep, unit)), notes([] if sweep.ended else ["the sweep is not over"])]
+        parts.append(banner("INVALID points: they measured the client, not the server", reasons))
+    parts += [paragraph(_knee(sweep, unit)), notes([] if sweep.ended else ["the sweep is not finished"])]
     if runs:
         parts += [
             heading("Throughput and latency", _reading(runs)),
             charts(_curves(runs, sweep, unit), wide=True),
         ]
         parts += [heading("By load"), charts(_by_load(runs, sweep, unit))]
-        parts += [heading("Points"), _table(runs, unit), heading("What all points have in common")]
+        parts += [heading("Points"), _table(runs, unit), heading("Common settings of all points")]
     parts.append(facts(sweep.identity))
     name = str(sweep.identity.get("model") or sweep.identity.get("url") or "server")
     subtitle = f"{len(runs)} points" + (f" · SLO {sweep.slo}" if sweep.slo else "")
@@ -58,7 +58,7 @@ def _reading(runs: Sequence[Run]) -> str:
     name = _first(runs)
     return (
         f"To the right is more throughput, upwards is worse latency ({name}). Whiskers are 95 % intervals, "
-        "hollow points are loads that were not carried; the number beside each is its load."
+        "hollow points are loads that the server did not sustain; the number beside each is its load."
     )
 
 
@@ -81,7 +81,9 @@ def _curves(runs: Sequence[Run], sweep: SweepResult, unit: str) -> list[str]:
 
 
 def _points(key: str, runs: Sequence[Run], name: str, colour: int, unit: str) -> list[Mark]:
-    """One line through all, those not carried hollow; the upper one's points are named by their loads."""
+    """One line through all points; overloaded ones are hollow; the upper curve's points are labelled with
+    their loads.
+    """
     carried: list[Point] = []
     not_carried: list[Point] = []
     through: list[tuple[float, float]] = []

@@ -1,7 +1,7 @@
-"""Search: which load a sweep tries next. Doubles until a load is too much, then halves the gap. Pure logic.
+"""Search: chooses the next load of a sweep. Doubles until a load is too high, then bisects. Pure logic.
 
-Told of each load whether it was carried; asked for the next. Answers None when the border between the two is
-known closely enough, or the limits of the search are reached; `reason` then says which.
+It is told whether each load was sustained, and asked for the next. Returns None when the border is known
+precisely enough or the limits of the search are reached; `reason` says which.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Search:
-    """least, most: loads outside are not tried. precision: the border is known when the two loads around it
-    differ by no more than this share. is_whole: loads are whole numbers (concurrency).
+    """least, most: loads outside are not tried. precision: stop when the two loads around the border differ
+    by at most this share. is_whole: loads are integers (concurrency).
     """
 
     start: float
@@ -30,7 +30,7 @@ class Search:
 
     @property
     def border(self) -> tuple[float | None, float | None]:
-        """The largest load that was carried with none below it that was not, and the least that was not."""
+        """The largest sustained load with no failed load below it, and the smallest failed load."""
         high = min((load for load, ok in self.carried.items() if not ok), default=None)
         below = [load for load, ok in self.carried.items() if ok and (high is None or load < high)]
         return max(below, default=None), high
@@ -41,12 +41,10 @@ class Search:
             return self._rounded(self.start)
         if high is None:
             assert low is not None
-            return self._further(
-                low, min(low * self.factor, self.most), f"the most to be tried: {self.most:g}"
-            )
+            return self._further(low, min(low * self.factor, self.most), f"the maximum load: {self.most:g}")
         if low is None:
             return self._further(
-                high, max(high / self.factor, self.least), f"the least to be tried: {self.least:g}"
+                high, max(high / self.factor, self.least), f"the minimum load: {self.least:g}"
             )
         is_close = high - low <= 1 if self.is_whole else False
         middle = self._rounded(math.sqrt(low * high))
@@ -63,5 +61,5 @@ class Search:
         return load
 
     def _rounded(self, load: float) -> float:
-        """To three digits, or a whole number: folders are named by it."""
+        """To three digits, or an integer: folders are named by it."""
         return float(max(round(load), 1)) if self.is_whole else float(f"{load:.3g}")

@@ -1,7 +1,7 @@
-"""Sweeps: one run after the other over rates or concurrencies, up to the knee and back to find it closely.
+"""Sweeps: a series of runs over rates or concurrencies, up to the knee and back to locate it precisely.
 
-Each point is a run in a folder of its own; `sweep.json` beside them is written after each, so that a sweep
-which was stopped goes on where it was. What runs a point is passed in; how a load is judged is here.
+Each point is a run in its own folder; `sweep.json` beside them is written after each, so that a stopped sweep
+can resume. The function that runs a point is passed in; the judgement of a load is here.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ridgeline.lab.slo import Limit, Slo
 
 VERSION = 1
 SWEEP_FILE = "sweep.json"
-STOPPED = "stopped by its user"
+STOPPED = "stopped by its user"  # stored in sweep.json
 Over = Literal["rate", "concurrency"]
 RunPoint = Callable[[float], Awaitable[BenchResult]]
 
-FAILED_SHARE = 0.1  # of requests: a server that fails more does not carry the load
-KEPT_UP_SHARE = 0.9  # of what was due in the steady window must have ended in it
-LATENCY_GROWTH = 1.2  # per doubling of the load: beyond it a small gain in throughput is none
+FAILED_SHARE = 0.1  # of requests; a higher failure share means the load is not sustained
+KEPT_UP_SHARE = 0.9  # of the requests due in the steady window must end in it
+LATENCY_GROWTH = 1.2  # per doubling of the load; beyond it a small throughput gain does not count
 
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
     """
-    over:       what grows: arrivals per second (open loop) or requests under way (closed loop)
+    over:       what varies: arrivals per second (open loop) or requests in flight (closed loop)
     values:     exactly these loads, all of them; () searches for the knee
-    slo:        the knee is the largest load that keeps it; None: where throughput stops growing
-    least_gain: in throughput for twice the load, below which there is no point in more
-    budget_s:   of the whole sweep: no point is begun that would not end within it
-    identity:   what all points have in common; a folder with a sweep of another is not mixed with it
+    slo:        the knee is the largest load that keeps it; None: the load where throughput stops growing
+    least_gain: minimum throughput gain for twice the load; below it the search stops
+    budget_s:   of the whole sweep; a point that would exceed it is not started
+    identity:   common settings of all points; a folder with another identity is refused
     """
 
     over: Over
@@ -81,8 +81,8 @@ class Point(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SweepResult(msgspec.Struct, omit_defaults=True):
-    """best: the largest load that was carried, every lesser one too. ended: why no more were tried; "" while
-    the sweep is not over. points: by load.
+    """best: the largest sustained load with all smaller ones sustained. ended: why the sweep stopped; ""
+    while it is running. points: by load.
     """
 
     over: Over
@@ -136,7 +136,7 @@ async def sweep(
         measured = _finished(place)
         if measured is None:
             if config.budget_s is not None and clock() - begun + longest_s > config.budget_s:
-                search.reason = f"the time of {config.budget_s:g} s is used up"
+                search.reason = f"the time budget of {config.budget_s:g} s is used up"
                 break
             point_begun = clock()
             try:
@@ -167,7 +167,7 @@ async def sweep(
 
 
 def stopped(folder: Path) -> SweepResult:
-    """What a sweep had measured that was interrupted between two points. KeyboardInterrupt where nothing."""
+    """The result of a sweep interrupted between two points. KeyboardInterrupt if there are none."""
     if not (folder / SWEEP_FILE).exists():
         raise KeyboardInterrupt
     result = SweepResult.load(folder)
@@ -177,7 +177,7 @@ def stopped(folder: Path) -> SweepResult:
 
 
 def judged(result: BenchResult, load: float, folder: str, before: Point | None, config: SweepConfig) -> Point:
-    """One run as a point. before: the next lesser load, with which throughput and latency are compared."""
+    """One run as a point. before: the next smaller load, for comparing throughput and latency."""
     metrics = {name: value for name, value in flat(result.summary).items() if math.isfinite(value)}
     why_not = _why_not(result, load, metrics, before, config)
     return Point(load, folder, not why_not, why_not, result.validity.valid, metrics, result.seconds)
@@ -208,7 +208,7 @@ def _broken(limit: Limit, result: BenchResult) -> str:
 
 
 def _behind(result: BenchResult) -> str:
-    """An open loop that a server keeps up with ends as many as become due."""
+    """A server that keeps up with an open loop ends as many requests as become due."""
     window = result.summary.window
     records = [record for record in result.records if not record.warmup and record.status != "cancelled"]
     due = sum(window.holds(record.t_sched) for record in records)
@@ -253,7 +253,9 @@ def _search(config: SweepConfig) -> Search:
 
 
 def _begun(config: SweepConfig, folder: Path) -> SweepResult:
-    """An empty result; points that were measured before are found by their folders. Not those of others."""
+    """An empty result; points measured before are found by their folders. Refuses a folder with another
+    sweep.
+    """
     identity = msgspec.json.decode(msgspec.json.encode(config.identity or {}))
     slo = "" if config.slo is None else str(config.slo)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -270,7 +272,7 @@ def _begun(config: SweepConfig, folder: Path) -> SweepResult:
 
 
 def _finished(place: Path) -> BenchResult | None:
-    """A point that was measured to its end before."""
+    """A point that was measured completely before."""
     if not (place / RUN_FILE).exists():
         return None
     found = BenchResult.load(place)

@@ -1,4 +1,4 @@
-"""A sweep for the terminal: a line for each load, and what came of it."""
+"""A sweep for the terminal: one line per load, and the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def head(over: str) -> str:
 
 
 def point_line(point: Point, over: str) -> str:
-    """Open loops count from the planned moment."""
+    """Open loops count from the planned time."""
     spans = {"ttft": "ttft_sched_ms" if over == "rate" else "ttft_ms"}
     spans["e2e"] = "e2e_sched_ms" if over == "rate" else "e2e_ms"
     cells = []
@@ -35,7 +35,7 @@ def point_line(point: Point, over: str) -> str:
 
 
 def closing_lines(result: SweepResult) -> list[str]:
-    limit = f" that keeps {result.slo}" if result.slo else " that the server carries"
-    none = "no load was carried" if result.points else "no load was measured to its end"
+    limit = f" that keeps {result.slo}" if result.slo else " that the server sustains"
+    none = "no load was sustained" if result.points else "no load was measured completely"
     best = none if result.best is None else f"largest {result.over}{limit}: {result.best:g}"
     return [best, f"ended: {result.ended}"]

@@ -1,6 +1,6 @@
-"""A plan as one page that needs nothing else: the answer, the rooflines, latency, memory, money, decisions.
+"""A plan as one self-contained page: the answer, the rooflines, latency, memory, cost, decisions.
 
-`result` writes it. Frame and charts are the lab's own (`lab.page`, `lab.charts`); nothing is computed here.
+Written by `result`. Frame and charts come from `lab.page` and `lab.charts`; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from ridgeline.lab.charts import Axis, Line, Point, Points, Rule, chart, grouped, number, roof
 from ridgeline.lab.page import Cell, Html, charts, heading, notes, page, paragraph, table, tiles
 from ridgeline.lab.perfmodel.roofline import Roofline
-from ridgeline.lab.plan.answer import Plan
-from ridgeline.lab.plan.answers.text import (
+from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
+from ridgeline.lab.plan.decide import Step
+from ridgeline.lab.plan.estimate import verdict
+from ridgeline.lab.plan.plan import Plan
+from ridgeline.lab.plan.reports.text import (
     NAMES,
     cost_rows,
     interval_text,
@@ -20,9 +23,6 @@ from ridgeline.lab.plan.answers.text import (
     replica_count,
     roofline_rows,
 )
-from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
-from ridgeline.lab.plan.decide import Step
-from ridgeline.lab.plan.estimate import verdict
 
 CHART_STEPS = 200
 LOOKS = {"yes": "good", "likely": "", "no": "bad"}
@@ -31,10 +31,10 @@ LOOKS = {"yes": "good", "likely": "", "no": "bad"}
 def plan_page(
     plan: Plan, steps: Sequence[Step], commands: Sequence[tuple[str, str]], made_at: str = ""
 ) -> str:
-    question = plan.question
+    request = plan.request
     subtitle = (
-        f"{question.demand.traffic.name}, {number(plan.rate)} arrivals/s; service level {question.slo}; "
-        f"{question.chip.title}"
+        f"{request.demand.traffic.name}, {number(plan.rate)} arrivals/s; service level {request.slo}; "
+        f"{request.chip.title}"
     )
     parts = [
         _tiles(plan),
@@ -47,13 +47,13 @@ def plan_page(
         heading("What to do with it"),
         table(["", ""], [[what, Cell(command, look="words")] for what, command in commands]),
     ]
-    return page(f"Plan: {question.shape.name}", parts, subtitle=subtitle, made_at=made_at)
+    return page(f"Plan: {request.shape.name}", parts, subtitle=subtitle, made_at=made_at)
 
 
 def _tiles(plan: Plan) -> Html:
     found = [
         (
-            f"{plan.gpus} × {plan.question.chip.name}",
+            f"{plan.gpus} × {plan.request.chip.name}",
             replica_count(plan.replicas),
             "GPUs = replicas · tp · pp",
         ),
@@ -83,7 +83,7 @@ def _predicted(plan: Plan) -> Iterator[Html]:
         "What each replica will measure",
         f"The real scheduler, simulated on this traffic with step times {how}; 80 % intervals.",
     )
-    limits = {limit.key: limit for limit in plan.question.slo.limits}
+    limits = {limit.key: limit for limit in plan.request.slo.limits}
     rows: list[list[str | Cell]] = []
     for name, interval in plan.metrics.items():
         metric, _, percentile = name.partition(".")
@@ -139,7 +139,7 @@ def _roof_chart(plan: Plan, flops: float) -> str:
 
 
 def _operators(phase: str, found: Roofline) -> Points:
-    """Each operator, and all of them together."""
+    """Each operator, and the total."""
     limits = [*((point, point.limit_s) for point in found.points), (found.total, found.limit_s)]
     return Points(
         phase,
@@ -165,7 +165,7 @@ def _money(plan: Plan) -> Iterator[Html]:
     even = plan.even
     if even is None:
         return
-    offers = plan.question.offers
+    offers = plan.request.offers
     assert offers is not None
     yield heading(
         "Hosted or own, on this traffic", f"{even.profile.note}. Hosted: {even.offer} ({offers.note})."
@@ -176,7 +176,7 @@ def _money(plan: Plan) -> Iterator[Html]:
 
 
 def _money_chart(plan: Plan) -> str:
-    """Dollars a day over requests a day, at such hours: the API's straight line, the replicas' steps."""
+    """Dollars per day over requests per day, with these busy hours: the API's line, the replicas' steps."""
     even = plan.even
     assert even is not None
     daily = even.requests_per_day

@@ -1,6 +1,6 @@
-"""What a plan leaves behind: plan.toml for `serve --config`, prediction.json for `plan verify`, plan.html.
+"""The files of a plan: plan.toml for `serve --config`, prediction.json for `plan verify`, plan.html.
 
-And the commands that run, measure and check it. Called by `cli.lab.plan`; computes nothing of its own.
+And the commands that run, measure and verify it. Called by `cli.lab.plan`; computes nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ridgeline import __version__
-from ridgeline.lab.plan.answer import Plan
-from ridgeline.lab.plan.answers.html import plan_page
 from ridgeline.lab.plan.decide import Step
 from ridgeline.lab.plan.engines import other_command
+from ridgeline.lab.plan.plan import Plan
+from ridgeline.lab.plan.reports.html import plan_page
 from ridgeline.lab.plan.settings import config_file
 from ridgeline.lab.prediction import Prediction, write_prediction
 from ridgeline.lab.traffic.describe import describe
@@ -49,8 +49,8 @@ def write_plan(plan: Plan, steps: tuple[Step, ...], folder: Path) -> Written:
 
 def prediction_of(plan: Plan, made_at: str) -> Prediction:
     return Prediction(
-        model=plan.question.name,
-        hardware=plan.question.hardware,
+        model=plan.request.name,
+        hardware=plan.request.hardware,
         method=plan.method,
         engine={"engine": plan.engine, **plan.settings.changed()},
         traffic={
@@ -68,17 +68,17 @@ def prediction_of(plan: Plan, made_at: str) -> Prediction:
 
 
 def commands(plan: Plan, folder: Path) -> list[tuple[str, str]]:
-    """(what it does, the command), in their order."""
+    """(description, command), in order."""
     serve = f"ridgeline serve --config {shlex.quote(str(folder / CONFIG))}"
     if plan.engine != "ridgeline":
         deployment = plan.way.deployment
         serve = other_command(
             plan.engine,
-            plan.question.name if plan.question.model.endswith(".json") else plan.question.model,
+            plan.request.name if plan.request.model.endswith(".json") else plan.request.model,
             tp=deployment.tp,
             pp=deployment.pp,
             ep=deployment.ep,
-            precision="" if plan.way.precision == str(plan.question.shape.stored) else plan.way.precision,
+            precision="" if plan.way.precision == str(plan.request.shape.stored) else plan.way.precision,
             kv_precision=deployment.kv_precision,
             max_running=plan.settings.limits.max_running,
         )
@@ -87,14 +87,14 @@ def commands(plan: Plan, folder: Path) -> list[tuple[str, str]]:
 
 
 def bench_command(plan: Plan) -> str:
-    """Sends exactly the traffic that the prediction is for."""
+    """Sends exactly the traffic of the prediction."""
     words = ["ridgeline", "bench", LOCAL]
     for name, value in options_given(plan.share.options).items():
         flag = "--" + name.replace("_", "-")
         words += (
             [flag] if value is True else [flag, f"{value:.12g}" if isinstance(value, float) else str(value)]
         )
-    return shlex.join([*words, "--slo", str(plan.question.slo), "--warmup", str(WARMUP)])
+    return shlex.join([*words, "--slo", str(plan.request.slo), "--warmup", str(WARMUP)])
 
 
 def options_given(options: TrafficOptions) -> dict[str, object]:
@@ -105,8 +105,8 @@ def options_given(options: TrafficOptions) -> dict[str, object]:
 def _header(plan: Plan, made_at: str) -> list[str]:
     kept = [f"{name} {interval.mid:.4g}" for name, interval in plan.metrics.items()][:4]
     return [
-        f"Planned by ridgeline {__version__} at {made_at}: {plan.question.shape.name} on "
-        f"{plan.question.chip.title}, {plan.replicas} replica{'s' * (plan.replicas > 1)}.",
-        f"Service level: {plan.question.slo}. Predicted for each: {', '.join(kept)}.",
+        f"Planned by ridgeline {__version__} at {made_at}: {plan.request.shape.name} on "
+        f"{plan.request.chip.title}, {plan.replicas} replica{'s' * (plan.replicas > 1)}.",
+        f"Service level: {plan.request.slo}. Predicted for each: {', '.join(kept)}.",
         "ridgeline serve --config plan.toml",
     ]

@@ -1,6 +1,6 @@
-"""The question a plan answers: which traffic, within which limits, for how much money. Parsed and checked.
+"""The demand of a plan: traffic, limits and budget. Parsed and validated.
 
-`cli.lab.plan` hands over what was typed; `make` answers. Nothing is computed here but what the words mean.
+`cli.lab.plan` passes the command line's values; `make` uses them. Only parsing happens here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ridgeline.lab.traffic.options import DEFAULT_INPUT, DEFAULT_OUTPUT
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.source import TrafficOptions, build_traffic
 
-FEWEST, MOST = 200, 3000  # requests of synthetic traffic: enough for a P90, few enough to replay
+FEWEST, MOST = 200, 3000  # requests of synthetic traffic: enough for a P90, few enough to simulate
 WANTED_S = 60.0
 
 _BUDGET = re.compile(
@@ -34,13 +34,13 @@ _HOURS = {"month": HOURS_PER_MONTH, "hour": 1.0, "day": 24.0, "year": 8760.0}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most so many dollars; per month for all of it, or per million tokens or request."""
+    """At most this many dollars: per month in total, or per million tokens or request."""
 
     usd: float
     per: str  # "month", "mtok" or "request"
 
     def usd_month(self, tokens_month: float, requests_month: float) -> float:
-        """What it allows a month for so much traffic."""
+        """The monthly budget for this much traffic."""
         units = {"month": 1.0, "mtok": tokens_month / 1e6, "request": requests_month}
         return self.usd * units[self.per]
 
@@ -50,15 +50,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is to be served: the traffic of the whole service, and the options that make it again.
+    """The traffic of the whole service, and the options that reproduce it.
 
-    rate: arrivals per second; None: not said, and what one replica serves is the answer
+    rate: arrivals per second; None: not given, and the plan reports what one replica serves
     """
 
     options: TrafficOptions
     traffic: Traffic
     rate: float | None
-    asked: TrafficOptions  # as they were given: which counts are the user's own
+    asked: TrafficOptions  # as given by the user
 
     @property
     def mean_input(self) -> float:
@@ -74,19 +74,19 @@ class Demand:
 
     @property
     def requests_per_arrival(self) -> float:
-        """More than 1 where conversations arrive."""
+        """More than 1 if conversations arrive."""
         return len(self.traffic.requests) / sum(request.turn == 0 for request in self.traffic.requests)
 
     def share(self, arrivals_per_s: float) -> Demand:
-        """The part of it that one of several replicas gets: the same kind of requests at so many arrivals."""
+        """One replica's part: the same kind of requests at this many arrivals per second."""
         if self.rate is None or self.options.traffic is None:
             requests = _count(self.asked, arrivals_per_s)
             options = replace(self.options, rate=arrivals_per_s, requests=requests)
-        elif arrivals_per_s > self.rate:  # more than there is: the same, faster
+        elif arrivals_per_s > self.rate:  # more than the trace has: play it faster
             options = replace(self.options, rate=arrivals_per_s, speed=None)
         else:
             share = (self.options.sample or 1.0) * arrivals_per_s / self.rate
-            # A trace that is stretched to a rate is stretched after it was thinned.
+            # A trace is thinned first, then stretched to the rate.
             rate = None if self.options.rate is None else arrivals_per_s
             options = replace(self.options, sample=share, rate=rate)
         return Demand(options, build_traffic(options), arrivals_per_s, self.asked)
@@ -111,15 +111,15 @@ def parse_budget(text: str) -> Budget:
 
 
 def read_demand(options: TrafficOptions) -> Demand:
-    """A trace, at its own rate or at another; or lengths and a rate, or lengths alone."""
+    """A trace, at its own rate or another; or lengths with or without a rate."""
     if options.arrivals is not None and parse_arrivals(options.arrivals, "--arrivals").is_closed:
-        raise BadInput("--arrivals closed: a plan is for requests that come on their own, at a rate")
+        raise BadInput("--arrivals closed: a plan needs an open loop with an arrival rate")
     if options.traffic is not None:
         traffic = build_traffic(options)
         if any(request.said is not None for request in traffic.requests):
-            raise BadInput("--traffic prompts: a plan needs lengths: give --input and --output, or a trace")
+            raise BadInput("--traffic prompts: a plan needs lengths; give --input and --output, or a trace")
         if not traffic.requests:
-            raise BadInput(f"{options.traffic}: no request in it")
+            raise BadInput(f"{options.traffic}: contains no requests")
         return Demand(options, traffic, operations.rate_of(traffic), options)
     if options.rate is not None and not options.rate > 0:
         raise BadInput(f"--rate must be more than 0, got {options.rate:g}")

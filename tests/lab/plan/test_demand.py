@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.plan.ask import Budget, parse_budget, read_demand, read_slo
+from ridgeline.lab.plan.demand import Budget, parse_budget, read_demand, read_slo
 from ridgeline.lab.traffic.operations import rate_of
 from ridgeline.lab.traffic.source import TrafficOptions
 
@@ -75,5 +75,5 @@ def test_a_share_arrives_at_the_rate_of_a_share(rate: float | None, tmp_path: Pa
 
 
 def test_closed_loops_cannot_be_planned_for() -> None:
-    with pytest.raises(BadInput, match="at a rate"):
+    with pytest.raises(BadInput, match="with an arrival rate"):
         read_demand(TrafficOptions(arrivals="closed"))

@@ -1,7 +1,8 @@
-"""Answer: one streamed answer taken apart as its bytes come: output chunks with their stamps, usage, the end.
+"""StreamedAnswer: parses one streamed answer as its bytes arrive: output chunks with timestamps, usage, the
+end.
 
-`client` feeds it bytes with the moment they arrived; it never reads a clock. Events of one read are one
-chunk, so that a server that bundles tokens is seen to do so.
+`client` feeds it bytes with their arrival times; it never reads a clock. Events of one read are one chunk, so
+that bundled tokens are visible as such.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 class Garbage(Exception):
-    """Bytes that are no event stream; the message shows some."""
+    """Bytes that are not an event stream; the message shows some."""
 
 
-class Answer:
-    """chunk_at and chunk_tokens grow together; `settle` makes the counts final once all has come."""
+class StreamedAnswer:
+    """chunk_at and chunk_tokens grow together; `settle` makes the counts final at the answer's end."""
 
     __slots__ = (
         "_has_running_usage",
@@ -103,7 +104,7 @@ class Answer:
         self._hidden: list[str] = []  # reasoning, where texts are kept
 
     def feed(self, at: float, data: bytes) -> None:
-        """Bytes of the body, and when they came."""
+        """Bytes of the body and their arrival time."""
         if self._rest:
             data = self._rest + data
         lines = data.split(b"\n")
@@ -143,7 +144,7 @@ class Answer:
         if event.timings is not None:
             self._llama = event.timings
         tokens = 1 if visible or hidden else 0
-        # Usage that stands in the first chunk with output runs along; one that comes later is the final sum.
+        # Usage in the first chunk with output is a running count; usage that starts later is the final sum.
         if usage is not None and event.choices and (self._has_running_usage or not self.chunk_at):
             tokens = max(usage.completion_tokens - self._told, 0)
             self._told += tokens
@@ -163,9 +164,9 @@ class Answer:
                 self.chunk_tokens.append(tokens)
 
     def settle(self, count: Callable[[str], int] | None = None) -> None:
-        """Counts as the server's usage has them, where it says; how they are split over chunks is told.
+        """Use the counts of the server's usage where given; otherwise report how they are spread over chunks.
 
-        count: tokens of a text, for answers without usage whose text was kept; else chunks are counted.
+        count: tokens of a text, for answers without usage whose text was kept; otherwise chunks are counted.
         """
         seen = sum(self.chunk_tokens)
         told = self._usage.completion_tokens if self._usage is not None else 0
@@ -214,7 +215,7 @@ class Answer:
 
 
 def error_message(error: Any) -> str:
-    """The words of an error in any of the shapes that servers use."""
+    """The message of an error in any of the shapes that servers use."""
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error.get("error") or error
         return error_message(error) if isinstance(error, dict) and "message" in error else str(error)[:300]
@@ -222,7 +223,7 @@ def error_message(error: Any) -> str:
 
 
 def body_message(body: bytes) -> str:
-    """What a refusal's body says, JSON or not."""
+    """The message of an error body, JSON or not."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -237,8 +238,9 @@ def _text(content: str | list[Any] | None) -> str:
 
 
 def _spread(counts: list[int], difference: int) -> None:
-    """Tokens that no chunk was seen to carry, over the chunks after the first; too many are taken back from
-    the last ones."""
+    """Distribute tokens not attributed to a chunk over the chunks after the first; take excess tokens from
+    the last ones.
+    """
     if not counts:
         return
     later = counts[1:] or counts[:1]

@@ -1,4 +1,4 @@
-"""A plan for the terminal: the answer first, then what it rests on. Lines alone; `cli` prints them."""
+"""A plan for the terminal: the answer first, then its basis. Returns lines; `cli` prints them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.perfmodel.roofline import Roofline
-from ridgeline.lab.plan.answer import Plan
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
 from ridgeline.lab.plan.decide import Step, count
 from ridgeline.lab.plan.estimate import verdict
+from ridgeline.lab.plan.plan import Plan
 from ridgeline.lab.plan.verify import Verdict
 from ridgeline.lab.prediction import Interval
 
@@ -37,19 +37,19 @@ def plan_lines(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _answer(plan: Plan) -> Iterator[str]:
-    question, demand = plan.question, plan.share
-    shape = question.shape
+    request, demand = plan.request, plan.share
+    shape = request.shape
     active = (
         "" if shape.active_parameters == shape.parameters else f", {count(shape.active_parameters)} active"
     )
-    yield f"{shape.name}: {count(shape.parameters)} parameters{active}, on {question.chip.title}"
+    yield f"{shape.name}: {count(shape.parameters)} parameters{active}, on {request.chip.title}"
     yield from _wrapped(
-        f"traffic: {question.demand.traffic.name}, {number(plan.rate)} arrivals/s, mean "
-        f"{demand.mean_input:,.0f} tokens in and {demand.mean_output:,.0f} out; service level: {question.slo}"
+        f"traffic: {request.demand.traffic.name}, {number(plan.rate)} arrivals/s, mean "
+        f"{demand.mean_input:,.0f} tokens in and {demand.mean_output:,.0f} out; service level: {request.slo}"
     )
     yield ""
     many = replica_count(plan.replicas)
-    chips = "this machine" if question.chip.name == "cpu" else f"{plan.gpus} × {question.chip.name}"
+    chips = "this machine" if request.chip.name == "cpu" else f"{plan.gpus} × {request.chip.name}"
     cost = ""
     if plan.usd_per_hour is not None and plan.usd_per_mtok is not None:
         each = plan.usd_per_mtok
@@ -73,7 +73,7 @@ def _predicted(plan: Plan) -> Iterator[str]:
         else "simulated with step times from first principles"
     )
     yield from _headed(f"What each replica will measure ({how}; 80 % intervals)")
-    limits = {limit.key: limit for limit in plan.question.slo.limits}
+    limits = {limit.key: limit for limit in plan.request.slo.limits}
     rows = [["", "", "predicted", "interval", "limit", "kept"]]
     for name, interval in plan.metrics.items():
         metric, _, percentile = name.partition(".")
@@ -89,7 +89,7 @@ def _predicted(plan: Plan) -> Iterator[str]:
             ]
         )
     yield from columns(rows, left=(0, 1))
-    for limit in plan.question.slo.limits:
+    for limit in plan.request.slo.limits:
         if limit.key not in plan.metrics:
             yield from _wrapped(f"{limit}: {verdict(None, limit)}; --requests 1200 makes more", "  ")
     if plan.corrected:
@@ -97,7 +97,7 @@ def _predicted(plan: Plan) -> Iterator[str]:
         changes = [f"{name} {correction.factor - 1:+.0%}" for name, correction in plan.corrected.items()]
         runs = f"{most} verified run{'s' * (most > 1)}"
         yield from _wrapped(
-            f"corrected by what earlier plans missed by, in {runs}: {', '.join(changes)}", "  "
+            f"corrected by the errors of earlier plans, from {runs}: {', '.join(changes)}", "  "
         )
 
 
@@ -121,7 +121,7 @@ def _roofline(plan: Plan) -> Iterator[str]:
 def roofline_rows(found: Roofline) -> list[list[str]]:
     head = ["operator", "FLOP", "bytes", "FLOP/byte", "at least", "bound by"]
     rows = [(point, point.limit_s, point.bound) for point in found.points]
-    # One operator waits for the one before: the pass takes the sum, not the maximum of its own sums.
+    # Operators run in sequence: the pass takes the sum of their times.
     rows.append((found.total, found.limit_s, found.bound))
     return [head] + [
         [
@@ -138,19 +138,19 @@ def roofline_rows(found: Roofline) -> list[list[str]]:
 
 def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.way.memory
-    where = "this machine (free now)" if plan.question.chip.name == "cpu" else "each GPU"
+    where = "this machine (free now)" if plan.request.chip.name == "cpu" else "each GPU"
     yield from _headed(f"Memory of {where}: {memory.memory / 1e9:.0f} GB")
     yield from columns(memory_rows(plan), left=(0,))
 
 
 def mtok_range(plan: Plan) -> str:
-    """The range of the price of a million tokens, in words: replicas are whole, so it moves in steps."""
+    """The price range of a million tokens: replicas are whole, so it moves in steps."""
     each = plan.usd_per_mtok
     assert each is not None
     if each.low == each.high:
         return f"{replica_count(plan.replicas)} at either end of the interval"
     if math.isinf(each.high):
-        return f"from ${each.low:.3g}; where steps are slowest, no number of replicas keeps the limits"
+        return f"from ${each.low:.3g}; with the slowest steps, no number of replicas keeps the limits"
     return f"${each.low:.3g} to ${each.high:.3g}"
 
 
@@ -174,19 +174,19 @@ def memory_rows(plan: Plan) -> list[list[str]]:
 
 
 def _costs(plan: Plan) -> Iterator[str]:
-    even, question = plan.even, plan.question
+    even, request = plan.even, plan.request
     if even is None:
         return
-    offers = question.offers
+    offers = request.offers
     assert offers is not None
     yield from _headed("Hosted or own, on this traffic")
     yield from columns(cost_rows(plan), left=(0,))
     yield from _wrapped(f"hosted: {even.offer} ({offers.note})", "  ")
     if offers.count > 1:
         yield from _wrapped(f"cheapest of them: {offers.cheapest}", "  ")
-    is_listed = question.usd_per_gpu_hour == question.chip.usd_per_hour
-    source = question.chip.sources.get("usd_per_hour", "") if is_listed else "as given"
-    yield from _wrapped(f"own: ${question.usd_per_gpu_hour:g} an hour and GPU ({source})", "  ")
+    is_listed = request.usd_per_gpu_hour == request.chip.usd_per_hour
+    source = request.chip.sources.get("usd_per_hour", "") if is_listed else "as given"
+    yield from _wrapped(f"own: ${request.usd_per_gpu_hour:g} an hour and GPU ({source})", "  ")
     yield from _wrapped(
         f"{even.profile.note}; {even.idle_share:.0%} of the GPU hours would be idle around the clock, "
         f"{even.idle_share_scaled:.0%} scaled by the hour",
@@ -199,11 +199,11 @@ def _costs(plan: Plan) -> Iterator[str]:
             "  ",
         )
     else:
-        yield from _wrapped("break-even: never; even a replica without a pause costs more than the API", "  ")
+        yield from _wrapped("break-even: never; even a fully used replica costs more than the API", "  ")
 
 
 def cost_rows(plan: Plan) -> list[list[str]]:
-    even, users = plan.even, plan.question.users
+    even, users = plan.even, plan.request.users
     assert even is not None
     ways = [
         ("hosted", even.hosted),
@@ -222,7 +222,7 @@ def cost_rows(plan: Plan) -> list[list[str]]:
 
 
 def _decisions(steps: Sequence[Step]) -> Iterator[str]:
-    yield from _headed("Decisions (`ridgeline explain` tells more of what stands in brackets)")
+    yield from _headed("Decisions (`ridgeline explain TERM` explains the terms in brackets)")
     for place, step in enumerate(steps, start=1):
         more = f" [{step.term}]" if step.term else ""
         yield from _wrapped(
@@ -267,7 +267,7 @@ def verdict_lines(found: Verdict) -> Iterator[str]:
 
 
 def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (), indent: str = "  ") -> Iterator[str]:
-    """Aligned to the right but for the columns named and the last, where words stand."""
+    """Right-aligned, except the named columns and the last, which contain text."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:
         cells = [

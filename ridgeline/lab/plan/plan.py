@@ -1,6 +1,6 @@
-"""Question and Plan: what is asked, with everything looked up, and the answer to it. Data alone.
+"""PlanRequest and Plan: the resolved inputs of a plan, and its result. Plain data.
 
-`make` turns one into the other; `result`, `text` and `html` show it.
+`make` turns one into the other; `reports` shows it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from ridgeline.lab.hardware import Chip
 from ridgeline.lab.perfmodel.intervals import unlike
 from ridgeline.lab.perfmodel.roofline import Roofline
-from ridgeline.lab.plan.ask import Budget, Demand
 from ridgeline.lab.plan.break_even import BreakEven
 from ridgeline.lab.plan.decide import PrecisionFigures
+from ridgeline.lab.plan.demand import Budget, Demand
 from ridgeline.lab.plan.estimate import Estimate, Times, verdict
 from ridgeline.lab.plan.prices import Offers
 from ridgeline.lab.plan.residuals import Correction
@@ -28,8 +28,8 @@ from ridgeline.models.shapes import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    model: str  # as it was asked for
+class PlanRequest:
+    model: str  # as given
     shape: ModelShape
     chip: Chip
     demand: Demand
@@ -41,14 +41,14 @@ class Question:
     budget: Budget | None = None
     usd_per_gpu_hour: float | None = None
     offers: Offers | None = None
-    no_offers: str = ""  # why there are none
+    no_offers: str = ""  # why there are no offers
     busy_hours: float = 24.0
     users: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)  # of the engine, as asked for
+    settings: dict[str, Any] = field(default_factory=dict)  # of the engine, as given
 
     @property
     def name(self) -> str:
-        """What a server calls the model; predictions, residuals and fitted step times are kept by it."""
+        """The model's name on a server; predictions, residuals and fitted step times are stored under it."""
         if (on_hub := hub_id(self.model)) is not None:
             return on_hub.partition("@")[0]
         path = Path(model_setting(self.model))
@@ -58,23 +58,23 @@ class Question:
 
     @property
     def hardware(self) -> str:
-        """What predictions and residuals are kept by: a CPU is this one, not any."""
+        """Predictions and residuals are stored under it: a CPU is this one, not any."""
         return f"cpu: {self.chip.title}" if self.chip.name == "cpu" else self.chip.name
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    question: Question
+    request: PlanRequest
     way: Way
     engine: str
-    engine_refusal: str  # why it is not ridgeline; empty where it is
+    engine_refusal: str  # why it is not ridgeline; empty if it is
     settings: EngineSettings
     times: Times
     replicas: int
     capacity: float  # arrivals per second that one replica serves within the service level
-    share: Demand  # what one replica gets
+    share: Demand  # one replica's traffic
     estimate: Estimate
-    metrics: dict[str, Interval]  # the estimate's, corrected by what earlier ones missed by
+    metrics: dict[str, Interval]  # of the estimate, corrected by earlier residuals
     corrected: dict[str, Correction]
     prefill: Roofline
     decode: Roofline
@@ -93,7 +93,7 @@ class Plan:
     def rate(self) -> float:
         """Arrivals per second of the whole service."""
         assert self.share.rate is not None
-        return self.question.demand.rate or self.share.rate
+        return self.request.demand.rate or self.share.rate
 
     @property
     def method(self) -> str:
@@ -101,15 +101,15 @@ class Plan:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What to know before relying on it, in words."""
+        """Notes for the reader of the plan."""
         found = [*self.estimate.caveats]
         missed = [
             str(limit)
-            for limit in self.question.slo.limits
+            for limit in self.request.slo.limits
             if verdict(self.metrics.get(limit.key), limit) == "no"
         ]
         if missed:
-            found.append(f"{', '.join(missed)} would be missed, with fewer requests for each replica too")
+            found.append(f"{', '.join(missed)} would be missed, even with fewer requests per replica")
         if self.method == "analytic":
             unlike_any = unlike(
                 self.way.deployment,
@@ -118,32 +118,32 @@ class Plan:
                 max(1, round(self.share.mean_output)),
             )
             if unlike_any:
-                found.append(
-                    f"unlike what the step times are from, so intervals are wider: {'; '.join(unlike_any)}"
-                )
+                found.append(f"beyond the fitted step times, so intervals are wider: {'; '.join(unlike_any)}")
         if self.method == "analytic" and self.engine == "ridgeline":
-            found.append("`ridgeline plan fit`, while a server runs there, fits its step times: far narrower")
+            found.append(
+                "run `ridgeline plan fit` against a server on this hardware for much narrower intervals"
+            )
         if self.estimate.failures:
             found.append(f"{self.estimate.failures:.1%} of the requests would be refused: the queue is full")
         if self.engine == "ridgeline" and not _has_weights(self.settings.config.model):
-            found.append(f"{self.settings.config.model} has no weights: plan.toml needs a model that has")
+            found.append(f"{self.settings.config.model} has no weights: plan.toml needs a model with weights")
         if self.engine != "ridgeline":
-            found.append(f"the scheduler that was simulated is ridgeline's; {self.engine} has one of its own")
-            kept, stored = self.way.precision, str(self.question.shape.stored)
+            found.append(f"the simulated scheduler is ridgeline's; {self.engine} has its own")
+            kept, stored = self.way.precision, str(self.request.shape.stored)
             if kept != stored and (kept != "fp8" or self.engine == "trtllm"):
                 found.append(
-                    f"{self.question.name} is stored in {stored}: {self.engine} has to be given a checkpoint "
+                    f"{self.request.name} is stored in {stored}: {self.engine} needs a checkpoint "
                     f"of it in {kept}, in place of the name in the command"
                 )
         if self.replicas > 1:
-            found.append(f"requests are taken to be spread evenly over {self.replicas} replicas")
-        if self.question.offers is not None and not self.question.offers.typical.same_model:
-            found.append(f"the hosted price is of another model: {self.question.offers.typical.model}")
+            found.append(f"requests are assumed to be spread evenly over {self.replicas} replicas")
+        if self.request.offers is not None and not self.request.offers.typical.same_model:
+            found.append(f"the hosted price is for another model: {self.request.offers.typical.model}")
         return tuple(found)
 
 
 def _has_weights(model: str) -> bool:
-    """Whether a path has something to serve; short names and the hub's are fetched."""
+    """Whether a path contains weights; short names and hub ids are fetched."""
     path = Path(model)
     if not path.exists():
         return True

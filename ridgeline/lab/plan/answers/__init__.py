@@ -1,1 +1,0 @@
-"""A plan written down: for the terminal, as a page, as files."""

@@ -1,0 +1,1 @@
+"""The output of a plan: for the terminal, as a page, as files."""
