@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ridgeline.lab.bench.client.answer import Answer as ParsedStream
+
 from ridgeline.lab.bench.client.client import Address, Client, _Connection
 from ridgeline.lab.bench.config import Deadlines
 from ridgeline.proxy.answer import Answer

@@ -1,4 +1,4 @@
-"""What `ridgeline serve` prints when it is ready: start-up times, the memory receipt, limits, address."""
+"""The text that `ridgeline serve` prints when ready: start-up times, memory receipt, limits, address."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def startup_lines(client: AsyncClient, name: str) -> str:
 
 
 def _limit_lines(limits: dict[str, float]) -> list[str]:
-    """What this machine could do at most: of a decoder, or of an encoder; nothing where it is not known."""
+    """The machine's upper limits for a decoder or an encoder; none where they are unknown."""
     if not limits:
         return []
     uncertainty = limits.get("uncertainty", 0.0)
@@ -56,13 +56,13 @@ def _limit_lines(limits: dict[str, float]) -> list[str]:
         return [line]
     return [
         line,
-        f"           ~: measured on a busy machine, at least {uncertainty:.0%} uncertain and rather too low; "
-        "`ridgeline doctor --calibrate` on an idle one keeps them",
+        f"           ~: measured on a busy machine, at least {uncertainty:.0%} uncertain, probably too low; "
+        "run `ridgeline doctor --calibrate` on an idle one to store better figures",
     ]
 
 
 def _sampling_lines(defaults: SamplingDefaults) -> list[str]:
-    """What a request that leaves it out is sampled with, where that is not the API's default."""
+    """The sampling defaults, where they differ from the API's."""
     return [f"  sampling {defaults.text()} by default ({defaults.source})"] if defaults.values() else []
 
 
@@ -88,7 +88,7 @@ def _rate(per_s: float, unit: str, digits: int) -> str:
 
 
 def _since_process_start() -> float:
-    """Seconds since this process was made, interpreter start and imports included."""
+    """Seconds since this process was created, including interpreter start and imports."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
