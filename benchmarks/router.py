@@ -32,16 +32,16 @@ import uvloop
 from ridgeline.gateway.body import raw
 from ridgeline.gateway.routing.config import EmbeddingsConfig, RouteConfig
 from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed, Vectors
-from ridgeline.gateway.routing.learned.artifact import Artefact, save
+from ridgeline.gateway.routing.learned.artifact import Artifact, save
 from ridgeline.gateway.routing.learned.evaluation import GRID, evaluate
 from ridgeline.gateway.routing.learned.examples import Costing, Examples, read_examples
 from ridgeline.gateway.routing.learned.features import Recipe
-from ridgeline.gateway.routing.learned.fitting import Prepared, fit_artefact
+from ridgeline.gateway.routing.learned.fitting import Prepared, fit_artifact
 from ridgeline.gateway.routing.learned.report import lines_of
 from ridgeline.gateway.routing.learned.vectors import VectorServer, store_path, vectors_of
 from ridgeline.gateway.routing.learned.words import READ_CHARS, WORD_TOKENS, WordVectors
 from ridgeline.gateway.routing.own_server import OwnServer
-from ridgeline.gateway.routing.router import ModelRouter, Question
+from ridgeline.gateway.routing.router import ModelRouter, RoutingRequest
 from ridgeline.machine import cache_dir
 from ridgeline.proxy.http_client import Deadlines, HttpClient
 from ridgeline.proxy.origin import read_url
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         ready, words = prepared(examples_of("both"), args.vectors, lambda: url)
         order = np.random.default_rng(args.seed).permutation(len(ready.examples))
         asked, known = order[: args.decisions + WARM_UP], order[args.decisions + WARM_UP :]
-        artefact = fit_artefact(
+        artifact = fit_artifact(
             ready.part(known),
             names=("small", "large"),
             gap=0.95,
@@ -128,11 +128,11 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             words=words,
         )
         prompts = [ready.examples.turns[row][-1] for row in asked]
-        print(f"{len(known)} examples in the artefact, {args.decisions} decisions one after the other")
+        print(f"{len(known)} examples in the artifact, {args.decisions} decisions one after the other")
         print("tokens   p50 ms   p90 ms   p99 ms   max ms  without vector p99")
         found = []
         for tokens in [0] if words is not None else map(int, args.tokens.split(",")):
-            figures = uvloop.run(decisions(artefact, url, prompts, tokens))
+            figures = uvloop.run(decisions(artifact, url, prompts, tokens))
             name = tokens or "words"
             print(
                 f"{name:>6}  {figures['p50']:>7.2f}  {figures['p90']:>7.2f}  {figures['p99']:>7.2f}  "
@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-async def decisions(artefact: Artefact, url: str, prompts: list[str], tokens: int) -> dict[str, float]:
+async def decisions(artifact: Artifact, url: str, prompts: list[str], tokens: int) -> dict[str, float]:
     """Milliseconds of whole decisions, as the pipeline waits for them; and of all but the vector."""
     config = EmbeddingsConfig(upstream="bench", model=EMBEDDING_MODEL, timeout_ms=10_000.0)
     client = HttpClient()
@@ -152,16 +152,16 @@ async def decisions(artefact: Artefact, url: str, prompts: list[str], tokens: in
     embedder = Embedder(config, timed(post_to(client, url), vector_ms))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "route.npz"
-        recipe = Recipe(head_chars=5 * tokens, max_tokens=tokens) if tokens else artefact.recipe
-        save(replace(artefact, recipe=recipe), path)
-        router = ModelRouter([RouteConfig(models=("small", "large"), artefact=path)], (), embedder)
+        recipe = Recipe(head_chars=5 * tokens, max_tokens=tokens) if tokens else artifact.recipe
+        save(replace(artifact, recipe=recipe), path)
+        router = ModelRouter([RouteConfig(models=("small", "large"), artifact=path)], (), embedder)
     whole_ms = []
     gc.collect()
     gc.freeze()  # as a gateway's worker does
     for prompt in prompts:
         fields = {"messages": raw([{"role": "user", "content": prompt}])}
         started = time.perf_counter()
-        decision = await router.decide(Question("auto", "chat", fields, tenant="bench"))
+        decision = await router.decide(RoutingRequest("auto", "chat", fields, tenant="bench"))
         whole_ms.append((time.perf_counter() - started) * 1e3)
         if decision.why["by"] != "predicted":
             raise SystemExit(f"no prediction: {decision.why}")

@@ -1,4 +1,4 @@
-"""The front door between applications and many models: keys, limits, retries, accounts, caches, routing.
+"""The gateway between applications and models: keys, limits, retries, accounting, caches, routing.
 
-It speaks to servers over HTTP and imports none of them.
+It calls servers over HTTP and imports none of them.
 """

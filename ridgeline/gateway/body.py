@@ -1,7 +1,7 @@
-"""A JSON body as the gateway needs it: its top-level fields, each value still the client's bytes.
+"""A JSON body as top-level fields whose values are still the client's bytes.
 
-Only what must change is written anew, so that a large body costs a copy and not a parse; and an upstream
-never reads another value than the one that was checked here, not even of a field that stands there twice.
+Only changed fields are encoded again, so a large body costs a copy and not a parse; and an upstream reads
+the same values that were checked here, even of duplicate fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ridgeline.gateway.errors import BadRequest
 
 Fields = dict[str, msgspec.Raw]
 MAX_FIELDS = 1000
-MAX_OBJECT = 64 << 10  # bytes of a field that is read whole, such as stream_options
+MAX_OBJECT = 64 << 10  # bytes of a field that is decoded, such as stream_options
 T = TypeVar("T")
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -23,7 +23,7 @@ _encoder = msgspec.json.Encoder()
 _values: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-# Every field that the gateway reads: for routing, limits, guards, caches, prices or the form of the answer.
+# Every field that the gateway reads, for routing, limits, guards, caches, prices or the answer's form.
 READ_HERE = frozenset((
     "model", "stream", "stream_options", "include_usage", "continuous_usage_stats", "stream_format",
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "logprobs", "top_logprobs",
@@ -48,8 +48,8 @@ def read_fields(body: bytes) -> Fields:
 
 
 def check_names(fields: Iterable[str], within: str = "") -> None:
-    """BadRequest for a name that an upstream may read as one of ours: Go's encoding/json ignores case, and
-    takes ſ for s and the Kelvin sign for k.
+    """BadRequest for a name that an upstream may take for a field of READ_HERE: Go's encoding/json ignores
+    case, and takes ſ for s and the Kelvin sign for k.
     """
     for name in fields:
         if (
@@ -62,7 +62,7 @@ def check_names(fields: Iterable[str], within: str = "") -> None:
 
 
 def field(fields: Fields, name: str, kind: type[T], default: T) -> T:
-    """One field's value; BadRequest that names it where it is of another type. null is the default."""
+    """One field's value; BadRequest with its name if it has a wrong type. null means the default."""
     raw = fields.get(name)
     if raw is None:
         return default

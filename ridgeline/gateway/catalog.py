@@ -1,4 +1,4 @@
-"""Catalog: the public names of models, and who can answer for each. Made once from the settings."""
+"""Catalog: the public names of models, and the upstreams of each. Made once from the settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.gateway.upstreams.outgoing import Target
 
 MAX_NAME = 256
-MAX_RESOLVED = 10_000  # names that patterns were asked for; more than that are made anew each time
+MAX_RESOLVED = 10_000  # cached names that match patterns; further ones are built for each request
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Catalog:
             one.name: _model(one, one.name) for one in settings.models if not one.name.endswith("*")
         }
         patterns = [one for one in settings.models if one.name.endswith("*")]
-        self._patterns = sorted(patterns, key=lambda one: -len(one.name))  # the longest says most
+        self._patterns = sorted(patterns, key=lambda one: -len(one.name))  # the longest is the most specific
         self._resolved: dict[str, PublicModel] = {}
         self.routes = frozenset(route.name for route in settings.routes)
 
     def find(self, name: str) -> PublicModel:
-        """Raises NotFound where no table of the configuration has the name."""
+        """Raises NotFound if no table of the configuration matches the name."""
         found = self._exact.get(name) or self._resolved.get(name)
         if found is not None:
             return found
@@ -46,17 +46,17 @@ class Catalog:
                         self._resolved[name] = found
                     return found
         raise NotFound(
-            f"no model is named {name[:MAX_NAME]!r} here; GET /v1/models lists them",
+            f"no model is named {name[:MAX_NAME]!r}; GET /v1/models lists the names",
             code="model_not_found",
             param="model",
         )
 
     def names(self) -> list[str]:
-        """What can be listed: patterns are known by their upstream only."""
+        """Names that can be listed: only the upstream knows the models of a pattern."""
         return [*self._exact, *sorted(self.routes)]
 
     def open_upstreams(self) -> list[str]:
-        """Upstreams all of whose models may be asked for by their own names."""
+        """Upstreams whose models are all available under their own names."""
         return [
             target.upstream
             for pattern in self._patterns
@@ -67,7 +67,7 @@ class Catalog:
 
 
 def allows(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether a scope holds the name. An empty scope holds everything."""
+    """Whether a scope contains the name. An empty scope contains every name."""
     if not patterns:
         return True
     return any(
@@ -79,7 +79,7 @@ def _model(config: ModelConfig, name: str) -> PublicModel:
     stem = name[len(config.name) - 1 :] if config.name.endswith("*") else ""
     targets = []
     for target in targets_of(config):
-        # upstream/* asks for the whole name, upstream/prefix-* for what the * of the name stood for
+        # upstream/* takes the whole name, upstream/prefix-* the part that the * of the name matched
         if target.model == "*":
             target = replace(target, model=name)
         elif target.model.endswith("*"):

@@ -1,8 +1,8 @@
 """unix_s: unix time that never jumps, for budgets and the ledger.
 
-It goes on with the clock that counts since boot and follows the system's time by 1 % of what has passed: it
-absorbs a drift, and a system clock that is set to another day opens no budget. A restart takes the system's
-time as it is then.
+It advances with the clock since boot and follows the system's time by 1 % of the elapsed time: it absorbs
+drift, and setting the system clock to another day does not renew a budget. A restart takes the system's
+current time.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 
 FOLLOW = 0.01
-JUMP_S = 60.0  # a difference that is worth a line in the log
+JUMP_S = 60.0  # a difference that is logged
 WARN_EVERY_S = 600.0
 
 log = logging.getLogger("ridgeline.gateway")
 
 
 def _since_boot() -> float:
-    """Goes on while the machine sleeps, where the system has such a clock."""
+    """Advances while the machine sleeps, if the system has such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 

@@ -1,7 +1,7 @@
-"""gateway.toml: the sections that the gateway as a whole is made of, and how they must fit together.
+"""gateway.toml: reads all sections and checks them against each other.
 
-Each part declares its own section; here they are read, checked against each other, and put into one
-immutable GatewaySettings that the supervisor hands to its workers.
+Each part declares its own section; here they become one immutable GatewaySettings, which the supervisor
+passes to its workers.
 """
 
 from __future__ import annotations
@@ -34,42 +34,46 @@ MOST_PRICE = 10**6  # US dollars per million tokens
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One [[models]] table: a name that clients may ask for, and who can answer it."""
+    """One [[models]] table: a public name, and its targets."""
 
     name: str = option("", "public name; a trailing * stands for any ending")
     targets: tuple[str, ...] = option(
-        (), "upstream/model, upstream/* for the name asked, with *3 behind: weight 3"
+        (), "upstream/model, or upstream/* to keep the requested name; append *3 for weight 3"
     )
     strategy: Literal["ordered", "weighted"] = option(
-        "ordered", "ordered: the next target only when one fails; weighted: drawn by weight, then the others"
+        "ordered", "ordered: try the next target only after a failure; weighted: draw the first by weight"
     )
-    hedge_after_ms: float | None = option(None, "ask a second target when the first says nothing for so long")
-    requests_per_minute: int | None = option(None, "of all keys together")
-    tokens_per_minute: int | None = option(None, "of all keys together")
-    concurrent: int | None = option(None, "requests under way, of all keys together")
+    hedge_after_ms: float | None = option(
+        None, "send the request to a second target after this many milliseconds without an answer"
+    )
+    requests_per_minute: int | None = option(None, "limit for all keys together")
+    tokens_per_minute: int | None = option(None, "limit for all keys together")
+    concurrent: int | None = option(None, "most concurrent requests of all keys together")
     price_in: float | None = option(None, "US dollars per million input tokens; default: genai-prices")
-    price_cached: float | None = option(None, "per million input tokens read from a cache; default: price_in")
+    price_cached: float | None = option(
+        None, "US dollars per million input tokens read from a cache; default: price_in"
+    )
     price_cache_write: float | None = option(
-        None, "per million input tokens written to one; default: price_in"
+        None, "US dollars per million input tokens written to a cache; default: price_in"
     )
     price_out: float | None = option(None, "US dollars per million output tokens")
     price_minute: float | None = option(
         None, "US dollars per minute of audio that is transcribed or translated; default: genai-prices"
     )
     price_characters: float | None = option(
-        None, "US dollars per million characters of text that is spoken; default: genai-prices"
+        None, "US dollars per million characters of text turned into speech; default: genai-prices"
     )
     shared_prefixes: bool = option(
         False,
-        "share cached prefixes between tenants; each can then find out whether another has sent a prompt",
+        "share cached prefixes between tenants; a tenant can then detect another tenant's prompts",
     )
     tokenizer: Path | None = option(
         None,
-        "tokenizer.json of the model, or the folder that holds it; counts what an upstream does not report. "
+        "tokenizer.json of the model, or its folder; counts tokens that an upstream does not report. "
         "Default: a formula over bytes",
     )
     semantic_threshold: float | None = option(
-        None, "similarity that counts as the same question; default: [cache]"
+        None, "least similarity of a semantic cache hit; default: [cache]"
     )
 
     def __post_init__(self) -> None:
@@ -109,7 +113,7 @@ LISTS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Everything in the file, with its defaults, known to fit together."""
+    """All settings of the file with defaults, checked against each other."""
 
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
@@ -141,14 +145,14 @@ class GatewaySettings:
 
 
 def read_settings(path: Path, flags: Mapping[str, Any] | None = None) -> GatewaySettings:
-    """The file's settings; flags override [gateway]. Raises OptionError that says what to change."""
+    """The file's settings; flags override [gateway]. OptionError says what to change."""
     values = read_file(path, SECTIONS, LISTS)
     values["gateway"] = {**values.get("gateway", {}), **(flags or {})}
     return checked(make_settings(values))
 
 
 def make_settings(values: Mapping[str, Any]) -> GatewaySettings:
-    """From plain values, as a file or a worker's input has them."""
+    """From plain values, as in a file or a worker's input."""
     sections: dict[str, Any] = {name: build(kind, values.get(name, {})) for name, kind in SECTIONS.items()}
     lists: dict[str, Any] = {
         name: tuple(build(kind, v) for v in values.get(name, ())) for name, kind in LISTS.items()
@@ -177,7 +181,7 @@ def _set(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def embedded(url: str, flags: Mapping[str, Any] | None = None) -> GatewaySettings:
-    """What runs without a file: every model of one local server, for everybody on this machine."""
+    """Settings without a file: every model of one local server, for every process on this machine."""
     return checked(
         make_settings(
             {
@@ -190,25 +194,25 @@ def embedded(url: str, flags: Mapping[str, Any] | None = None) -> GatewaySetting
 
 
 def checked(settings: GatewaySettings) -> GatewaySettings:
-    """The settings, or an OptionError that names what does not fit."""
+    """The settings, or an OptionError that names the conflict."""
     gateway = settings.gateway
     if gateway.workers > 1 and not settings.redis.url:
         raise OptionError(
-            "[gateway] workers: several processes count limits together through Redis: set [redis] url, "
+            "[gateway] workers: several processes need Redis to count limits together: set [redis] url, "
             "or workers = 1"
         )
     if settings.cache.place == "redis" and not settings.redis.url:
         raise OptionError('[cache] place = "redis" needs [redis] url')
     if not gateway.require_keys and gateway.host not in LOOPBACK:
         raise OptionError(
-            f"[gateway] require_keys = false would open {gateway.host} to everybody: listen on 127.0.0.1, "
+            f"[gateway] require_keys = false would open {gateway.host} to every client: listen on 127.0.0.1, "
             "or require keys"
         )
     if not settings.upstreams:
-        raise OptionError("no [[upstreams]]: name at least one server to send requests to")
+        raise OptionError("no [[upstreams]]: add at least one server to send requests to")
     if not settings.models:
         raise OptionError(
-            "no [[models]]: name at least one model, for example name = '*', targets = ['NAME/*']"
+            "no [[models]]: add at least one model, for example name = '*', targets = ['NAME/*']"
         )
     upstreams = _unique("upstreams", [one.name for one in settings.upstreams])
     public = _unique("models", [one.name for one in settings.models]) | _unique(
@@ -218,8 +222,8 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
         _check_tokenizer(model)
         if model.hedge_after_ms is not None and settings.retries.retries == 0:
             raise OptionError(
-                f"[[models]] {model.name}: hedge_after_ms asks a second target while the first computes, "
-                "and [retries] retries = 0 lets a request be computed once: remove hedge_after_ms, or set "
+                f"[[models]] {model.name}: hedge_after_ms sends a request to a second target while the "
+                "first is busy, but [retries] retries = 0 allows one attempt: remove hedge_after_ms, or set "
                 "retries to 1 or more"
             )
         for target in targets_of(model):

@@ -1,7 +1,7 @@
-"""What can go wrong with a request at the gateway, with the status and code its client is told.
+"""Errors of a request at the gateway, with the status and code for its client.
 
-Raised by every part, turned into an answer in one place (`app.py`), in the shape of the client's own
-dialect. A message never holds a key, an upstream's address or text of the request.
+Raised by every part; one place (`pipeline/app.py`) turns them into an answer in the client's dialect. A
+message never holds a key, an upstream's address or text of the request.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 INVALID = "invalid_request_error"
 REVOKED = "revoked_api_key"
-LONG_WAIT_S = 120.0  # SDKs would sleep until a budget's day is over: told so, they raise at once
+LONG_WAIT_S = 120.0  # makes SDKs raise at once instead of sleeping until a budget's day is over
 
 
 class GatewayError(Exception):
-    """Raised for one request; its client gets `status` and `message`, and nothing else happens."""
+    """Raised for one request; its client gets `status` and `message`."""
 
     status = 500
     type = "server_error"
@@ -40,7 +40,7 @@ class GatewayError(Exception):
             self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Between processes: kinds of errors are made from different arguments."""
+        """For pickling between processes: subclasses have different arguments."""
         return _remade, (type(self), self.args, self.__dict__)
 
 
@@ -59,7 +59,7 @@ class Unauthorized(GatewayError):
 
 
 class Forbidden(GatewayError):
-    """The key is good, but not for this."""
+    """The key is valid, but its scope does not allow the request."""
 
     status, type, code = 403, "permission_error", "not_allowed"
 
@@ -69,7 +69,7 @@ class NotFound(GatewayError):
 
 
 class Limited(GatewayError):
-    """A limit or a budget is used up, or too much waits. Always says when to come back."""
+    """A limit or a budget is used up, or a queue is full. Always has a retry-after time."""
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
@@ -86,7 +86,7 @@ class Unavailable(GatewayError):
 
 
 class UpstreamFailed(GatewayError):
-    """Every upstream that could have answered failed or was not to be asked."""
+    """Every upstream for the request failed or is unavailable."""
 
     status, type, code = 502, "upstream_error", "upstream_failed"
 
@@ -97,14 +97,14 @@ class UpstreamTimeout(UpstreamFailed):
 
 def shutting_down() -> Unavailable:
     return Unavailable(
-        "the gateway is shutting down, and the answer was not whole within drain_s; send the request again",
+        "the gateway is shutting down, and the answer did not finish within drain_s; send the request again",
         code="shutting_down",
         headers={"retry-after": "1"},
     )
 
 
 def out_of_time() -> UpstreamTimeout:
-    return UpstreamTimeout("the answer was not whole within the gateway's request_timeout_s")
+    return UpstreamTimeout("the answer did not finish within the gateway's request_timeout_s")
 
 
 def key_revoked() -> Unauthorized:
@@ -112,4 +112,4 @@ def key_revoked() -> Unauthorized:
 
 
 class ClientGone(Exception):
-    """The client has closed its connection: nobody is there to answer."""
+    """The client has closed its connection: no answer is sent."""

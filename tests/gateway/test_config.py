@@ -68,7 +68,7 @@ def test_a_worker_reads_the_settings_as_they_were_written(tmp_path: Path) -> Non
         ),
         ({"gateway": {"workers": 2}}, "[redis] url"),
         ({"gateway": {"workers": 0}}, "[gateway] workers must be from 1"),
-        ({"gateway": {"require_keys": False, "host": "0.0.0.0"}}, "open 0.0.0.0 to everybody"),
+        ({"gateway": {"require_keys": False, "host": "0.0.0.0"}}, "open 0.0.0.0 to every client"),
         ({"routes": [{"name": "auto", "models": ("other",)}]}, "no [[models]] is named 'other'"),
         ({"cache": {"place": "redis"}}, "[redis] url"),
         ({"gateway": {"objects_upstream": "b"}}, "objects_upstream"),
@@ -149,8 +149,8 @@ def test_a_scope_holds_names_and_beginnings(scope: tuple[str, ...], name: str, m
         ),
         (
             "[[models]]",
-            '[[routes]]\nname = "auto"\nmodels = ["fast"]\nartefact = "gone.npz"\n[[models]]',
-            "artefact",
+            '[[routes]]\nname = "auto"\nmodels = ["fast"]\nartifact = "gone.npz"\n[[models]]',
+            "artifact",
         ),
     ],
 )

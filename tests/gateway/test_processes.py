@@ -250,7 +250,7 @@ def test_without_a_file_it_fronts_one_server_for_this_machine_alone(tmp_path: Pa
     command += ["--state-dir", tmp_path / "s"]
     refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "open 0.0.0.0 to everybody" in refused.stderr
+    assert "open 0.0.0.0 to every client" in refused.stderr
     gateway.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert gateway.process.stdout is not None

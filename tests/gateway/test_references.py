@@ -118,7 +118,7 @@ async def test_a_tenants_own_file_may_be_named_and_decides_where_the_request_goe
         assert (await stage.http.post(RESPONSES, json=body)).status_code == 200
         assert len(upstream.asked) == 1
         body = {"model": "m", "input": part(type="input_file", file_id="file-2")}
-        assert "is not served" in (await stage.http.post(RESPONSES, json=body)).text
+        assert "without the model" in (await stage.http.post(RESPONSES, json=body)).text
 
 
 async def test_a_line_of_a_batch_names_no_id_of_another_tenant(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`ridgeline gateway routes`: fit a route's artefact on examples; show what routing saves on others."""
+"""`ridgeline gateway routes`: fit a route's artifact on examples; show what routing saves on others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORE_S = 60.0  # for the ledger's answer
 
 DESCRIPTION = """\
 Learn from examples which requests the cheap model of a route answers as well as the strong one. `fit` writes
-the artefact that a [[routes]] table of gateway.toml names; `evaluate` shows what that would save, on examples
+the artifact that a [[routes]] table of gateway.toml names; `evaluate` shows what that would save, on examples
 held back from it, beside random choice, kNN and the oracle."""
 
 EXAMPLES = """\
@@ -56,7 +56,7 @@ FIT_EXAMPLES = """\
 
 EVALUATE = f"""\
 Fit on a part of the examples and judge on the rest: what is saved at a quality, with intervals. With
---artifact an existing artefact is scored on all of them instead.
+--artifact an existing artifact is scored on all of them instead.
 {FORMAT}"""
 
 EVALUATE_EXAMPLES = """\
@@ -81,7 +81,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    fitter = add_verb(actions, "fit", "write a route's artefact", FIT, FIT_EXAMPLES)
+    fitter = add_verb(actions, "fit", "write a route's artifact", FIT, FIT_EXAMPLES)
     _add_shared(fitter)
     fitter.add_argument("--names", metavar="A,B", help="the models' names in the gateway (default: --models)")
     fitter.add_argument(
@@ -177,7 +177,7 @@ def _add_shared(parser: argparse.ArgumentParser, models: str = "") -> None:
 
 def run_fit(args: argparse.Namespace) -> int:
     from ridgeline.gateway.routing.learned.artifact import save
-    from ridgeline.gateway.routing.learned.fitting import fit_artefact
+    from ridgeline.gateway.routing.learned.fitting import fit_artifact
 
     names = args.names.split(",") if args.names else args.models.split(",")
     if not args.out.parent.is_dir():
@@ -186,7 +186,7 @@ def run_fit(args: argparse.Namespace) -> int:
     with _progress() as report:
         recipe = _recipe(args)
         prepared, words = _prepared(args, recipe, report)
-        artefact = fit_artefact(
+        artifact = fit_artifact(
             prepared,
             names=names,
             gap=gap,
@@ -196,19 +196,19 @@ def run_fit(args: argparse.Namespace) -> int:
             words=words,
             report=report,
         )
-        save(artefact, args.out)
-    found = artefact.report
+        save(artifact, args.out)
+    found = artifact.report
     print(f"{found['examples']} examples; right: " + ", ".join(_rates(names, found["quality"])))
     print(
         f"classifier {found['classifier_share']:.0%}, {found['neighbours']} neighbours the rest; "
         f"calibration error {', '.join(f'{error:.3f}' for error in found['calibration_error'])}"
     )
     print(
-        f"threshold {artefact.threshold:.4f}: keeps {found['gap_kept']:.1%} of the gap and saves "
+        f"threshold {artifact.threshold:.4f}: keeps {found['gap_kept']:.1%} of the gap and saves "
         f"{found['cost_saved']:.1%} of the cost, on examples left out of each fit in turn"
     )
-    if artefact.cascade_threshold is not None:
-        print(f"cascade: answers below a confidence of {artefact.cascade_threshold:.3f} are asked again")
+    if artifact.cascade_threshold is not None:
+        print(f"cascade: answers below a confidence of {artifact.cascade_threshold:.3f} are asked again")
     print(f"wrote {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
@@ -246,18 +246,18 @@ def run_evaluate(args: argparse.Namespace) -> int:
 
 
 def _scored(args: argparse.Namespace, gap: float, report: Callable[[str], None]) -> Evaluation:
-    """An artefact on the examples, with the vectors that it asks for."""
+    """An artifact on the examples, with the vectors that it asks for."""
     from ridgeline.gateway.routing.learned.artifact import load
     from ridgeline.gateway.routing.learned.evaluation import score
 
-    artefact = load(args.artifact)
-    args.models = args.models or ",".join(artefact.models)
-    if len(args.models.split(",")) != len(artefact.models):
-        raise OptionError(f"--models: {args.artifact} chooses between {', '.join(artefact.models)}")
-    args.embedding_model = artefact.embedding_model
-    args.vectors = "text" if artefact.words is None else "words"
-    prepared, _ = _prepared(args, artefact.recipe, report, artefact.words)
-    return score(artefact, prepared, gap=gap, seed=args.seed, draws=args.draws)
+    artifact = load(args.artifact)
+    args.models = args.models or ",".join(artifact.models)
+    if len(args.models.split(",")) != len(artifact.models):
+        raise OptionError(f"--models: {args.artifact} chooses between {', '.join(artifact.models)}")
+    args.embedding_model = artifact.embedding_model
+    args.vectors = "text" if artifact.words is None else "words"
+    prepared, _ = _prepared(args, artifact.recipe, report, artifact.words)
+    return score(artifact, prepared, gap=gap, seed=args.seed, draws=args.draws)
 
 
 def run_decisions(args: argparse.Namespace) -> int:
@@ -290,7 +290,7 @@ def _prepared(
     report: Callable[[str], None],
     known: WordVectors | None = None,
 ) -> tuple[Prepared, WordVectors | None]:
-    """known: the word vectors of an artefact; None: they are made of the examples' words."""
+    """known: the word vectors of an artifact; None: they are made of the examples' words."""
     from ridgeline.gateway.routing.embedder import EmbeddingFailed
     from ridgeline.gateway.routing.learned.examples import read_examples
     from ridgeline.gateway.routing.learned.fitting import Prepared

@@ -1,1 +1,1 @@
-"""The administrators' own listener: keys, teams, usage, audit."""
+"""The admin API on its own listener: keys, teams, usage, audit."""

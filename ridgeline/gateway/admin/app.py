@@ -1,7 +1,7 @@
 """admin_app: the routes of the admin API, behind the gate. Runs in the supervisor, on its own listener.
 
-Keys, teams and the audit log are served from the store; the health of upstreams, metrics, reloading and
-usage come from whoever builds the app.
+Serves keys, teams and the audit log from the store; the caller of `admin_app` supplies the health of
+upstreams, metrics, reloading and usage.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def admin_app(
 ) -> ASGIApp:
     """
     endpoints:    names that a key's scope may have
-    guards:       names of guard policies, as they are now
-    status:       what GET /admin/upstreams answers; called for each request, may be a coroutine function,
-                  as may be the other two
+    guards:       current names of guard policies
+    status:       the answer of GET /admin/upstreams; called for each request; like the next two it may be
+                  a coroutine function
     metrics:      text for Prometheus
-    reload:       reads the configuration again; what it returns is shown
-    settled:      waited for after a change, before it is answered: workers know of it then
+    reload:       reads the configuration again; its result is the answer
+    settled:      awaited after a change, before the answer: the workers then know the change
     extra_routes: behind the same gate
     """
     registry = Registry(store)
@@ -90,7 +90,7 @@ def admin_app(
         routes.append(Route("/metrics", _metrics(metrics), methods=["GET"]))
     if reload is not None:
         routes.append(Route("/admin/reload", _reload(registry, reload), methods=["POST"]))
-    # The bare router: errors are the gate's, and a redirect would be made from the Host header.
+    # The bare router: the gate handles errors, and a redirect would be built from the Host header.
     router = Router([*routes, *extra_routes], redirect_slashes=False)
     return Gate(router, config, keys, registry)
 
@@ -191,24 +191,24 @@ class _Api:
         return _json({"data": await self._registry.audit(_since_ms(given.get("since")), after, limit)})
 
 
-# ---- what is done around a handler ----
+# ---- around a handler ----
 
 
 class _Nothing(msgspec.Struct):
-    """The body of an action that takes no fields."""
+    """The body of an action without fields."""
 
 
 def _audited(
     registry: Registry, settled: Callable[[], Awaitable[None]] | None, action: str, handler: Handler
 ) -> Handler:
-    """What is refused or fails is recorded too; what is done, the registry records with the change."""
+    """Records refused and failed actions too; the registry records a successful one with its change."""
 
     @functools.wraps(handler)
     async def audited(request: Request) -> Response:
         try:
             answer = await handler(request)
         except StoreUnavailable:
-            raise  # nothing was changed, and nothing can be written
+            raise  # nothing was changed, and the store cannot be written
         except Exception as error:
             refused = isinstance(error, GatewayError) and error.status < 500
             why = {"code": error.code, "param": error.param} if isinstance(error, GatewayError) else {}
@@ -230,7 +230,7 @@ def _audited(
 def _reload(registry: Registry, reload: Callable[[], Any]) -> Handler:
     async def handler(request: Request) -> Response:
         fields.read(await _body(request), _Nothing)
-        # Recorded first: a reload that nobody could be asked about does not happen.
+        # Recorded first: a reload that cannot be audited does not happen.
         await registry.record(actor(request), "gateway.reload", "", "done")
         return _json({"reloaded": await _called(reload)})
 
@@ -260,7 +260,7 @@ async def _called(source: Callable[[], Any]) -> Any:
     return await found if inspect.isawaitable(found) else found
 
 
-# ---- what is read from a request ----
+# ---- reading a request ----
 
 
 async def _body(request: Request) -> bytes:
@@ -274,16 +274,20 @@ async def _body(request: Request) -> bytes:
                         f"the body is larger than {MAX_BODY} bytes", status=413, code="too_large"
                     )
     except TimeoutError:
-        raise BadRequest("the body did not arrive in time", status=408, code="timeout") from None
+        raise BadRequest(
+            "the body did not arrive within the time limit", status=408, code="timeout"
+        ) from None
     except ClientDisconnect:
-        raise BadRequest("the client has gone", code="client_gone") from None
+        raise BadRequest("the client closed the connection", code="client_gone") from None
     return bytes(body)
 
 
 def _id(request: Request) -> str:
     id = str(request.path_params["id"])
-    if len(id) > MAX_ID or not id.isprintable():  # none of ours, and not all that PostgreSQL's texts can hold
-        raise NotFound("there is no such id")
+    if (
+        len(id) > MAX_ID or not id.isprintable()
+    ):  # not an id of the gateway; PostgreSQL cannot store every character
+        raise NotFound("no such id")
     return id
 
 
@@ -294,7 +298,7 @@ def _query(request: Request, known: tuple[str, ...]) -> dict[str, str]:
             what = "is given twice" if name in given else f"is unknown; known: {', '.join(known)}"
             shown = name[:40] if name.isprintable() else "a query parameter"
             raise BadRequest(f"{shown} {what}", param=shown, code="unknown_field")
-        if "\0" in value:  # which PostgreSQL's texts cannot hold
+        if "\0" in value:  # PostgreSQL cannot store NUL in a text
             raise BadRequest(f"{name} is not text", param=name)
         given[name] = value
     return given
@@ -326,7 +330,7 @@ def _iso(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-# ---- what is answered ----
+# ---- answers ----
 
 
 def _key_view(record: KeyRecord) -> dict[str, Any]:

@@ -10,21 +10,21 @@ from ridgeline.options import OptionError, option
 
 @dataclass(frozen=True)
 class AdminConfig:
-    host: str = option("127.0.0.1", "address that the admin API listens on, apart from the gateway's own")
+    host: str = option("127.0.0.1", "address for the admin API, separate from the gateway's")
     port: int = option(8081, "port of the admin API")
     ssl_certfile: Path | None = option(
         None,
-        "PEM file of the certificate, with its chain, to serve this over https; read again when it changes",
+        "PEM file of the certificate and its chain, to serve it over https; reloaded when it changes",
     )
-    ssl_keyfile: Path | None = option(None, "PEM file of its key; default: in ssl_certfile")
+    ssl_keyfile: Path | None = option(None, "PEM file of the certificate's key; default: in ssl_certfile")
     key_file: Path | None = option(
         None,
-        "file with admin keys, one in a line, each with a name before it if there are several; "
-        "unset: admin-key in the state directory, made at the first start",
+        "file with admin keys, one per line, each after a name if there are several; "
+        "unset: admin-key in the state directory, created at the first start",
     )
-    metrics_without_key: bool = option(False, "let everybody who reaches the admin port read /metrics")
+    metrics_without_key: bool = option(False, "serve /metrics on the admin port without a key")
     wrong_key_delay_s: float = option(
-        0.5, "how long the answer to a wrong admin key takes; doubled each time, up to 8 s"
+        0.5, "delay in seconds of the answer to a wrong admin key; doubled each time, up to 8 s"
     )
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""AdminKeys: the keys of administrators, from a file that is read again when it changes.
+"""AdminKeys: the keys of administrators, from a file that is reloaded when it changes.
 
-A key is compared by its digest, with every key of the file and in constant time. It never leaves this file
-and `gate`, and is in no log, error or record: those have the name beside it.
+A key is compared by its digest, with every key of the file and in constant time. It never leaves this module
+and `gate`: logs, errors and records hold the name beside it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ def key_file(config: AdminConfig, state_dir: Path) -> Path:
 
 class AdminKeys:
     def __init__(self, path: Path) -> None:
-        """Makes the file where it is missing. StoreError when it cannot be used."""
+        """Creates the file if it is missing. StoreError if it cannot be used."""
         self.path = path
-        self.is_new = made_once(
-            path, lambda: PREFIX + secrets.token_urlsafe(32)
-        )  # to be told to the operator
+        self.is_new = made_once(path, lambda: PREFIX + secrets.token_urlsafe(32))  # shown to the operator
         self._seen: tuple[int, int, int] | None = None
         self._names: list[tuple[bytes, str]] = []
         self._refresh()
@@ -40,7 +38,7 @@ class AdminKeys:
         """The name of the administrator with this key."""
         self._refresh()
         digest, found = _digest(secret), None
-        for known, name in self._names:  # to the end, whichever it is
+        for known, name in self._names:  # compare all, for constant time
             if hmac.compare_digest(known, digest):
                 found = name
         return found
@@ -49,7 +47,7 @@ class AdminKeys:
         try:
             now = self.path.stat()
         except OSError as error:
-            # A file that was taken away takes its keys away; one that never was is an error of the start.
+            # A file that was removed revokes its keys; a file that never existed is an error at the start.
             if self._seen is None:
                 raise StoreError(f"{self.path}: cannot be read: {error.strerror}") from error
             self._names = []
@@ -62,7 +60,7 @@ class AdminKeys:
         except StoreError:
             if self._seen is None:
                 raise
-            self._names = []  # rather nobody than whom an unreadable file once let in
+            self._names = []  # an unreadable file admits no key
         self._seen = seen
 
 
@@ -75,11 +73,11 @@ def read_admin_keys(path: Path) -> list[tuple[str, str]]:
             continue
         if len(words) > 2 or len(words[-1]) < MIN_LENGTH:
             raise StoreError(
-                f"{path}:{number}: a line holds a key of {MIN_LENGTH} characters or more, or a name and a key"
+                f"{path}:{number}: a line must be a key of at least {MIN_LENGTH} characters, or name and key"
             )
         found.append((words[0] if len(words) == 2 else DEFAULT_NAME, words[-1]))
     if not found:
-        raise StoreError(f"{path}: holds no admin key; remove it to have one made")
+        raise StoreError(f"{path}: holds no admin key; add one, or remove the file to create one")
     return found
 
 

@@ -1,7 +1,7 @@
-"""The fields of keys and teams as administrators send them, checked one by one.
+"""Checks the fields of keys and teams in requests to the admin API.
 
-Pure: a body goes in; what comes out makes or changes a Key or a Team, or is a BadRequest that names the
-field. What only the store knows, such as which teams there are, is checked by the registry.
+Pure: takes a body; returns the values for making or changing a Key or a Team, or raises BadRequest with the
+field. The registry checks what depends on the store, such as whether a team exists.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TeamFields(msgspec.Struct):
 
 
 class KeyFields(msgspec.Struct):
-    """null: none. A field that is not there is left as it is, or has its default in a new key."""
+    """null: none. An absent field stays unchanged, or has its default in a new key."""
 
     name: str | UnsetType = UNSET
     team: str | UnsetType | None = UNSET
@@ -76,7 +76,7 @@ class RevokeFields(msgspec.Struct):
 
 
 def read(body: bytes, kind: type[S]) -> S:
-    """The body as fields of this kind; an empty one has none."""
+    """The body decoded as this kind; an empty body has no fields."""
     try:
         values = msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -112,7 +112,7 @@ def changed_key(key: Key, fields: KeyFields, endpoints: Collection[str], guards:
         changes["limits"] = _limits(key.limits, fields.limits)
     if fields.priority is not UNSET:
         if not 0 <= fields.priority <= 2:
-            raise _bad("priority", "must be 0, 1 or 2; 0 goes first")
+            raise _bad("priority", "must be 0, 1 or 2; 0 is served first")
         changes["priority"] = fields.priority
     if fields.when_limits_unknown is not UNSET:
         changes["when_limits_unknown"] = fields.when_limits_unknown
@@ -161,26 +161,26 @@ def _name(field: str, value: str) -> str:
 
 def _models(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if len(patterns) > MAX_PATTERNS:
-        raise _bad("models", f"may have {MAX_PATTERNS} names at most, got {len(patterns)}")
+        raise _bad("models", f"may have at most {MAX_PATTERNS} names, got {len(patterns)}")
     for pattern in patterns:
         is_text = pattern.isprintable() and not any(character.isspace() for character in pattern)
         if not 0 < len(pattern) <= MAX_MODEL or not is_text:
             raise _bad("models", f"each must have from 1 to {MAX_MODEL} printable characters without spaces")
         if "*" in pattern[:-1]:
-            raise _bad("models", "a * may stand at the end of a name only, as in gpt-*")
+            raise _bad("models", "a * is allowed only at the end of a name, as in gpt-*")
     return tuple(dict.fromkeys(patterns))
 
 
 def _endpoints(names: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
-            raise _bad("endpoints", "one of them is not known here" + _nearest(name, known))
+            raise _bad("endpoints", "contains an unknown name" + _nearest(name, known))
     return tuple(dict.fromkeys(names))
 
 
 def _expiry(at: float | str | UnsetType | None, in_s: float | UnsetType | None) -> float | None:
     if at is not UNSET and in_s is not UNSET:
-        raise _bad("expires_in_s", "cannot be given beside expires_at")
+        raise _bad("expires_in_s", "cannot be combined with expires_at")
     now = time.time()
     if isinstance(in_s, float):
         field, end = "expires_in_s", now + in_s
@@ -191,7 +191,7 @@ def _expiry(at: float | str | UnsetType | None, in_s: float | UnsetType | None) 
     else:
         return None
     if not now < end <= now + MAX_EXPIRY_S:
-        raise _bad(field, "must lie in the future, by ten years at most; to end a key now, revoke it")
+        raise _bad(field, "must be in the future, at most ten years from now; revoke a key to end it now")
     return end
 
 
@@ -218,7 +218,7 @@ def _limits(before: Limits, fields: LimitsFields | UnsetType | None) -> Limits:
     return msgspec.structs.replace(before, **changes)
 
 
-# ---- refusals; none repeats a value: somebody may have sent a key by mistake ----
+# ---- refusals; none repeats a value: it may be a key sent by mistake ----
 
 
 def _bad(field: str, what: str) -> BadRequest:
@@ -248,7 +248,7 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 
 def _wrong_type(message: str) -> BadRequest:
-    """From msgspec's own words: what was expected and where, never what was sent."""
+    """Made from msgspec's message: what was expected and where, never the value."""
     what, _, where = message.partition(" - at ")
     field = re.sub(r"\[.*", "", where.strip("`").removeprefix("$.")) or "body"
     if what.startswith("Invalid enum value"):

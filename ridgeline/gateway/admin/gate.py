@@ -1,7 +1,7 @@
-"""Gate: what every request to the admin API passes first: its key, its kind, its errors' shape.
+"""Gate: checks the key and content type of every request to the admin API, and shapes its errors.
 
-Whatever routes there are, none is reached without an admin key, but /health (which says nothing) and,
-where configured, /metrics. The Host header, cookies and forwarded addresses are never looked at.
+No route is reached without an admin key, except /health (which reveals nothing) and, if configured, /metrics.
+The Host header, cookies and forwarded addresses are never read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ridgeline.gateway.tenants.registry import Registry
 log = logging.getLogger(__name__)
 
 MAX_DELAY_S = 8.0
-FORGIVEN_S = 600.0  # a wrong key is held against its address for this long
+FORGIVEN_S = 600.0  # an address's wrong keys count for this time
 MAX_ADDRESSES = 1000
-MAX_DELAYED = 32  # wrong keys that wait for their answer; more are told at once to come back later
-RECORD_EVERY_S = 60.0  # records of wrong keys, for one address
-MAX_RECORDS = 20  # in that time, for all addresses: nobody without a key may fill the store
+MAX_DELAYED = 32  # delayed answers to wrong keys at once; further ones get 429 at once
+RECORD_EVERY_S = 60.0  # audit records of wrong keys, per address
+MAX_RECORDS = 20  # in that time, for all addresses: requests without a key must not fill the store
 
 SAFE = ("GET", "HEAD")
 
@@ -50,21 +50,21 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # the listener speaks nothing else
+            return  # the listener serves only HTTP
         begun = False
 
         async def send_marked(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                # Answers may hold a secret, and none is meant for a browser's cache or frames.
+                # Answers may hold a secret: keep them out of browser caches and frames.
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
         try:
             if not (scope["path"] in self._open and scope["method"] in SAFE):
                 await self._admit(scope)
-            scope["app"] = self._app  # makes the router raise what it refuses
+            scope["app"] = self._app  # makes the router raise instead of answering
             await self._app(scope, receive, send_marked)
         except (GatewayError, HTTPException) as error:
             if begun:
@@ -75,14 +75,14 @@ class Gate:
                 )
             await error_answer(error)(scope, receive, send_marked)
         except Exception as error:
-            # Its text stays out of the log: it may quote values.
+            # The message is not logged: it may quote values.
             log.error(
                 "the admin API failed at %s %s: %s", scope["method"], _route(scope), type(error).__name__
             )
             log.debug("the failure was", exc_info=error)
             if begun:
                 raise
-            await error_answer(GatewayError("an internal error; the log has its kind"))(
+            await error_answer(GatewayError("internal error; see the log for its kind"))(
                 scope, receive, send_marked
             )
 
@@ -92,16 +92,16 @@ class Gate:
         if who is None:
             await self._wrong.seen(address)
             raise Unauthorized(
-                "the admin key is missing or wrong: send it as `Authorization: Bearer …`",
+                "the admin key is missing or wrong; send it as `Authorization: Bearer …`",
                 headers={"www-authenticate": "Bearer"},
             )
         scope.setdefault("state", {})["actor"] = Actor(who, address)
-        # A page in a browser can send a form anywhere, but neither this type nor a key without being asked.
+        # A web page can post a form to any address, but not with this content type or a key.
         if scope["method"] not in SAFE and not _is_json(scope):
             raise Unsupported("the content-type must be application/json")
 
     async def _record_refusal(self, scope: Scope, status: int) -> None:
-        """Of an administrator's attempt that reached no action, which would have recorded it."""
+        """Records an administrator's request that was refused before an action could record it."""
         by = scope["state"]["actor"]
         try:
             await self._registry.record(by, "admin.request", "", "refused", {"status": status})
@@ -116,7 +116,7 @@ def actor(request: Request) -> Actor:
 
 
 def error_answer(error: GatewayError | HTTPException) -> Response:
-    if isinstance(error, HTTPException):  # of the router: no such path, or not this method
+    if isinstance(error, HTTPException):  # from the router: no such path, or not this method
         what, code = _ROUTER.get(error.status_code, ("the request was refused", "invalid_request"))
         error = BadRequest(what, status=error.status_code, code=code, headers=dict(error.headers or {}))
     body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
@@ -134,7 +134,7 @@ class _Failures:
 
 
 class WrongKeys:
-    """Slows wrong keys down, by the address they come from, and puts them in the audit log, bounded."""
+    """Delays answers to wrong keys by client address, and audits them up to a limit."""
 
     def __init__(self, delay_s: float, registry: Registry) -> None:
         self._delay_s = delay_s
@@ -173,12 +173,12 @@ class WrongKeys:
             after = {"attempts": attempts}
             await self._registry.record(Actor("", address), "admin.wrong_key", "", "refused", after)
         except GatewayError as error:
-            # Nothing was let in; the answer stays the same.
+            # The request is refused anyway: the answer stays the same.
             log.warning("%d wrong admin keys from %s are not in the audit log: %s", attempts, address, error)
 
 
 _ROUTER = {
-    404: ("there is no such path in the admin API", "not_found"),
+    404: ("the admin API has no such path", "not_found"),
     405: ("this path has no such method", "method_not_allowed"),
 }
 _HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -198,6 +198,6 @@ def _is_json(scope: Scope) -> bool:
 
 
 def _route(scope: Scope) -> str:
-    """The route's own text, not the path that was sent."""
+    """The route's template, not the path in the request."""
     route = scope.get("route")
     return str(getattr(route, "path", "an unknown route"))

@@ -1,4 +1,4 @@
-"""AdminListener: the admin API on its own port, in the supervisor. Clients' requests never come here."""
+"""AdminListener: the admin API on its own port, in the supervisor. It serves no model requests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ridgeline.web.tls import certificate
 LIMITS = ConnectionLimits(head_bytes=32 << 10, head_s=10.0, connections=256, per_address=None)
 
 
-SETTLE_S = 1.0  # longest wait for workers that do not say; every one of them polls by itself
+SETTLE_S = 1.0  # longest wait for a silent worker; each worker polls the store anyway
 
 
 def policy_versions(status: dict[str, Any]) -> list[int]:
-    """Of the workers that answer."""
+    """From the workers that answer."""
     return [worker["policy"]["policy_version"] for worker in status["workers"].values() if worker]
 
 
@@ -76,7 +76,7 @@ class AdminListener:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def _settled(self) -> None:
-        """Return when this gateway's workers know of the last change: a key works as soon as it is shown."""
+        """Return when all workers have seen the last change: a key works as soon as it is shown."""
         with contextlib.suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(SETTLE_S):
                 version = await self._store.version()
@@ -99,7 +99,7 @@ class AdminListener:
             listener.bind((host, port))
         except OSError as error:
             raise OptionError(
-                f"[admin] cannot listen on {host}:{port}: {error.strerror or error}; --admin-port or "
-                "[admin] port names another"
+                f"[admin] cannot listen on {host}:{port}: {error.strerror or error}; choose another with "
+                "--admin-port or [admin] port"
             ) from error
         return listener

@@ -1,4 +1,4 @@
-"""OpenAI and Anthropic: what a body says, translated, and what it used."""
+"""Translation between OpenAI's and Anthropic's requests and answers, and the usage they report."""
 
 from ridgeline.gateway.dialects.counts import usage_of
 from ridgeline.gateway.dialects.error_bodies import error_body, error_event, translated_error

@@ -1,6 +1,6 @@
-"""OpenAI's chat request becomes Anthropic's messages request. Called by `translate`.
+"""Translates OpenAI's chat request into Anthropic's messages request. Called by `translate`.
 
-Nothing of what the model would read or have to do is left out: what has no place there is refused.
+Nothing that the model would read or do is dropped: a field without an equivalent is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.body import Fields, raw
-from ridgeline.gateway.dialects.asked_chat import (
+from ridgeline.gateway.dialects.chat_request import (
     AssistantMessage,
     AudioPart,
     ChatAsked,
@@ -59,7 +59,7 @@ def messages_from_chat(fields: Fields, config: DialectConfig) -> Fields:
     _check_harmless(asked)
     system, messages = _conversation(asked.messages)
     if not messages:
-        raise BadRequest("messages: at least one is needed that says something", param="messages")
+        raise BadRequest("messages: at least one message with content is required", param="messages")
     body: dict[str, Any] = {"model": asked.model, "messages": messages, **_limits(asked, config)}
     if system:
         body["system"] = system
@@ -77,7 +77,7 @@ def messages_from_chat(fields: Fields, config: DialectConfig) -> Fields:
 
 
 def _check_harmless(asked: ChatAsked) -> None:
-    """Fields that may stand there, as long as they ask for nothing."""
+    """Refuse fields without an equivalent, unless their values have no effect."""
     given: dict[str, tuple[object, tuple[object, ...]]] = {
         "n": (asked.n, (1,)),
         "frequency_penalty": (asked.frequency_penalty, (0,)),
@@ -92,7 +92,7 @@ def _check_harmless(asked: ChatAsked) -> None:
     }
     for name, (value, harmless) in given.items():
         if value is not None and value not in harmless:
-            raise refuse(name, "the model that was asked has nothing like it")
+            raise refuse(name, "the requested model does not support this field")
     if asked.functions:
         raise refuse("functions", "use tools")
     if asked.function_call not in (None, "none", "auto"):
@@ -103,20 +103,20 @@ def _check_harmless(asked: ChatAsked) -> None:
 
 
 def _conversation(asked: list[Message]) -> tuple[list[Block], list[dict[str, Any]]]:
-    """All that is said by the system stands before the conversation. Neighbours of one role become one
-    message: the results of all calls must stand in the message after them.
+    """System messages move before the conversation. Consecutive messages of one role become one: the
+    results of all calls must be in the message after them.
     """
     system: list[Block] = []
     turns: list[dict[str, Any]] = []
     for number, message in enumerate(asked):
         path = f"messages[{number}]"
         if message.name is not None and not isinstance(message, ToolMessage):
-            raise refuse(f"{path}.name", "the model that was asked knows no names of speakers")
+            raise refuse(f"{path}.name", "the requested model does not support names of speakers")
         match message:
             case SystemMessage(content=content) | DeveloperMessage(content=content):
                 blocks = _blocks(content, f"{path}.content")
                 if any(block["type"] != "text" for block in blocks):
-                    raise refuse(f"{path}.content", "of the system, only text can be said to this model")
+                    raise refuse(f"{path}.content", "system messages for this model must be text")
                 system += _marked(blocks, message.cache_control)
                 continue
             case UserMessage(content=content):
@@ -129,7 +129,7 @@ def _conversation(asked: list[Message]) -> tuple[list[Block], list[dict[str, Any
                 raise refuse(f"{path}.role", "use tools, and messages of the role tool")
         blocks = _marked(blocks, message.cache_control)
         if not blocks:
-            continue  # it says nothing, and may not stand there
+            continue  # empty messages are not allowed
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
         else:
@@ -161,7 +161,7 @@ def _blocks(content: str | list[Part] | None, path: str) -> list[Block]:
                 blocks.append({"type": "text", "text": text})
                 continue
             case AudioPart():
-                raise refuse(f"{where}.type", "the model that was asked hears nothing")
+                raise refuse(f"{where}.type", "the requested model does not accept audio")
         if block:
             blocks += _marked([block], part.cache_control)
     return blocks
@@ -177,7 +177,7 @@ def _image(url: str, path: str) -> dict[str, Any]:
 
 def _document(file: File, path: str) -> Block:
     if file.file_data is None:
-        raise refuse(f"{path}.file_id", "files kept elsewhere cannot be read; send file_data")
+        raise refuse(f"{path}.file_id", "stored files are not available to this model; send file_data")
     data = _DATA_URL.match(file.file_data)
     if data is None or data[1] != "application/pdf":
         raise refuse(f"{path}.file_data", "must be a base64 data URL of a PDF for this model")
@@ -188,7 +188,7 @@ def _document(file: File, path: str) -> Block:
 
 def _assistant(message: AssistantMessage, path: str) -> list[Block]:
     if message.audio is not None:
-        raise refuse(f"{path}.audio", "the model that was asked hears nothing")
+        raise refuse(f"{path}.audio", "the requested model does not accept audio")
     if message.function_call is not None:
         raise refuse(f"{path}.function_call", "use tool_calls")
     blocks = [_thinking(block) for block in message.thinking_blocks or ()]
@@ -206,7 +206,7 @@ def _thinking(block: ThinkingBlock) -> Block:
 
 def _call(call: ToolCall, path: str) -> Block:
     if call.function is None:
-        raise refuse(f"{path}.type", "only functions can be called")
+        raise refuse(f"{path}.type", "must be function for this model")
     arguments = ToolInput()
     text = arguments.add(call.function.arguments)
     given = msgspec.Raw((text + arguments.end(cut=False)).encode())
@@ -223,7 +223,7 @@ def _result(message: ToolMessage, path: str) -> Block:
 
 
 def _tool_id(id: str) -> str:
-    """Ids of other servers' making may hold what Anthropic does not take; the same one stays the same."""
+    """Ids made by other servers may hold characters that Anthropic refuses. Equal ids stay equal."""
     if _TOOL_ID.fullmatch(id):
         return id
     return "call_" + hashlib.sha256(id.encode()).hexdigest()[:32]
@@ -252,14 +252,14 @@ def _limits(asked: ChatAsked, config: DialectConfig) -> dict[str, Any]:
     if named is None:
         limit += budget
     elif budget >= limit:
-        budget = limit - 1  # below 1024 the upstream says what it wants
+        budget = limit - 1  # below 1024 the upstream reports the error
     return {"max_tokens": limit, "thinking": {"type": "enabled", "budget_tokens": budget}}
 
 
 def _tools(asked: ChatAsked) -> dict[str, Any]:
     if not asked.tools:
         if asked.tool_choice not in (None, "none", "auto"):
-            raise BadRequest("tool_choice: there are no tools to choose from", param="tool_choice")
+            raise BadRequest("tool_choice: requires tools", param="tool_choice")
         return {}
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(asked.tools)]
     choice = None if asked.tool_choice is None else _choice(asked.tool_choice)
@@ -271,7 +271,7 @@ def _tools(asked: ChatAsked) -> dict[str, Any]:
 def _tool(tool: Tool, path: str) -> dict[str, Any]:
     function = tool.function
     if tool.type != "function" or function is None:
-        raise refuse(f"{path}.type", "only functions can be given to this model")
+        raise refuse(f"{path}.type", "this model accepts only function tools")
     schema = function.parameters
     shaped = {
         "name": function.name,

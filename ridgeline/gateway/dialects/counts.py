@@ -1,6 +1,6 @@
-"""Counts of tokens as upstreams report them become a Usage, whatever they call them.
+"""Reads the token counts that upstreams report, under any of their names, into a Usage.
 
-Called with whole answers by the pipeline, and with single events by `UsageReader`. Reads nothing but counts.
+Called with whole answers by the pipeline, and with single events by `UsageReader`. Reads only counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Details(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """Every name that the families have for a count. None: it was not told."""
+    """Every name of a count in any family. None: not reported."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -42,7 +42,7 @@ class Counts(msgspec.Struct):
 
     @property
     def tells(self) -> bool:
-        """Whether there is a count at all: an answer to a prompt has used more than 0 tokens."""
+        """Whether any count is reported: an answer to a prompt uses more than 0 tokens."""
         return any(getattr(self, name) for name in self.__struct_fields__)
 
     def usage(self) -> Usage:
@@ -61,10 +61,10 @@ class Counts(msgspec.Struct):
         tokens_in = self.prompt_tokens or self.input_tokens or 0
         total = self.total_tokens or 0
         if not tokens_in and not tokens_out:
-            tokens_in = total  # of reranking, some tell the sum alone
+            tokens_in = total  # for reranking, some servers report only the sum
         reasoning = inner_out.reasoning_tokens or inner_out.thinking_tokens or 0
         if reasoning and total == tokens_in + tokens_out + reasoning:
-            tokens_out += reasoning  # xAI and Gemini count it beside the answer; to us it is a part
+            tokens_out += reasoning  # xAI and Gemini count it apart from the answer; here it is part of it
         return Usage(
             tokens_in,
             inner_in.cached_tokens or self.prompt_cache_hit_tokens or 0,
@@ -78,7 +78,7 @@ class Counts(msgspec.Struct):
         )
 
     def _anthropic(self) -> Usage:
-        """Anthropic's input_tokens are those that the cache had no part in."""
+        """Anthropic's input_tokens exclude tokens read from or written to the cache."""
         read, written = self.cache_read_input_tokens or 0, self.cache_creation_input_tokens or 0
         inner = self.output_tokens_details or _NO_DETAILS
         return Usage(
@@ -91,8 +91,8 @@ class Counts(msgspec.Struct):
         )
 
     def updated(self, later: Counts) -> Counts:
-        """What is known after `later` was told too. A stream's counts are sums, so the last one holds; but
-        some servers end with an input of 0 after they have told the true one.
+        """These counts updated with `later`. A stream's counts are running sums, so the last one wins; but
+        some servers end with an input of 0 after they have reported the true one.
         """
         told = {name: value for name in self.__struct_fields__ if (value := getattr(later, name)) is not None}
         if not later.input_tokens and not later.cache_read_input_tokens:
@@ -111,8 +111,8 @@ class CohereMeta(msgspec.Struct):
     tokens: CohereTokens | None = None
 
 
-class Answer(msgspec.Struct):
-    """Of a whole answer, where its counts may stand."""
+class AnswerUsage(msgspec.Struct):
+    """The fields of a whole answer that may hold its counts."""
 
     usage: Counts | None = None
     meta: CohereMeta | None = None
@@ -124,18 +124,18 @@ _NO_DETAILS = Details()
 _COUNTED = frozenset(
     {"chat", "completions", "responses", "messages", "embeddings", "rerank", "score"} | AUDIO
 )
-_answers = msgspec.json.Decoder(Answer)
+_answers = msgspec.json.Decoder(AnswerUsage)
 
 
 def usage_of(kind: str, family: str, body: bytes) -> Usage | None:
-    """What a whole answer says that it used; None where it says nothing. `family`: of these bytes."""
+    """The usage that a whole answer reports, or None. `family`: of these bytes."""
     if shape_of(kind, family) not in _COUNTED:
         return None
-    if kind in AUDIO and body.startswith((b"data:", b"event:")):  # streamed, and passed on whole
+    if kind in AUDIO and body.startswith((b"data:", b"event:")):  # streamed, and relayed whole
         told = (usage_of(kind, family, payload_of(event)) for event in reversed(split(body)))
         return next((one for one in told if one is not None), None)
     if kind in AUDIO and not body.startswith(b"{"):
-        return None  # sound, or a text
+        return None  # audio, or plain text
     try:
         answer = _answers.decode(body)
     except (msgspec.DecodeError, RecursionError):

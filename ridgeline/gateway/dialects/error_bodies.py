@@ -1,6 +1,6 @@
-"""Errors in the client's own dialect: as a body, or as the explicit last event of a stream that broke.
+"""Errors in the client's dialect: as a body, or as the last event of a stream that failed.
 
-Called by the pipeline with a GatewayError's fields, and with errors that upstreams answered.
+Called by the pipeline with a GatewayError's fields, and with errors of upstreams.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPENAI_TYPES = {
     "timeout_error": "server_error",
     "api_error": "server_error",
 }
-_STATUS = {  # of an error that a stream told, where no status came with it
+_STATUS = {  # of an error in a stream, which has no status
     "invalid_request_error": 400,
     "authentication_error": 401,
     "billing_error": 402,
@@ -47,7 +47,7 @@ _STATUS = {  # of an error that a stream told, where no status came with it
 }
 MAX_MESSAGE = 2000
 OVERFLOW_CODE = "context_length_exceeded"  # of OpenAI's errors
-OVERFLOW_WORDS = "prompt is too long"  # how Anthropic's begin
+OVERFLOW_WORDS = "prompt is too long"  # the beginning of Anthropic's message
 
 
 class Told(msgspec.Struct):
@@ -100,7 +100,7 @@ def error_event(
     request_id: str = "",
     sequence_number: int = 0,
 ) -> bytes:
-    """`kind`: the client's. `sequence_number`: of /v1/responses, how many events came before."""
+    """`kind`: the client's. `sequence_number`: for /v1/responses, the number of events before this one."""
     if kind == "responses":
         event = {
             "type": "error",
@@ -117,7 +117,7 @@ def error_event(
 
 
 def told_error(body: bytes) -> Told:
-    """What an upstream's error says, in whichever shape."""
+    """An upstream's error, in any shape."""
     try:
         read = _bodies.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -133,7 +133,7 @@ def told_error(body: bytes) -> Told:
 
 
 def translated_error(kind: str, status: int, body: bytes, request_id: str = "") -> bytes:
-    """An upstream's error body, in the dialect of a client of this kind."""
+    """An upstream's error body in the dialect of a client of this kind."""
     told = told_error(body)
     family = family_of(kind)
     _tell_overflow(told, family)
@@ -151,7 +151,7 @@ def translated_error_event(kind: str, told: Told, request_id: str = "", sequence
 
 
 def _tell_overflow(told: Told, family: str) -> None:
-    """A prompt beyond the context, in the words that the family's clients look for."""
+    """A prompt that exceeds the context, in the words that clients of the family search for."""
     if told.code != OVERFLOW_CODE and not told.message.startswith(OVERFLOW_WORDS):
         return
     if family == "anthropic" and not told.message.startswith(OVERFLOW_WORDS):

@@ -1,7 +1,7 @@
-"""Which family of APIs an answer's bytes belong to, and in which of its shapes they are written.
+"""The family of APIs that an answer belongs to, and its shape within the family.
 
-A kind is what the client asked (`endpoints.ENDPOINTS`); the shape of an upstream's answer to it follows from
-the family of the upstream.
+A kind is the endpoint that the client called (`endpoints.ENDPOINTS`); the shape of an upstream's answer
+follows from the kind and the family of the upstream.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Family = Literal["openai", "chat", "anthropic"]
 
 
 def shape_of(kind: str, family: str) -> str:
-    """The kind of endpoint that `family` answers a client's `kind` with: itself, or what it became."""
+    """The kind of endpoint with which `family` serves a client's `kind`: the same, or its translation."""
     if family == "anthropic":
         return "messages" if kind in ("chat", "responses") else kind
     if kind == "messages" or (kind == "responses" and family == "chat"):

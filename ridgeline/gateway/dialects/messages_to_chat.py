@@ -1,6 +1,6 @@
-"""Anthropic's messages request becomes OpenAI's chat request. Called by `translate`.
+"""Translates Anthropic's messages request into OpenAI's chat request. Called by `translate`.
 
-Nothing of what the model would read or have to do is left out: what has no place there is refused.
+Nothing that the model would read or do is dropped: a field without an equivalent is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.body import Fields, raw
-from ridgeline.gateway.dialects.asked_messages import (
+from ridgeline.gateway.dialects.config import DialectConfig
+from ridgeline.gateway.dialects.messages_request import (
     DocumentBlock,
     Format,
     ImageBlock,
@@ -26,7 +27,6 @@ from ridgeline.gateway.dialects.asked_messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from ridgeline.gateway.dialects.config import DialectConfig
 from ridgeline.gateway.dialects.reading import is_null, read, refuse
 from ridgeline.gateway.errors import BadRequest
 
@@ -51,7 +51,7 @@ def chat_from_messages(fields: Fields, config: DialectConfig) -> Fields:
     }
     for name in ("temperature", "top_p", "top_k", "stream"):
         body[name] = getattr(asked, name)
-    if asked.stream:  # the last events of a message tell what it used
+    if asked.stream:  # the last events of a message report its usage
         body["stream_options"] = {"include_usage": True}
     return {name: raw(value) for name, value in body.items() if value is not None}
 
@@ -64,7 +64,7 @@ def _check_harmless(asked: MessagesAsked) -> None:
     }
     for name, (value, harmless) in given.items():
         if value is not None and value not in harmless:
-            raise refuse(name, "the model that was asked has nothing like it")
+            raise refuse(name, "the requested model does not support this field")
 
 
 # ---- messages ----
@@ -85,15 +85,15 @@ def _conversation(asked: MessagesAsked, config: DialectConfig) -> list[dict[str,
             case _:
                 raise BadRequest(f"{path}.role: must be user or assistant", param=f"{path}.role")
     if messages and messages[-1]["role"] == "assistant":
-        raise refuse("messages", "a last message of the assistant's cannot be continued by this model")
+        raise refuse("messages", "this model cannot continue a final message of the role assistant")
     if not messages:
-        raise BadRequest("messages: at least one is needed that says something", param="messages")
+        raise BadRequest("messages: at least one message with content is required", param="messages")
     return messages
 
 
 def _user(message: Message, path: str) -> list[dict[str, Any]]:
-    """Results of calls are messages of their own, and stand first. What they show as images follows as if the
-    user had shown it: a message of a tool is text.
+    """Results of calls become separate messages and come first. Their images follow as a user message: a tool
+    message holds only text.
     """
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}] if message.content else []
@@ -110,7 +110,7 @@ def _user(message: Message, path: str) -> list[dict[str, Any]]:
                 parts += _parts(block, where)
             case ThinkingBlock() | RedactedBlock() | ToolUseBlock():
                 raise BadRequest(
-                    f"{where}.type: such a block stands only in a message of the assistant's",
+                    f"{where}.type: this block is allowed only in a message of the role assistant",
                     param=f"{where}.type",
                 )
     content = _content(parts)
@@ -136,7 +136,7 @@ def _assistant(message: Message, path: str, config: DialectConfig) -> list[dict[
                 calls.append(_call(block, where))
             case ImageBlock() | DocumentBlock() | ToolResultBlock():
                 raise BadRequest(
-                    f"{where}.type: such a block stands only in a message of the user's",
+                    f"{where}.type: this block is allowed only in a message of the role user",
                     param=f"{where}.type",
                 )
     said = "\n".join(texts)
@@ -161,7 +161,7 @@ def _call(block: ToolUseBlock, path: str) -> dict[str, Any]:
 
 
 def _result(block: ToolResultBlock, path: str) -> tuple[str, list[Part]]:
-    """The text, and what is no text."""
+    """The text, and the other parts."""
     texts: list[str] = []
     shown: list[Part] = []
     given: list[ResultBlock] = []
@@ -193,7 +193,7 @@ def _document(block: DocumentBlock, path: str) -> list[Part]:
     source, where = block.source, f"{path}.source"
     before = [{"type": "text", "text": text} for text in (block.context,) if text]
     if block.citations not in (None, {"enabled": False}):
-        raise refuse(f"{path}.citations", "the model that was asked cites nothing")
+        raise refuse(f"{path}.citations", "the requested model does not support citations")
     if source.type == "text" and source.data is not None:
         title = [{"type": "text", "text": text} for text in (block.title,) if text]
         return [*title, *before, {"type": "text", "text": source.data}]
@@ -212,7 +212,7 @@ def _url(source: Source, path: str) -> str:
 
 
 def _content(parts: list[Part]) -> str | list[Part]:
-    """Text alone is sent as text, joined as our own server joins it: not every server takes parts."""
+    """Text alone is sent as a string, joined as ridgeline's server does: some servers refuse parts."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
@@ -240,11 +240,11 @@ def _tools(asked: MessagesAsked) -> dict[str, Any]:
 
 def _tool(tool: Tool, path: str) -> dict[str, Any]:
     if tool.type not in (None, "custom") or is_null(tool.input_schema):
-        raise refuse(f"{path}.type", "tools that run at Anthropic are unknown to this model")
+        raise refuse(f"{path}.type", "this model does not support tools that Anthropic runs")
     if tool.allowed_callers not in (None, [], ["direct"]):
-        raise refuse(f"{path}.allowed_callers", "only the model itself can call tools")
+        raise refuse(f"{path}.allowed_callers", "only the model can call tools here")
     if tool.defer_loading:
-        raise refuse(f"{path}.defer_loading", "this model is shown every tool")
+        raise refuse(f"{path}.defer_loading", "this model always gets every tool")
     function = {
         "name": tool.name,
         "description": tool.description,
@@ -265,10 +265,10 @@ def _choice(choice: ToolChoice) -> Any:
 
 
 def _effort(asked: MessagesAsked) -> str | None:
-    """Thinking that was asked for in tokens becomes the nearest effort; adaptive is what models do anyway."""
+    """A thinking budget in tokens becomes the nearest effort; adaptive is the models' default."""
     if asked.output_config is not None:
         if asked.output_config.task_budget is not None:
-            raise refuse("output_config.task_budget", "the model that was asked has nothing like it")
+            raise refuse("output_config.task_budget", "the requested model does not support this field")
         if asked.output_config.effort is not None:
             return {"max": "xhigh"}.get(asked.output_config.effort, asked.output_config.effort)
     thinking = asked.thinking

@@ -1,4 +1,4 @@
-"""Bodies decoded strictly: what is unknown, missing or of another type is refused by its name."""
+"""Decodes bodies strictly: a field that is unknown, missing or of a wrong type is refused by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ridgeline.gateway.errors import BadRequest
 
 T = TypeVar("T")
 
-NULL = msgspec.Raw(b"null")  # absent: a type that may be Raw or None does not decode
+NULL = msgspec.Raw(b"null")  # absent: msgspec cannot decode a union of Raw and None
 
 _PLACE = re.compile(r" - at `(.*)`\Z", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
@@ -20,7 +20,7 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`", re.DOTALL)
 
 
 class Asked(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A part of a request: every field that can be translated or does not matter, and no other."""
+    """A part of a request: declares every field that is translated or ignored; others are refused."""
 
 
 def is_null(value: msgspec.Raw) -> bool:
@@ -37,7 +37,7 @@ def read(fields: Fields, body: type[T]) -> T:
 
 
 def refuse(param: str, why: str) -> BadRequest:
-    """For what the upstream's API has no place for."""
+    """For a field that the upstream's API cannot express."""
     return BadRequest(f"{param}: {why}", code="unsupported_field", param=param)
 
 
@@ -46,7 +46,7 @@ def _refusal(said: str) -> BadRequest:
     what = said if place is None else said[: place.start()]
     path = "" if place is None else place[1].removeprefix("$").removeprefix(".")
     for pattern, code, why in (
-        (_UNKNOWN, "unsupported_field", "this field is unknown to the model that was asked"),
+        (_UNKNOWN, "unsupported_field", "the requested model does not support this field"),
         (_MISSING, "missing_field", "this field is required"),
     ):
         if named := pattern.search(what):

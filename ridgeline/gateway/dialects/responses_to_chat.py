@@ -1,5 +1,5 @@
-"""OpenAI's responses request becomes a chat request, for upstreams without /v1/responses; and from there
-Anthropic's, if need be. Called by `translate`. Nothing is kept: what needs an earlier response is refused.
+"""Translates OpenAI's responses request into a chat request, for upstreams without /v1/responses; a second
+step makes it Anthropic's. Called by `translate`. A request that needs a stored response is refused.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.body import Fields, raw
-from ridgeline.gateway.dialects.asked_responses import (
+from ridgeline.gateway.dialects.reading import is_null, read, refuse
+from ridgeline.gateway.dialects.responses_request import (
     Item,
     Part,
     ResponsesAsked,
     Tool,
     ToolChoice,
 )
-from ridgeline.gateway.dialects.reading import is_null, read, refuse
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.web.response_tools import NOT_OFFERED, flat_name
 
-REDACTED = "redacted:"  # before the data of thinking that only its upstream can read
+REDACTED = "redacted:"  # prefix of thinking that only its upstream can decrypt
 _SAME = (
     "model",
     "parallel_tool_calls",
@@ -46,7 +46,7 @@ _RENAMED = (
 
 
 def chat_from_responses(fields: Fields, with_thinking: bool) -> Fields:
-    """`with_thinking`: the request goes on to Anthropic, which wants its own thinking back."""
+    """`with_thinking`: the request is for Anthropic, which expects its own thinking back."""
     asked = read(without_hosted(fields), ResponsesAsked)
     _check_stateless(asked)
     body: dict[str, Any] = {
@@ -63,8 +63,8 @@ def chat_from_responses(fields: Fields, with_thinking: bool) -> Fields:
 
 
 def as_responses_error(error: BadRequest) -> BadRequest:
-    """A refusal of the chat request that a responses request became, under the client's own names. Which
-    item of the input it was cannot be said: several may have become one message.
+    """Renames the field in a refusal of the translated chat request to the client's name. The item of the
+    input is unknown: several items may have become one message.
     """
     param = error.param or ""
     for chat, ours in _RENAMED:
@@ -84,18 +84,18 @@ def _check_stateless(asked: ResponsesAsked) -> None:
     }
     for name, (value, harmless) in given.items():
         if value is not None and value not in harmless:
-            raise refuse(name, "nothing is stored for this model; send the whole conversation in input")
+            raise refuse(name, "responses of this model are not stored; send the whole conversation in input")
     others: dict[str, tuple[object, tuple[object, ...]]] = {
-        "truncation": (asked.truncation, ("disabled", "auto")),  # what does not fit, the upstream refuses
+        "truncation": (asked.truncation, ("disabled", "auto")),  # the upstream refuses values that do not fit
         "top_logprobs": (asked.top_logprobs, (0,)),
         "context_management": (asked.context_management, ([],)),
         "moderation": (asked.moderation, ()),
     }
     for name, (value, harmless) in others.items():
         if value is not None and value not in harmless:
-            raise refuse(name, "the model that was asked has nothing like it")
+            raise refuse(name, "the requested model does not support this field")
     if _LOGPROBS in (asked.include or ()):
-        raise refuse("include", "log-probabilities cannot be told for this model")
+        raise refuse("include", "this model does not return log-probabilities")
 
 
 # ---- input ----
@@ -126,12 +126,12 @@ def _messages(asked: ResponsesAsked, with_thinking: bool) -> list[dict[str, Any]
                 if with_thinking:
                     _add_thinking(messages, item)
             case _:
-                raise refuse(f"{path}.type", "such items need what is stored or run elsewhere")
+                raise refuse(f"{path}.type", "this model has no stored state or hosted tools")
     for turn in messages:
         if turn["role"] == "assistant":
             turn.setdefault("content", None)
     if not messages:
-        raise BadRequest("input: at least one item is needed", param="input")
+        raise BadRequest("input: at least one item is required", param="input")
     return messages
 
 
@@ -145,7 +145,7 @@ def _add_message(messages: list[dict[str, Any]], item: Item, path: str) -> None:
 
 
 def _assistant_turn(messages: list[dict[str, Any]], lacking: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Items that follow each other are one turn: first it thinks, then says, then calls."""
+    """Consecutive items form one turn: thinking first, then text, then calls."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(name in last for name in lacking):
         messages.append({"role": "assistant"})
@@ -153,7 +153,7 @@ def _assistant_turn(messages: list[dict[str, Any]], lacking: tuple[str, ...] = (
 
 
 def _add_thinking(messages: list[dict[str, Any]], item: Item) -> None:
-    """Without the signature that came with it, thinking is nothing to Anthropic."""
+    """Anthropic accepts thinking only with its signature."""
     signature = item.encrypted_content
     if signature is None:
         return
@@ -195,7 +195,7 @@ def _part(part: Part, path: str) -> dict[str, Any]:
         case "input_file" if part.file_data is not None:
             file = {"filename": part.filename or "document.pdf", "file_data": part.file_data}
             return {"type": "file", "file": file}
-    raise refuse(f"{path}.type", "only text, images and files that are sent along can be read")
+    raise refuse(f"{path}.type", "this model accepts only text, images and inline files")
 
 
 # ---- the rest ----
@@ -210,13 +210,13 @@ _kinds = msgspec.json.Decoder(list[_Kind])
 
 
 def without_hosted(fields: Fields) -> Fields:
-    """The same fields; a tool that is not offered keeps its type alone, as its other fields say nothing."""
+    """The same fields; a tool of an unsupported type keeps only its type."""
     if "tools" not in fields:
         return fields
     try:
         tools, kinds = _raws.decode(fields["tools"]), _kinds.decode(fields["tools"])
     except (msgspec.DecodeError, RecursionError):
-        return fields  # which is refused by its name
+        return fields  # refused by name
     kept = [
         {"type": kind.type} if kind.type in NOT_OFFERED else tool
         for tool, kind in zip(tools, kinds, strict=True)
@@ -235,7 +235,7 @@ def _tools(asked: ResponsesAsked) -> dict[str, Any]:
     return {"tools": tools, "tool_choice": choice}
 
 
-Functions = list[tuple[str, Tool]]  # by their flat names
+Functions = list[tuple[str, Tool]]  # by flat name
 
 
 def _functions(tools: list[Tool], path: str, namespace: str | None = None) -> Functions:
@@ -247,14 +247,14 @@ def _functions(tools: list[Tool], path: str, namespace: str | None = None) -> Fu
         if tool.type == "namespace" and tool.name is not None and namespace is None:
             found += _functions(tool.tools or [], f"{where}.tools", tool.name)
         elif tool.type != "function" or tool.name is None:
-            raise refuse(f"{where}.type", "only functions can be given to this model")
+            raise refuse(f"{where}.type", "this model accepts only function tools")
         else:
             found.append((flat_name(namespace, tool.name), tool))
     return found
 
 
 def _chosen(choice: ToolChoice, functions: Functions) -> tuple[Any, Functions]:
-    """The model is told of no others than those it may call. A name may leave its namespace out."""
+    """Send the model only the tools that it may call. A name may omit its namespace."""
     match choice.type:
         case "function" if choice.name is not None:
             named = [flat for flat, tool in functions if choice.name in (flat, tool.name)]

@@ -1,7 +1,7 @@
-"""Requests and answers of one family, made into the other's. The pipeline calls this and nothing behind it.
+"""Translates requests and answers between families. The only module of this package that the pipeline calls.
 
 Kinds: chat and messages into each other, and responses (without state) into either. Other endpoints have no
-twin in the other family, and are refused.
+equivalent in the other family and are refused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _DEFAULT = DialectConfig()
 def translate_request(
     kind: str, fields: Fields, to: Family, config: DialectConfig = _DEFAULT
 ) -> tuple[str, Fields]:
-    """The path and the fields for an upstream of the family `to`. Raises BadRequest, with the field that
-    cannot be carried. Where nothing must be translated the fields come back as they are, with no path.
+    """The path and the fields for an upstream of the family `to`. Raises BadRequest with the field that
+    cannot be translated. If no translation is needed, returns the same fields and no path.
     """
     shape = shape_of(kind, to)
     if shape == kind:
@@ -47,15 +47,15 @@ def translate_request(
 
 
 def translate_answer(kind: str, body: bytes, family: Family, fields: Fields = _NO_FIELDS) -> bytes:
-    """A whole answer of an upstream of `family`, for a client of `kind`, who asked with `fields`."""
+    """Translate a whole answer of an upstream of `family` for a client of `kind` that sent `fields`."""
     if shape_of(kind, family) == kind:
         return body
     return _writer(kind, fields).whole(_source(kind, family).whole(body))
 
 
 class StreamTranslator:
-    """A stream of an upstream of `family`, for a client of `kind`. The same bytes come out of it however the
-    upstream's are cut; and their sum is what `translate_answer` makes of the whole answer.
+    """Translates a stream of an upstream of `family` for a client of `kind`. The output does not depend on
+    how the upstream's bytes are split, and adds up to what `translate_answer` makes of the whole answer.
     """
 
     def __init__(self, kind: str, family: Family, fields: Fields = _NO_FIELDS) -> None:
@@ -75,14 +75,14 @@ class StreamTranslator:
         return self._writer.write(steps)
 
     def finish(self) -> bytes:
-        """The upstream's stream has ended. What was not whole cannot be made so: an error follows, which is
-        the pipeline's to write.
+        """The upstream's stream has ended. After an incomplete answer an error follows, which the pipeline
+        writes.
         """
         return b""
 
 
 class NoTwin(GatewayError):
-    """The upstream's family has no endpoint for this. Claude Code, for one, then counts tokens itself."""
+    """The upstream's family has no such endpoint. Claude Code, for one, then counts tokens itself."""
 
     status, type, code = 501, INVALID, "not_supported"
 

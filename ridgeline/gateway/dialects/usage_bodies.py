@@ -1,4 +1,4 @@
-"""A Usage as each family writes it down."""
+"""A Usage in the form of each family."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Objects kept upstream for a tenant: files, batches, stored responses, uploads."""
+"""Objects of a tenant that an upstream stores: files, batches, stored responses; and uploads."""

@@ -1,7 +1,7 @@
 """The length of an audio file, read from its container: WAV, FLAC, MP3, Ogg, MP4 (m4a) and WebM.
 
-Only headers are read, and of Ogg and MP4 the end: a file of any size takes less than a millisecond. What a
-header says is checked against the size, so that a false one cannot make an hour a second.
+Reads only headers, and the end of Ogg and MP4: less than 1 ms for a file of any size. The header's length is
+checked against the file's size, so a false header cannot turn an hour into a second.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import struct
 from collections.abc import Callable
 
 HEAD_BYTES = 64 << 10
-MOST_BYTES_PER_S = 192_000  # stereo PCM at 48 kHz: compressed audio is not longer than this makes it
-GUESSED_BYTES_PER_S = 4_000  # 32 kbit/s, of speech in a container that does not tell its length
+MOST_BYTES_PER_S = 192_000  # stereo PCM at 48 kHz: compressed audio has fewer bytes per second
+GUESSED_BYTES_PER_S = 4_000  # 32 kbit/s, for speech in a container without a length
 MOST_ATOMS = 64
 
-ReadAt = Callable[[int, int], bytes]  # (place, most bytes)
+ReadAt = Callable[[int, int], bytes]  # (offset, most bytes)
 Measure = Callable[[ReadAt, bytes, int], float | None]  # (the file, its beginning, its size) → seconds
 
 # MPEG audio: (version, layer) → kbit/s by index; samples per frame; Hz by index, for MPEG 1.
@@ -30,7 +30,7 @@ _HZ = (44_100, 48_000, 32_000)
 
 
 def audio_length_s(read: ReadAt, size: int) -> tuple[float, bool]:
-    """Seconds, and whether the container told them; else they are guessed from the size."""
+    """Seconds, and whether they come from the container; else they are estimated from the size."""
     head = read(0, HEAD_BYTES)
     measure = _measure_of(head)
     try:
@@ -59,7 +59,7 @@ def _measure_of(head: bytes) -> Measure | None:
 
 
 def _wav(read: ReadAt, head: bytes, size: int) -> float | None:
-    """The rest of the file is sound, whatever the size of its chunk says: a stream's is often wrong."""
+    """Takes the rest of the file as sound and ignores the chunk's size, which is often wrong in streams."""
     at, rate = 12, 0
     while at + 8 <= len(head):
         name, length = struct.unpack_from("<4sI", head, at)
@@ -94,13 +94,13 @@ def _mp3(read: ReadAt, head: bytes, size: int) -> float | None:
     kbits = _KBITS[(1 if version == 1 else 2, layer if version == 1 else min(layer, 2))][frame[2] >> 4]
     samples = 384 if layer == 1 else 576 if layer == 3 and version != 1 else 1152
     tag = re.search(rb"Xing|Info", frame[:200])
-    if tag is not None and frame[tag.end() + 3] & 1:  # of a variable rate: how many frames there are
+    if tag is not None and frame[tag.end() + 3] & 1:  # variable bit rate: the number of frames
         return int.from_bytes(frame[tag.end() + 4 : tag.end() + 8], "big") * samples / hz
     return size / (kbits * 125)
 
 
 def _ogg(read: ReadAt, head: bytes, size: int) -> float | None:
-    """The last page tells how many samples there were."""
+    """The last page holds the number of samples."""
     if b"OpusHead" in head[:512]:
         hz = 48_000
     elif (at := head.find(b"\x01vorbis", 0, 512)) >= 0:
@@ -131,7 +131,7 @@ def _movie_header(moov: bytes) -> float | None:
     at = moov.find(b"mvhd")
     if at < 0:
         return None
-    if moov[at + 4] == 1:  # its version: times of 64 bits
+    if moov[at + 4] == 1:  # version 1: 64-bit times
         scale, length = struct.unpack_from(">IQ", moov, at + 24)
     else:
         scale, length = struct.unpack_from(">II", moov, at + 16)
@@ -139,7 +139,7 @@ def _movie_header(moov: bytes) -> float | None:
 
 
 def _webm(read: ReadAt, head: bytes, size: int) -> float | None:
-    """Duration counts in units of TimestampScale nanoseconds. Recordings of browsers have none."""
+    """Duration is in units of TimestampScale nanoseconds. Browser recordings have none."""
     scale = 1_000_000
     if (at := head.find(b"\x2a\xd7\xb1")) >= 0:
         scale = int.from_bytes(head[at + 4 : at + 4 + (head[at + 3] & 0x0F)], "big")

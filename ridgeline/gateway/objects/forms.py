@@ -1,8 +1,7 @@
-"""A multipart body, as far as the gateway must understand it: its small fields, and where each file lies.
+"""A multipart body as its small fields and the location of each file; audio and files are sent this way.
 
-Audio and files come so. FormReader takes the body in pieces and keeps what is larger than a field on disk.
-The body for an upstream is rewritten from the parts that were read here: two readers of one multipart body
-need not find the same fields in it.
+FormReader takes the body in pieces and writes parts larger than a field to disk. The body for an upstream is
+rewritten from the parts that were read here: two parsers of one multipart body may find different fields.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ridgeline.proxy.body import StoredBody, Stretch
 
 MAX_PARTS = 32
 MAX_PART_HEAD = 8192
-MAX_FIELD = 4096  # bytes of a part that is kept in memory
+MAX_FIELD = 4096  # most bytes of a part in memory
 _BOUNDARY = re.compile(rb'(?:^|;)\s*boundary=(?:"([^"\r\n]{1,70})"|([^\s;",]{1,70}))', re.IGNORECASE)
 _NAME = re.compile(rb'(?:^|;)\s*name="([A-Za-z0-9_.\[\]-]{1,64})"', re.IGNORECASE)
 _FILENAME = re.compile(rb'(?:^|;)\s*filename(?:="([^"\r\n]{0,255})"|\*?=)', re.IGNORECASE)
@@ -43,7 +42,7 @@ class Form:
         self.size = sum(len(part.content) for part in parts)
 
     def text(self, name: str) -> str:
-        """A field's text; empty where it is not there."""
+        """A field's text; empty if absent."""
         content = self.content(name) or b""
         if isinstance(content, Stretch):
             raise BadRequest(f"{name}: longer than {MAX_FIELD} bytes", param=name)
@@ -53,12 +52,12 @@ class Form:
             raise BadRequest(f"{name}: not valid UTF-8", param=name) from None
 
     def content(self, name: str) -> bytes | Stretch | None:
-        """What is larger than a field lies on disk."""
+        """Parts larger than a field are on disk."""
         part = self._by_name.get(name)
         return None if part is None else part.content
 
     def reader(self, name: str) -> tuple[ReadAt, int] | None:
-        """A file's bytes at any place, to be read in a thread, and its size."""
+        """A function that reads a file at any offset, for use in a thread, and the file's size."""
         content = self.content(name)
         if content is None:
             return None
@@ -71,9 +70,9 @@ class Form:
     def written(
         self, changes: Mapping[str, bytes | Stretch], with_filenames: bool = True
     ) -> tuple[bytes, StoredBody]:
-        """Content type and body with these fields' contents in place of what they were.
+        """Content type and body with these fields' contents replaced.
 
-        The boundary is drawn anew: nobody can have put it into a part.
+        The boundary is random: a client cannot have put it into a part.
         """
         boundary = secrets.token_hex(16).encode()
         pieces: list[bytes | Stretch] = []
@@ -89,23 +88,23 @@ class Form:
 
 
 class FormReader:
-    """`feed` takes pieces of the body in order, `finish` gives the form. Each call takes a moment only."""
+    """`feed` takes pieces of the body in order, `finish` returns the form. Each call is short."""
 
     def __init__(self, content_type: bytes, spool: Spool) -> None:
         found = _BOUNDARY.search(content_type)
         if not content_type.lower().startswith(b"multipart/form-data") or found is None:
             raise BadRequest(
-                "this endpoint takes multipart/form-data with a boundary",
+                "this endpoint requires multipart/form-data with a boundary",
                 status=415,
                 code="unsupported_media_type",
             )
         self._mark = b"\r\n--" + (found[1] or found[2])
         self._spool = spool
-        self._held = b"\r\n"  # a body may begin with the boundary: as if a line had ended before it
+        self._held = b"\r\n"  # a body may begin with the boundary: add the line end before it
         self._step = self._preamble
         self._parts: list[Part] = []
         self._names: set[str] = set()
-        self._small = b""  # of the part that is being read, or where it begins on disk
+        self._small = b""  # of the open part, or its offset on disk
         self._begin: int | None = None
 
     def feed(self, data: bytes) -> None:
@@ -115,12 +114,12 @@ class FormReader:
 
     def finish(self) -> Form:
         if self._step == self._preamble:
-            raise _broken("the boundary does not stand in the body")
+            raise _broken("the body does not contain the boundary")
         if self._step != self._epilogue:
             raise _broken("a part has no end, or headers of more than 8192 bytes")
         return Form(self._parts)
 
-    # ---- steps: each says whether there is more to be done with what is held ----
+    # ---- steps: each returns whether the buffered bytes allow another step ----
 
     def _preamble(self) -> bool:
         at = self._held.find(self._mark)
@@ -151,9 +150,9 @@ class FormReader:
             return False
         part = _read_head(self._held[:end])
         if part.name in self._names and not part.name.endswith("[]"):
-            raise _broken(f"the field {part.name!r} stands there twice")
+            raise _broken(f"the field {part.name!r} is given twice")
         if len(self._parts) == MAX_PARTS:
-            raise _broken(f"there are more than {MAX_PARTS} parts")
+            raise _broken(f"more than {MAX_PARTS} parts")
         self._names.add(part.name)
         self._parts.append(part)
         self._small, self._begin = b"", None
@@ -211,9 +210,9 @@ def _read_head(head: bytes) -> Part:
         elif kind := _CONTENT_TYPE.match(line):
             content_type = kind[1]
     if not name:
-        raise _broken("a part has no name, or one of other characters than A-Z a-z 0-9 _ . - [ ]")
+        raise _broken("a part has no name, or a name with characters other than A-Z a-z 0-9 _ . - [ ]")
     return Part(name, filename, content_type)
 
 
 def _broken(what: str) -> BadRequest:
-    return BadRequest(f"the multipart body cannot be read: {what}", code="invalid_multipart")
+    return BadRequest(f"malformed multipart body: {what}", code="invalid_multipart")

@@ -1,7 +1,7 @@
-"""Ids inside a body: of files, responses, items, vector stores and containers that lie at an upstream.
+"""Ids in a body: of files, responses, items, vector stores and containers that an upstream stores.
 
-To the upstream all tenants are one client: a request that names an id may read the object. So every id is
-checked against its owner before a request is sent, wherever it stands in the body.
+To the upstream all tenants are one client: a request that names an id may read the object. So the owner of
+every id in the body is checked before a request is sent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ridgeline.gateway.pipeline.parts import Parts
 
 What = Literal["file", "response", "item", "vector store", "container", "conversation"]
 
-KINDS = frozenset({"chat", "responses", "messages", "count_tokens"})  # whose bodies may hold ids
+KINDS = frozenset({"chat", "responses", "messages", "count_tokens"})  # kinds whose bodies may hold ids
 MAX_ID = 128
 MOST = 1000  # ids in one body
-LONGEST_PLACE = 200  # characters of the name of an id's field; the rest is cut
-# Their values are the client's own words, in which an id refers to nothing.
+LONGEST_PLACE = 200  # most characters of an id's field name; the rest is dropped
+# Their values are the client's own text, in which an id is not a reference.
 _FREE = frozenset(("metadata", "parameters", "input_schema", "schema", "json_schema", "arguments"))
 _TOOL_USES = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 _ONE: Mapping[str, What] = {
@@ -36,15 +36,15 @@ _ONE: Mapping[str, What] = {
     "conversation": "conversation",
 }
 _SEVERAL: Mapping[str, What] = {"file_ids": "file", "vector_store_ids": "vector store"}
-_OWNED = frozenset(("file", "response"))  # what a tenant can make through the gateway
-# Bytes of which a value has one, if it holds an id; a name may be written with escapes.
+_OWNED = frozenset(("file", "response"))  # objects that a tenant can create through the gateway
+# A value with an id holds one of these byte strings; a name may be written with escapes.
 _SIGNS = (b"file_id", b"response_id", b"vector_store", b"container", b"item_reference", b"\\u")
 
 _decode = msgspec.json.Decoder().decode
 
 
 class Reference(NamedTuple):
-    field: str  # where it stands: input[0].content[1].file_id
+    field: str  # its path: input[0].content[1].file_id
     what: What
     id: str
 
@@ -68,7 +68,7 @@ def references(kind: str, fields: Fields) -> list[Reference]:
 
 
 async def check_references(parts: Parts, exchange: Exchange, job: Job) -> None:
-    """NotFound for an id that is not the tenant's; the request goes where its objects are."""
+    """NotFound for an id of another tenant; sends the request to the upstream of its objects."""
     kind = exchange.place.endpoint.kind
     if is_large(exchange.fields) and kind in KINDS:
         found = await parts.offload.run(exchange.tenant, "references", kind, plain(exchange.fields))
@@ -79,18 +79,18 @@ async def check_references(parts: Parts, exchange: Exchange, job: Job) -> None:
         upstream = await owner_of(parts, exchange.tenant, reference)
         targets = [one for one in job.targets or job.model.targets if one.upstream == upstream]
         if not targets:
-            where = f"where the model {job.model.name!r} is not served"
-            message = f"{reference.field}: the {reference.what} lies {where}"
+            where = f"stored at an upstream without the model {job.model.name!r}"
+            message = f"{reference.field}: the {reference.what} is {where}"
             raise NotFound(message, param=reference.field)
         job.targets = targets
 
 
 async def owner_of(parts: Parts, tenant: str, reference: Reference) -> str:
-    """The upstream where the tenant's own object lies."""
+    """The upstream that stores the tenant's object."""
     field, what, id = reference
     owned = await parts.owned.owner(id) if what in _OWNED and len(id) <= MAX_ID else None
     if owned is None or owned.tenant != tenant or owned.kind != what:
-        hint = "; send the item itself, or go on with previous_response_id" if what == "item" else ""
+        hint = "; send the item itself, or continue with previous_response_id" if what == "item" else ""
         raise NotFound(f"{field}: no {what} is named {id[:MAX_ID]!r}{hint}", param=field)
     return owned.upstream
 
@@ -101,7 +101,7 @@ def _may_hold(name: str, raw: msgspec.Raw) -> bool:
 
 
 def _look(value: Any, at: str, found: list[Reference], in_items: bool) -> None:
-    """in_items: a member of /v1/responses' `input`, where an object that is an id alone refers to an item."""
+    """in_items: in the `input` of /v1/responses, where an object with only an id refers to an item."""
     if isinstance(value, list):
         for number, one in enumerate(value):
             _look(one, _within(at, f"[{number}]"), found, in_items)
@@ -126,7 +126,7 @@ def _look(value: Any, at: str, found: list[Reference], in_items: bool) -> None:
 
 
 def _within(at: str, step: str) -> str:
-    """Bounded: each id holds its own copy, and a client's field name may have megabytes."""
+    """Truncated: each id holds its own copy, and a client's field name may have megabytes."""
     return (at + step[:LONGEST_PLACE])[:LONGEST_PLACE]
 
 

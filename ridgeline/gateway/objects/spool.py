@@ -1,6 +1,6 @@
-"""Spool: one upload on disk, from its arrival to its end; no upload is ever in memory as a whole.
+"""Spool: one upload on disk; no upload is ever in memory as a whole.
 
-Files lie in the worker's own folder below state_dir. The supervisor removes it when the worker has ended, and
+Files are in the worker's own folder below state_dir. The supervisor removes it when the worker has ended, and
 removes the folders of earlier gateways when it starts.
 """
 
@@ -43,7 +43,7 @@ def _runs(pid: str) -> bool:
 
 
 class Spools:
-    """The folder of one worker, and how much of the disk its uploads may take."""
+    """The folder of one worker, and the limit on its bytes."""
 
     def __init__(self, folder: Path, held: HeldBytes) -> None:
         self.held = held
@@ -56,9 +56,9 @@ class Spools:
 
 class Spool:
     def __init__(self, path: Path, held: Held) -> None:
-        """held: counted by the caller as bytes arrive, given back at the end."""
+        """held: counted by the caller as bytes arrive, released at the end."""
         self.path, self.held = path, held
-        self.size = 0  # with what is not written yet
+        self.size = 0  # including bytes not written yet
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._lock = threading.Lock()  # a closed descriptor may be another file's by the next read
@@ -70,7 +70,7 @@ class Spool:
         self.size += len(data)
 
     async def flush(self, all_of_it: bool = True) -> None:
-        """Write what was added; without `all_of_it` only if that is worth a thread."""
+        """Write the added bytes; without `all_of_it` only if there are enough for a thread."""
         if self._pending_bytes >= (1 if all_of_it else WRITE_BYTES):
             pending, self._pending, self._pending_bytes = self._pending, [], 0
             try:
@@ -80,7 +80,7 @@ class Spool:
                 raise Unavailable(message, status=507, code="no_disk_space") from None
 
     def read(self, begin: int, size: int) -> bytes:
-        """In a thread: `size` bytes, all of them written before."""
+        """Read `size` bytes that were written before; called in a thread."""
         with self._lock:
             if self._file < 0:
                 raise OSError("the upload has ended")
@@ -91,7 +91,7 @@ class Spool:
         self.size = self.path.stat().st_size
 
     def close(self) -> None:
-        """Give back its bytes now; a thread removes the file, which takes long for a large one."""
+        """Release its bytes now; a thread removes the file, which is slow for a large one."""
         self.held.release()
         threading.Thread(target=self._remove, name="spool-remove").start()
 

@@ -1,6 +1,6 @@
-"""Stored responses of /v1/responses: remembered with their owner, continued by nobody else.
+"""Stored responses of /v1/responses: recorded with their owner; only the owner can continue them.
 
-A response lies at the upstream that made it, so one that goes on from it must go there too.
+The upstream that made a response stores it, so a request that continues it must go there too.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
 
 MAX_ID = 128
-MAX_HELD = 64 << 10  # bytes of a stream's beginning that are searched for the id
+MAX_HELD = 64 << 10  # bytes at a stream's beginning that are searched for the id
 NULL = msgspec.Raw(b"null")
 _ID = re.compile(rb'"id"\s*:\s*"(resp[-_A-Za-z0-9]{1,120})"')
 
 
 async def continue_response(parts: Parts, exchange: Exchange, job: Job) -> None:
-    """Where the request goes on from a response: only its owner may, and only there."""
+    """For a request that continues a response: check the owner, and use the response's upstream."""
     if field(exchange.fields, "background", bool, False):
-        raise BadRequest("background: not through the gateway, which could not book it", param="background")
+        raise BadRequest(
+            "background: not available through the gateway, which could not book it", param="background"
+        )
     if exchange.fields.get("conversation", NULL) != NULL:
-        # Whose it is nobody here knows: to the upstream all tenants are one client.
-        message = "conversation: not through the gateway; go on from a response with previous_response_id"
+        # Its owner is unknown here: to the upstream all tenants are one client.
+        message = (
+            "conversation: not available through the gateway; continue a response with previous_response_id"
+        )
         raise BadRequest(message, param="conversation")
     before = field(exchange.fields, "previous_response_id", str, "")
     if not before:
@@ -40,7 +44,7 @@ async def continue_response(parts: Parts, exchange: Exchange, job: Job) -> None:
     job.targets = [target for target in job.model.targets if target.upstream == owned.upstream]
     if not job.targets:
         raise NotFound(
-            f"the response {before!r} lies where the model {job.model.name!r} is not served",
+            f"the upstream of the response {before!r} does not serve the model {job.model.name!r}",
             param="previous_response_id",
         )
 
@@ -57,7 +61,7 @@ def is_stored(exchange: Exchange) -> bool:
 
 
 class FirstEvent:
-    """Splits the beginning of a stream: what may be sent at once, and what waits until the id is known.
+    """Splits the beginning of a stream: bytes to send at once, and bytes that wait until the id is known.
 
     Comments pass at once. Bytes from the first `data:` line on are held until they hold a response's id, or
     until MAX_HELD bytes have arrived: the bytes may be cut anywhere.

@@ -1,1 +1,1 @@
-"""What operators see: metrics, traces, the access log."""
+"""Metrics, traces and the access log."""

@@ -1,7 +1,7 @@
-"""AccessLog: one line for each request, made from its row. No bodies unless the operator asked for them.
+"""AccessLog: one line per request, made from its ledger row. No bodies unless configured.
 
-Lines are collected and written by a thread of its own: a slow disk or a full pipe costs lines, which are
-counted, and never a request's time.
+A separate thread writes the lines: a slow disk or a full pipe costs lines, which are counted, and never
+delays a request.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ridgeline.options import OptionError
 
 MAX_WAITING = 10_000  # lines
 PIPE_BYTES = 4096
-BATCH_S = 0.05  # lines are written together, at most so late
-NAME_CHARS = 200  # of a name that a client made up
+BATCH_S = 0.05  # longest delay of a line, to write several at once
+NAME_CHARS = 200  # of a client's free text
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """What a line holds; what does not apply is left out."""
+    """The fields of a line; empty ones are left out."""
 
     time: str
     request_id: str
@@ -68,7 +68,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 class AccessLog:
     def __init__(self, config: ObserveConfig, stream: BinaryIO | None = None) -> None:
-        """`stream`: in place of where the config says."""
+        """`stream`: overrides the config's destination."""
         self.dropped = 0
         self._config = config
         self._off = config.access_log == "off" and stream is None
@@ -91,7 +91,7 @@ class AccessLog:
         return self._config.log_bodies and not self._off
 
     def write(self, row: LedgerRow, trace_id: str = "", request: bytes = b"", answer: bytes = b"") -> None:
-        """request, answer: as the guard left them; they are used only if the operator wants bodies."""
+        """request, answer: after the guard; used only if bodies are logged."""
         if self._off:
             return
         if len(self._lines) >= MAX_WAITING:
@@ -107,7 +107,7 @@ class AccessLog:
             self._wake.set()
 
     def close(self) -> None:
-        """Write what waits. Gives up on a stream that takes nothing."""
+        """Write the waiting lines. Gives up on a stream that blocks."""
         if self._off or self._closed.is_set():
             return
         self._closed.set()
@@ -120,8 +120,8 @@ class AccessLog:
             self._wake.wait()
             self._closed.wait(BATCH_S)
             self._wake.clear()
-            last = self._closed.is_set()  # asked after clearing: a close that comes later wakes it again
-            # Only what is counted is taken away: the event loop may append between the two.
+            last = self._closed.is_set()  # read after clearing: a later close sets the event again
+            # Remove only the counted lines: the event loop may append in between.
             count = len(self._lines)
             lines = self._lines[:count]
             if lines:
@@ -142,7 +142,7 @@ class AccessLog:
 
 
 def _groups(lines: list[bytes]) -> Iterator[list[bytes]]:
-    """So many lines at a time as a pipe takes in one piece: workers that share one do not mix theirs."""
+    """Chunks of lines that a pipe writes atomically: workers that share a pipe do not mix their lines."""
     group: list[bytes] = []
     size = 0
     for line in lines:
@@ -207,7 +207,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _harmless(name: str) -> str:
-    """A client's own word: short, and nothing that ends a line or moves a terminal's cursor."""
+    """A client's text, shortened, without line ends and terminal control characters."""
     if len(name) > NAME_CHARS:
         name = name[:NAME_CHARS] + "…"
     return name if name.isascii() and name.isprintable() else json.dumps(name)[1:-1]

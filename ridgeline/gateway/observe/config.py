@@ -10,25 +10,27 @@ from ridgeline.options import OptionError, check_range, option
 
 @dataclass(frozen=True)
 class ObserveConfig:
-    access_log: str = option("stderr", "Where a line for each request goes: stderr, off, or a file's path")
+    access_log: str = option(
+        "stderr", "Destination of the access log, one line per request: stderr, off, or a file's path"
+    )
     access_log_format: Literal["auto", "json", "text"] = option(
-        "auto", "Of the access log's lines; auto: text on a terminal, JSON elsewhere"
+        "auto", "Format of the access log; auto: text on a terminal, JSON elsewhere"
     )
     log_bodies: bool = option(
-        False, "Add requests to the access log, as the guard let them pass; without a guard, as they came"
+        False, "Add requests to the access log: after the guard, or unchanged without one"
     )
-    log_body_bytes: int = option(4096, "At most so much of a body stands in the access log")
-    key_label: bool = option(False, "Count requests, tokens and cost by key id too")
-    max_series: int = option(5000, "Sets of labels kept apart in the metrics; more are counted as `other`")
+    log_body_bytes: int = option(4096, "Most bytes of a body in the access log")
+    key_label: bool = option(False, "Also count requests, tokens and cost by key id")
+    max_series: int = option(5000, "Most sets of labels in the metrics; further ones are counted as `other`")
     otlp_endpoint: str = option(
-        "", "Where traces go, by OTLP over HTTP, e.g. http://127.0.0.1:4318; empty: no traces"
+        "", "OTLP/HTTP endpoint for traces, e.g. http://127.0.0.1:4318; empty: no traces"
     )
-    trace_sample: float = option(
-        0.01, "Share of requests traced that bring no traceparent of their own, 0 to 1"
+    trace_sample: float = option(0.01, "Share of requests without a traceparent that are traced, 0 to 1")
+    trace_queue: int = option(
+        2048, "Most traced requests that wait for export; further ones are dropped and counted"
     )
-    trace_queue: int = option(2048, "Traced requests that may wait for export; more are dropped and counted")
     trust_traceparent: bool = option(
-        True, "Continue a client's trace and its decision to sample; off: every trace begins here"
+        True, "Continue a client's trace and its sampling decision; off: start every trace here"
     )
 
     def __post_init__(self) -> None:

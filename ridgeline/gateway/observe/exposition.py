@@ -1,7 +1,7 @@
-"""Prometheus' text format: written for one worker, and read back to make one page of several workers' pages.
+"""Prometheus' text format: written for one worker, and parsed to merge the pages of several workers.
 
-`Page` is filled by GatewayMetrics when it is scraped; `Merged` belongs to the supervisor. Both know the
-families by one table, which says of each how workers' values become one.
+GatewayMetrics fills a `Page` for each scrape; `Merged` belongs to the supervisor. Both use one table of
+families, which also gives the way to merge workers' values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Family:
 
 
 class Page:
-    """One exposition text under way. Families come in the order in which they are first named."""
+    """Builds one exposition text. Families come in the order of their first use."""
 
     def __init__(self, families: Mapping[str, Family]) -> None:
         self._families = families
@@ -37,7 +37,7 @@ class Page:
     def add_histogram(
         self, name: str, edges: Iterable[float], counts: list[int], total: float, labels: Labels = ()
     ) -> None:
-        """counts: one for each edge and one for what lies above the last; not cumulative."""
+        """counts: one per edge and one above the last edge; not cumulative."""
         lines, running = self._of(name), 0
         for edge, count in zip((*map(_number, edges), "+Inf"), counts, strict=True):
             running += count
@@ -72,19 +72,19 @@ class _Sums:
 
 
 class Merged:
-    """All workers' pages as one. What a worker had counted stays counted after its end."""
+    """All workers' pages merged into one. A worker's counts remain after its end."""
 
     def __init__(self, families: Mapping[str, Family]) -> None:
         self._families = families
-        self._ended = _Sums()  # counters and histograms of workers that are gone
+        self._ended = _Sums()  # counters and histograms of workers that have ended
         self._latest: dict[str, str] = {}
 
     def update(self, worker: str, text: str) -> None:
-        """`worker` names one process, not its place: a replacement has another name."""
+        """`worker` names one process: a replacement has another name."""
         self._latest[worker] = text
 
     def end(self, worker: str) -> None:
-        """It is gone. What it counted after its last page is lost; what it showed is not."""
+        """The worker has ended. Counts after its last page are lost; those on it are kept."""
         text = self._latest.pop(worker, None)
         if text is not None:
             self._add(self._ended, text, gauges=False)
@@ -102,7 +102,9 @@ class Merged:
 
     def _add(self, sums: _Sums, text: str, gauges: bool) -> None:
         name, family, help_line = "", Family("counter", ""), ""
-        for line in text.rstrip("\n").split("\n"):  # a label may hold what else ends lines for Python
+        for line in text.rstrip("\n").split(
+            "\n"
+        ):  # not splitlines: a label may hold other characters that Python takes for line ends
             if line.startswith("# HELP "):
                 help_line = line
             elif line.startswith("# TYPE "):

@@ -1,7 +1,7 @@
-"""GatewayMetrics: one worker's counts, by plain integers on the way, made to Prometheus' text when scraped.
+"""GatewayMetrics: one worker's counts, kept as plain integers and rendered as Prometheus' text when scraped.
 
-The pipeline calls `observe` with each request's row and a method for what no row tells; `render` is given
-what the other parts know of themselves (`Readings`). Labels are bounded: what is not configured is `other`.
+The pipeline calls `observe` with each request's row, and other methods for events without a row; `render`
+takes the values of other parts (`Readings`). Labels are bounded: names that are not configured are `other`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.gateway.observe.exposition import Family, Labels, Merged, Page
 
 OTHER = "other"
-MAX_LEARNED = 200  # names that only a pattern of the configuration holds
+MAX_LEARNED = 200  # names that match only a pattern of the configuration
 
-# Seconds. Our own work is tens of microseconds, an upstream's answer minutes.
+# Seconds: from tens of microseconds in the gateway to minutes for an upstream's answer.
 OVERHEAD_EDGES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 WAIT_EDGES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOTAL_EDGES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 FAMILIES: dict[str, Family] = {
-    "requests_total": Family("counter", "Requests ended, by how"),
+    "requests_total": Family("counter", "Requests that ended, by outcome"),
     "requests_inflight": Family("gauge", "Requests being answered"),
-    "tokens_total": Family("counter", "Tokens as the upstreams counted them; parts of others have kinds too"),
+    "tokens_total": Family(
+        "counter", "Tokens as reported by upstreams; subsets of other kinds have kinds too"
+    ),
     "cost_usd_total": Family("counter", "What answers cost, in US dollars"),
-    "overhead_seconds": Family("histogram", "The gateway's own work before an upstream was asked"),
-    "queue_seconds": Family("histogram", "Waiting for an upstream's turn"),
-    "ttft_seconds": Family("histogram", "Upstream asked to the first byte of its answer"),
-    "total_seconds": Family("histogram", "A request's arrival to its end"),
-    "refused_total": Family("counter", "Requests refused before anything was known of them, by status"),
+    "overhead_seconds": Family("histogram", "Time in the gateway before the upstream request"),
+    "queue_seconds": Family("histogram", "Time in an upstream's queue"),
+    "ttft_seconds": Family("histogram", "Time from the upstream request to the first byte of its answer"),
+    "total_seconds": Family("histogram", "Time from a request's arrival to its end"),
+    "refused_total": Family("counter", "Requests refused before authentication and routing, by status"),
     "errors_total": Family("counter", "Requests that ended with an error, by its code"),
     "key_requests_total": Family("counter", "Requests ended, by key"),
     "key_tokens_total": Family("counter", "Tokens in and out, by key"),
     "key_cost_usd_total": Family("counter", "What answers cost in US dollars, by key"),
-    "attempts_total": Family("counter", "Upstreams asked again: retry, fallback or hedge, by cause"),
+    "attempts_total": Family("counter", "Repeated upstream requests: retry, fallback or hedge, by cause"),
     "limit_refusals_total": Family("counter", "Requests refused by a limit or a budget, by which"),
     "guard_findings_total": Family("counter", "What guards found, by kind and what was done"),
     "cache_requests_total": Family("counter", "Lookups in a cache, by result"),
@@ -45,15 +47,15 @@ FAMILIES: dict[str, Family] = {
     "cache_entries": Family("gauge", "Answers held by a cache in memory"),
     "cache_evictions_total": Family("counter", "Answers a cache gave up for others"),
     "upstream_inflight": Family("gauge", "Requests an upstream is answering"),
-    "upstream_waiting": Family("gauge", "Requests waiting for an upstream's turn"),
-    "upstream_breaker": Family("gauge", "Workers whose breaker of an upstream is in this state"),
+    "upstream_waiting": Family("gauge", "Requests in an upstream's queue"),
+    "upstream_breaker": Family("gauge", "Workers whose breaker for an upstream is in this state"),
     "upstream_credentials": Family("gauge", "An upstream's credentials in this state", "max"),
     "ledger_backlog_rows": Family("gauge", "Ledger rows on disk here, not yet in the store"),
     "ledger_rows_dropped_total": Family("counter", "Ledger rows that neither file nor memory could take"),
     "ledger_store_away_seconds": Family("gauge", "How long the ledger's store has not answered", "max"),
     "ledger_backlog_bytes": Family("gauge", "Their bytes in the write-ahead files"),
     "policy_age_seconds": Family("gauge", "Since keys and teams were last known to be up to date", "max"),
-    "limits_degraded": Family("gauge", "1 while limits' shared state cannot be reached", "max"),
+    "limits_degraded": Family("gauge", "1 while the shared state of limits is unreachable", "max"),
     "spans_dropped_total": Family("counter", "Traced requests dropped because export was behind"),
     "access_lines_dropped_total": Family("counter", "Access log lines dropped because writing was behind"),
     "start_time_seconds": Family("gauge", "When the oldest worker began, unix time", "min"),
@@ -62,13 +64,13 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class UpstreamReading:
-    """One upstream as this worker sees it."""
+    """One upstream's state in this worker."""
 
     name: str
     breaker: str  # closed, open, half_open
     inflight: int = 0
     waiting: int = 0
-    credentials: Mapping[str, int] = field(default_factory=dict)  # state → how many
+    credentials: Mapping[str, int] = field(default_factory=dict)  # number by state
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class CacheReading:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the parts say of themselves at the moment of a scrape."""
+    """Values of other parts at the time of a scrape."""
 
     upstreams: Sequence[UpstreamReading] = ()
     caches: Sequence[CacheReading] = ()
@@ -144,7 +146,7 @@ class _Traffic:
 
 
 class _Ending:
-    """Requests of one traffic that ended one way."""
+    """Requests of one traffic with one outcome."""
 
     __slots__ = ("count", "traffic")
 
@@ -161,8 +163,8 @@ class GatewayMetrics:
         upstreams: Iterable[str],
         endpoints: Iterable[str],
     ) -> None:
-        """The names that labels may have."""
-        self.inflight = 0  # the pipeline counts it up and down
+        """The names that labels may take."""
+        self.inflight = 0  # incremented and decremented by the pipeline
         self._started = time.time()
         self._key_label = config.key_label
         self._max_series = config.max_series
@@ -174,7 +176,7 @@ class GatewayMetrics:
         self.know(models, upstreams)
 
     def know(self, models: Iterable[str], upstreams: Iterable[str]) -> None:
-        """The configured names, also after a reload. A model's may end in * and stand for many."""
+        """Set the configured names, also after a reload. A model's name may end in * as a pattern."""
         names = list(models)
         self._models = {name for name in names if not name.endswith("*")}
         self._patterns = tuple(name[:-1] for name in names if name.endswith("*"))
@@ -207,17 +209,17 @@ class GatewayMetrics:
             self._count_key(row)
 
     def spent(self, row: LedgerRow) -> None:
-        """An attempt that may be billed beside its request: tokens and cost, but no request."""
+        """An attempt that is billed beside its request: counts tokens and cost, but no request."""
         self._ending(row, row.status // 100).traffic.spend(row)
         if self._key_label and row.key_id:
             self._count_key(row, 0)
 
     def refused(self, status: int) -> None:
-        """No path, no key: there is no row of it."""
+        """A request without a row: an unknown path or no key."""
         self._count("refused_total", (("status", str(status)),))
 
     def attempt(self, kind: str, upstream: str, cause: str) -> None:
-        """An upstream was asked again. kind: retry, fallback, hedge; cause: timeout, status_503, …"""
+        """An upstream request was repeated. kind: retry, fallback, hedge; cause: timeout, status_503, …"""
         self._count("attempts_total", (("kind", kind), ("upstream", upstream), ("cause", cause)))
 
     def guard_found(self, findings: Mapping[str, int], action: str) -> None:
@@ -242,7 +244,7 @@ class GatewayMetrics:
         return page.text()
 
     def _ending(self, row: LedgerRow, status: int) -> _Ending:
-        """The first of its kind. Names from outside come in here too, and must not become labels."""
+        """The first of its kind. Names from clients reach this too, and must not become labels."""
         key = (
             row.endpoint if row.endpoint in self._endpoints else OTHER,
             row.model if self._is_model(row) else OTHER if row.model else "",
@@ -262,7 +264,7 @@ class GatewayMetrics:
         return ending
 
     def _is_model(self, row: LedgerRow) -> bool:
-        """A name that fits a pattern is one once an upstream has answered for it."""
+        """A name that matches a pattern becomes a label once an upstream has answered for it."""
         if row.model in self._models:
             return True
         is_new = row.status == 200 and row.outcome == "ok" and row.model.startswith(self._patterns)
@@ -315,7 +317,7 @@ class GatewayMetrics:
 
 
 def merge(texts: Iterable[str]) -> str:
-    """Several workers' pages as one. A supervisor that outlives workers keeps a `merged()` instead."""
+    """Merge several workers' pages. A supervisor that outlives workers keeps a `merged()` instead."""
     pages = merged()
     for number, text in enumerate(texts):
         pages.update(str(number), text)

@@ -1,1 +1,1 @@
-"""Work on large inputs in processes beside the worker, so that its event loop stays free."""
+"""Processes beside the worker that handle large inputs, so that its event loop stays free."""

@@ -1,8 +1,8 @@
-"""Offload: work on large inputs, done in other processes so that the worker's event loop stays free.
+"""Offload: handles large inputs in other processes, so that the worker's event loop stays free.
 
-Pure Python in a thread would hold the interpreter's lock, and so would one long call into a parser. What the
-processes can do stands in `offload_worker.Jobs`. One tenant has at most all processes but one at a time, and
-waiting tenants take turns: its large inputs delay no other tenant's.
+Pure Python in a thread would hold the interpreter's lock, and so would one long call into a parser. The jobs
+are in `worker.Jobs`. One tenant uses at most all processes but one at a time, and waiting tenants take turns:
+a tenant's large inputs do not delay those of others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ridgeline.gateway.body import Fields
 from ridgeline.gateway.config import GatewaySettings, to_json
 from ridgeline.gateway.errors import GatewayError, Limited, Unavailable
 
-LARGE = 64 << 10  # bytes; a smaller input is handled on the loop, within a millisecond or two
+LARGE = 64 << 10  # bytes; a smaller input is handled on the event loop, in 1 to 2 ms
 PROCESSES = 2
 MOST_WAITING = 64  # jobs of one tenant
-LONGEST_S = 300.0  # for one job: a batch file of the largest size; then its process is replaced
+LONGEST_S = 300.0  # for one job, such as a batch file of the largest size; then its process is replaced
 READ_LIMIT = 1 << 20
 
 Process = asyncio.subprocess.Process
@@ -51,7 +51,7 @@ class Offload:
         self._most = processes
         self._idle: list[Process] = []
         self._alive: set[Process] = set()
-        self._ended: list[Process] = []  # killed, and not gone when last looked at
+        self._ended: list[Process] = []  # killed, but still alive at the last check
         self._busy: Counter[str] = Counter()  # processes by tenant
         self._waiting: OrderedDict[str, deque[asyncio.Future[Process]]] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -64,9 +64,9 @@ class Offload:
             self._in_background(self._start())
 
     async def run(self, tenant: str, job: str, *arguments: Any) -> Any:
-        """The job's result, or the GatewayError that it raised. A cancelled caller leaves the job running."""
+        """The job's result; raises the job's GatewayError. A cancelled caller leaves the job running."""
         if len(self._waiting.get(tenant, ())) >= MOST_WAITING:
-            raise Limited("too many large requests of this tenant wait to be read", 1, code="too_many_large")
+            raise Limited("too many large requests of this tenant are waiting", 1, code="too_many_large")
         self.start()
         process = await self._process(tenant)
         work = self._in_background(self._done(process, tenant, pickle.dumps((job, arguments))))

@@ -1,8 +1,8 @@
-"""The process behind Offload: jobs in on stdin, results out on stdout, pickled, each behind its length.
+"""The process behind Offload: reads jobs from stdin, writes results to stdout, pickled and length-prefixed.
 
     python -m ridgeline.gateway.offload.worker
 
-It ends when its stdin does. A result holds few objects: what reads it is the event loop of a worker.
+It exits at the end of stdin. A result holds few objects: a worker's event loop unpickles it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ridgeline.gateway.offload.offload import PlainFields, plain, raw_fields
 from ridgeline.gateway.pipeline.reservations import PromptCounts, prompt_counts
 from ridgeline.gateway.routing.reading import Reading, read
 
-NICE = 5  # the worker's event loop goes first
+NICE = 5  # the worker's event loop has priority
 
 
 class Jobs:
@@ -44,7 +44,7 @@ class Jobs:
         self._loop = asyncio.new_event_loop()
         self._token_counts = TokenizerCounts()
         self._batch_parts: BatchParts | None = None
-        # The lines of a batch file are checked in order: a second NER process would be idle.
+        # A batch file's lines are checked in order: a second NER process would be idle.
         self._guards = {one.name: Guard(replace(one, ner_processes=1)) for one in settings.guards}
 
     def fields(self, body: bytes) -> PlainFields:
@@ -82,7 +82,7 @@ class Jobs:
     async def _read_batch_file(
         self, lines: Iterable[bytes], out: BinaryIO, uploader: Uploader, parts: BatchParts, upstream: str
     ) -> BatchFile:
-        """NER runs for the time of this file only: its model takes hundreds of megabytes."""
+        """NER runs only for the duration of this file: its model takes hundreds of megabytes."""
         if not uploader.guard:
             return await read_batch_file(lines, out, uploader, parts, upstream, None)
         guard = self._guards[uploader.guard]
@@ -113,7 +113,7 @@ class Jobs:
 
 def main() -> None:
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever a library prints must not come between the answers
+    sys.stdout = sys.stderr  # output of a library must not come between the answers
     with contextlib.suppress(OSError):
         os.nice(NICE)
     first = _read(questions)
@@ -134,7 +134,7 @@ def _done(job: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any
         told = (type(error), error.message, error.status, error.code, error.param, error.headers)
         return "error", told
     except Exception as error:
-        return "failed", type(error).__name__  # its message may hold text of the request
+        return "failed", type(error).__name__  # the message may hold text of the request
 
 
 def _read(stream: BinaryIO) -> bytes | None:

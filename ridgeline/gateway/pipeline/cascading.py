@@ -58,9 +58,9 @@ class Cascading:
     def _escalate(self, exchange: Exchange, job: Job, confidence: float | None) -> None:
         parts, decision = self._parts, job.decision
         assert decision is not None
-        assert job.question is not None
+        assert job.routing_request is not None
         assert parts.router is not None
-        parts.router.escalated(job.question, decision, confidence)
+        parts.router.escalated(job.routing_request, decision, confidence)
         before = self._booking.close(exchange)
         exchange.tokens_before += limit_tokens(before)
         exchange.pusd_before += before.cost_pusd

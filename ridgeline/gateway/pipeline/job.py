@@ -16,7 +16,7 @@ from ridgeline.gateway.upstreams.outgoing import Target
 
 if TYPE_CHECKING:
     from ridgeline.gateway.caching.answers import CacheUse
-    from ridgeline.gateway.routing.question import Decision, Question
+    from ridgeline.gateway.routing.routing_request import Decision, RoutingRequest
 
 
 class Sent(NamedTuple):
@@ -33,7 +33,7 @@ class Job:
     model: PublicModel | None = None
     targets: Sequence[Target] = ()  # fewer than the model has, where only some can answer
     restorer: Any = None  # of a guard: what it took out goes back into the answer
-    question: Question | None = None  # to the router,
+    routing_request: RoutingRequest | None = None  # to the router,
     decision: Decision | None = None  # and its answer
     cache: CacheUse | None = None
     # Of a large request, by family and whether a salt is added: path and fields, or why there are none.

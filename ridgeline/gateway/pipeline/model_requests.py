@@ -32,7 +32,7 @@ from ridgeline.gateway.pipeline.forwarding import Forwarding
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.reservations import GENERATING, NO_LIMITS, MostUsed, most_used, subjects_of
-from ridgeline.gateway.routing.question import Question
+from ridgeline.gateway.routing.routing_request import RoutingRequest
 
 A_MILLION = Usage(tokens_in=10**6, tokens_out=10**6, audio_ms=10**6, characters=10**6)
 
@@ -206,7 +206,7 @@ class ModelRequests:
         parts, key = self._parts, exchange.key
         assert parts.router is not None
         assert key is not None
-        job.question = Question(
+        job.routing_request = RoutingRequest(
             exchange.row.model_asked,
             exchange.place.endpoint.kind,
             exchange.fields,
@@ -215,7 +215,7 @@ class ModelRequests:
             exchange.header(b"x-ridgeline-conversation")[:256],
         )
         # A key that may use a route may use every model of it.
-        job.decision = decision = await parts.router.decide(job.question)
+        job.decision = decision = await parts.router.decide(job.routing_request)
         exchange.why = decision.why
         job.model = parts.catalog.find(decision.model)
 

@@ -1,4 +1,4 @@
-"""Assembly: a worker's parts, made from the settings, started in order and closed in reverse."""
+"""Assembly: makes a worker's parts from the settings, starts them in order and closes them in reverse."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from ridgeline.gateway.caching.semantic import SemanticCache
     from ridgeline.gateway.limits.resp import RedisClient
     from ridgeline.gateway.routing.embedder import Embedder
-    from ridgeline.gateway.routing.question import Question
     from ridgeline.gateway.routing.router import ModelRouter
+    from ridgeline.gateway.routing.routing_request import RoutingRequest
 
-RESTORE_S = 2.0  # the longest that the batches of earlier processes delay the first request
+RESTORE_S = 2.0  # longest delay of the first request by batches of earlier processes
 
 
 class Assembly:
@@ -60,10 +60,10 @@ class Assembly:
             return cls(parts, stack.pop_all())
 
     async def start_booking(self) -> None:
-        """Look after the batches of all workers. One worker does so.
+        """Watch the batches of all workers. One worker does this.
 
-        Returns when the batches of earlier processes are held, or after RESTORE_S: a store or ledger that is
-        away delays no start. A worker that has taken over limits knows already what batches may cost.
+        Returns when the batches of earlier processes are reserved, or after RESTORE_S: an unreachable store
+        or ledger does not delay the start. A worker that took over limits already knows the cost of batches.
         """
         limiter, batches = self.parts.limiter, self.batches
         if isinstance(limiter, HandoverLimiter) and limiter.has_adopted:
@@ -107,7 +107,7 @@ class Assembly:
         )
 
     def status(self) -> dict[str, Any]:
-        """For the administrators' eyes."""
+        """State for the admin API."""
         parts = self.parts
         return {
             "pid": os.getpid(),
@@ -192,7 +192,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
 
 
 def _end_revoked(deadlines: Deadlines, policy: Policy) -> None:
-    """Requests of keys that were revoked with what is under way."""
+    """End requests of keys that were revoked together with their running requests."""
     for exchange in list(deadlines.live):
         if exchange.key is not None and policy.ends_requests(exchange.key.id):
             exchange.end_with(key_revoked())
@@ -228,10 +228,8 @@ def _router(settings: GatewaySettings, embedder: Embedder | None, offload: Offlo
     from ridgeline.gateway.routing.reading import Reading
     from ridgeline.gateway.routing.router import ModelRouter
 
-    async def read_large(question: Question) -> Reading:
-        reading: Reading = await offload.run(
-            question.tenant, "reading", question.kind, plain(question.fields)
-        )
+    async def read_large(request: RoutingRequest) -> Reading:
+        reading: Reading = await offload.run(request.tenant, "reading", request.kind, plain(request.fields))
         return reading
 
     return ModelRouter(settings.routes, settings.rules, embedder, read_large=read_large)

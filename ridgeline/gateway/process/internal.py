@@ -1,4 +1,4 @@
-"""What a worker tells its supervisor, over a socket that only they know: metrics and state."""
+"""A worker's metrics and state for its supervisor, over a private socket."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-if TYPE_CHECKING:  # the supervisor comes here too, and has no use for what answers requests
+if TYPE_CHECKING:  # the supervisor imports this too, and does not need the pipeline
     from ridgeline.gateway.pipeline.exchange import Receive, Scope, Send
     from ridgeline.gateway.process.assembly import Assembly
 
 
 def internal_path(state_dir: Path, worker: str) -> Path:
-    """The worker's socket; the folder is its owner's alone. `worker`: its number and process id."""
+    """The worker's socket, in a folder that only its owner can read. `worker`: its number and process id."""
     return state_dir / f"worker-{worker}.sock"
 
 
 def limits_path(state_dir: Path, worker: str) -> Path:
-    """Where a worker takes over the limits of the one whose place it takes."""
+    """The socket where a worker receives the limits of its predecessor."""
     return state_dir / f"limits-{worker}.sock"
 
 

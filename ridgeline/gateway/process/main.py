@@ -1,5 +1,5 @@
-"""`ridgeline gateway`: the supervisor. Binds the ports, starts the workers and starts again those that die,
-serves the administrators' listener, and passes on the signal to stop. Never touches a client's request.
+"""`ridgeline gateway`: the supervisor. Binds the ports, starts the workers, restarts those that die, serves
+the admin API, and forwards the signal to stop. Never handles a client's request.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ridgeline.version import __version__
 
 log = logging.getLogger("ridgeline.gateway")
 
-RESTART_S = 1.0  # between a worker's death and the next start, so that a broken set-up does not spin
+RESTART_S = 1.0  # between a worker's death and its restart, so that a broken set-up does not spin
 BACKLOG = 2048
 
 
 def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int:
-    """Serve until told to stop. Returns the exit code. Logs are set up.
+    """Serve until a signal to stop. Returns the exit code. Logging must be set up.
 
-    reread: the settings as the file has them now.
+    reread: reads the settings from the file again.
     """
     gateway = settings.gateway
     state_dir = settings.state_dir
@@ -60,7 +60,7 @@ def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int
 
 @contextlib.contextmanager
 def _alone(state_dir: Path) -> Iterator[None]:
-    """Two gateways in one folder would each count limits by themselves, and take each other's sockets."""
+    """Two gateways in one folder would count limits separately and use the same sockets."""
     with (state_dir / "gateway.lock").open("wb") as lock:
         if sys.platform != "win32":
             import fcntl
@@ -69,7 +69,7 @@ def _alone(state_dir: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OptionError(
-                    f"[gateway] state_dir: another gateway runs in {state_dir}; stop it, or name another"
+                    f"[gateway] state_dir: another gateway runs in {state_dir}; stop it or set another"
                 ) from None
         yield
 
@@ -85,8 +85,8 @@ class Supervisor:
         self._settings, self._reread = settings, reread
         self._listener = listener
         self._set_state = set_state
-        self._workers: dict[int, WorkerProcess] = {}  # that serve, by number
-        self._leaving: set[WorkerProcess] = set()  # that answer what they still have
+        self._workers: dict[int, WorkerProcess] = {}  # serving, by number
+        self._leaving: set[WorkerProcess] = set()  # draining
         self._changing = asyncio.Lock()  # one start, restart or reload at a time
         self._stopping = self._reloading = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,7 +142,7 @@ class Supervisor:
         return await WorkerProcess.start(number, settings, self._listener)
 
     async def _install(self, worker: WorkerProcess) -> None:
-        """It serves from now on. The one before it stops accepting and hands over its limits just before."""
+        """Let it serve. Just before, its predecessor stops accepting and hands over its limits."""
         old = self._workers.get(worker.number)
         self._workers[worker.number] = worker
         worker.on_leaving = lambda: self._begin(self._roll(worker))
@@ -154,7 +154,7 @@ class Supervisor:
         await worker.serve()
 
     async def _watch(self, worker: WorkerProcess) -> None:
-        """Start another where a worker dies that was not to leave."""
+        """Restart a worker that died without being told to stop."""
         code = await worker.wait()
         self._pages.end(worker.name)
         self._leaving.discard(worker)
@@ -162,7 +162,7 @@ class Supervisor:
             return
         del self._workers[worker.number]
         while not self._stopping and worker.number not in self._workers:
-            log.error("a worker died; another is started", extra={"worker": worker.number, "exit_code": code})
+            log.error("a worker died; starting another", extra={"worker": worker.number, "exit_code": code})
             await asyncio.sleep(RESTART_S)
             try:
                 async with self._changing:
@@ -172,17 +172,17 @@ class Supervisor:
                 log.error("%s", error)
 
     async def _roll(self, worker: WorkerProcess) -> None:
-        """Replace a worker that got SIGTERM. It serves until the other is ready."""
+        """Replace a worker that got SIGTERM. It serves until its successor is ready."""
         async with self._changing:
             if self._stopping or self._workers.get(worker.number) is not worker:
                 return
             try:
                 await self._install(await self._start(worker.number, self._settings))
             except WorkerRefused as error:
-                log.error("a worker that was told to leave is not replaced: %s", error)
+                log.error("could not replace a worker that got SIGTERM: %s", error)
 
     async def _end_workers(self) -> None:
-        """All drain at once. The port is closed first: a client that comes now is refused at once."""
+        """Drain all workers at once. The port is closed first: new connections are refused at once."""
         self._listener.close()
         for task in self._tasks:
             task.cancel()
@@ -196,7 +196,7 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- what the administrators see ----
+    # ---- for the admin API ----
 
     async def status(self) -> dict[str, Any]:
         workers = {}
@@ -214,12 +214,12 @@ class Supervisor:
         return self._pages.text()
 
     async def reload(self) -> dict[str, Any]:
-        """Read the file again. New workers start with it; once all are ready, they take the old ones' places.
+        """Read the file again. New workers start with it; once all are ready, they replace the old ones.
 
-        Nothing changes where the file, or any new worker, is refused.
+        Nothing changes if the file or any new worker is refused.
         """
         if self._reloading:
-            raise Unavailable("the gateway is being reloaded already", code="reloading")
+            raise Unavailable("a reload is already running", code="reloading")
         try:
             settings = self._reread()
         except OptionError as error:
@@ -228,7 +228,7 @@ class Supervisor:
         changed = [n for n in fixed if getattr(settings.gateway, n) != getattr(self._settings.gateway, n)]
         if changed or settings.admin != self._settings.admin or settings.store != self._settings.store:
             what = ", ".join([f"[gateway] {name}" for name in changed] or ["[admin] or [store]"])
-            raise BadRequest(f"{what}: changed; that needs a restart of the gateway")
+            raise BadRequest(f"{what} changed; restart the gateway to apply it")
         self._reloading = True
         try:
             async with self._changing:
@@ -241,13 +241,13 @@ class Supervisor:
         new: list[WorkerProcess] = []
         try:
             for number in range(settings.gateway.workers):
-                # In turn: each start takes a core for a second, which requests need.
+                # One after the other: each start takes a core for a second, which requests need.
                 new += [await self._start(number, settings)]
             if self._stopping:
                 raise Unavailable("the gateway is stopping", code="shutting_down")
         except WorkerRefused as error:
             await _kill(new)
-            message = f"{error}; the gateway goes on with the settings that it has"
+            message = f"{error}; the gateway keeps its current settings"
             raise BadRequest(message, code="invalid_configuration") from None
         except BaseException:
             await _kill(new)
@@ -281,7 +281,7 @@ class Supervisor:
             f"  admin {admin.url} · key in {admin.key_path}",
         ]
         if not gateway.require_keys:
-            lines.append("  no keys needed: everybody on this machine may ask")
+            lines.append("  keys are not required: any process on this machine may send requests")
         return "\n".join(lines)
 
 

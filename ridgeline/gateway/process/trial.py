@@ -1,7 +1,7 @@
-"""What a worker would refuse at its start, found before there is one: for `--check`, starts and reloads.
+"""Finds settings that a worker would refuse, before one starts: for `--check`, starts and reloads.
 
-Makes a worker's parts of the settings and throws them away. Of what a worker connects to or starts, only the
-NER processes of guards are started: stores and upstreams may be away while a file is checked.
+Makes a worker's parts from the settings and discards them. It starts only the NER processes of guards:
+stores and upstreams may be unreachable while a file is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def try_certificates(settings: GatewaySettings) -> None:
 
 
 def try_parts(settings: GatewaySettings) -> None:
-    """All that is read at a start: also guards with their NER models, prices, routes and their artefacts."""
+    """Load everything that a start loads: also guards with their NER models, prices, routes and artifacts."""
     from ridgeline.gateway.accounting.prices import Prices
     from ridgeline.gateway.catalog import Catalog
 

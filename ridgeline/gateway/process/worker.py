@@ -1,12 +1,12 @@
-"""A worker: one process that answers. Started by the supervisor, which hands it the listening socket.
+"""A worker: one process that serves requests. The supervisor starts it and passes the listening socket.
 
-`python -m ridgeline.gateway.process.worker --listener FD --number N` and the supervisor talk in lines:
+`python -m ridgeline.gateway.process.worker --listener FD --number N` and the supervisor exchange lines:
 
     supervisor, on standard input     the settings; `serve`; `drain [PATH]`, with the successor's socket
     worker, on standard output        `ready` or `refused REASON`; `serving`; `handed`, when the successor
-                                      has the limits; `leaving`, on SIGTERM: another is to take its place
+                                      has the limits; `leaving`, on SIGTERM: asks for a successor
 
-A worker whose standard input ends has lost its supervisor: it drains and leaves.
+A worker whose standard input ends has lost its supervisor: it drains and exits.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from ridgeline.web.tls import certificate
 log = logging.getLogger("ridgeline.gateway")
 
 POLL_S = 0.02
-IDLE_S = 1.0  # an idle connection stays open for this time when the gateway stops,
-REPLACED_IDLE_S = 5.0  # and for this time when another worker has taken the place
-LAST_WORDS_S = 5.0  # for streams that are cut to take their error event
-LAST_ROWS_S = 10.0  # for the ledger to take over what has ended
+IDLE_S = 1.0  # an idle connection stays open for this time when the gateway stops …
+REPLACED_IDLE_S = 5.0  # … and when another worker has replaced this one
+LAST_WORDS_S = 5.0  # for streams that are ended to send their error event
+LAST_ROWS_S = 10.0  # for the ledger to store finished requests
 REPLACED_S = 180.0  # after SIGTERM, for the supervisor to start another worker
 
 
 def main() -> None:
-    # numpy's product of a vector with the examples of a route takes a millisecond; threads that wait for the
-    # next one in a loop would take the cores from whoever makes the vectors.
+    # numpy's product of a vector with the examples of a route takes 1 ms; threads that spin until the next
+    # one would take the cores from the embedding server.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = argparse.ArgumentParser()
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)
     arguments = parser.parse_args()
-    with os.fdopen(0, "rb", buffering=0, closefd=False) as line:  # what comes behind it is not read ahead
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as line:  # nothing after it is read ahead
         settings = from_json(line.readline())
     gateway = settings.gateway
     logs.setup(gateway.log_level, gateway.log_format)
@@ -74,15 +74,15 @@ def main() -> None:
             asyncio.run(worker.run())
     except KeyboardInterrupt:
         pass
-    except (OptionError, StoreError, LedgerError) as error:  # each says what to do
+    except (OptionError, StoreError, LedgerError) as error:  # each message says what to do
         _tell(f"refused {' '.join(str(error).split())}")
         log.error("the worker cannot start: %s", error)
         sys.exit(1)
 
 
 def _keep_descriptors() -> None:
-    """Processes that the worker starts get none of its sockets: one that has the listener would keep the port
-    open. uvloop leaves inherited descriptors open in them.
+    """Child processes must not inherit the worker's sockets: one with the listener would keep the port open.
+    uvloop leaves inherited descriptors open in them.
     """
     for name in os.listdir("/dev/fd"):
         if int(name) > 2:
@@ -112,7 +112,7 @@ class Worker:
         serving = [await _started(inside, _internal_socket(settings.state_dir, self._name))]
         if isinstance(parts.limiter, HandoverLimiter):
             await parts.limiter.listen(limits_path(settings.state_dir, self._name))
-        # Objects made at start live on: scanning them in every collection would delay requests.
+        # Objects made at the start stay alive: scanning them in every collection would delay requests.
         gc.collect()
         gc.freeze()
         _tell("ready")
@@ -134,7 +134,7 @@ class Worker:
             listening.cancel()
 
     async def _drain(self) -> None:
-        """Accept nothing, hand over the limits, answer what is under way; then cut the rest."""
+        """Stop accepting, hand over the limits, finish running requests; then end the rest."""
         parts = self._assembly.parts
         parts.draining = True
         self._http.drain(IDLE_S if self._successor is None else REPLACED_IDLE_S)
@@ -155,14 +155,15 @@ class Worker:
             await asyncio.sleep(POLL_S)
         if parts.deadlines.live:
             log.warning(
-                "requests are cut at the end of the drain", extra={"count": len(parts.deadlines.live)}
+                "ending requests that did not finish within drain_s",
+                extra={"count": len(parts.deadlines.live)},
             )
             parts.deadlines.end_all(shutting_down())
             until = time.monotonic() + LAST_WORDS_S
             while parts.deadlines.live and time.monotonic() < until:
                 await asyncio.sleep(POLL_S)
 
-    # ---- the supervisor's words ----
+    # ---- the supervisor's commands ----
 
     async def _listen_to_supervisor(self) -> None:
         reader = asyncio.StreamReader()
@@ -180,7 +181,7 @@ class Worker:
         self._may_serve.set()
 
     def _leave(self) -> None:
-        """SIGTERM: ask for a successor, and serve until it is there."""
+        """SIGTERM: ask for a successor, and serve until it is ready."""
         _tell("leaving")
 
         def alone() -> None:
@@ -198,13 +199,13 @@ async def _started(server: HttpServer, listener: socket.socket) -> asyncio.Task[
 
 
 def _tell(line: str) -> None:
-    """The supervisor, if it is still there."""
+    """Tell the supervisor, if it is still running."""
     with contextlib.suppress(OSError):
         print(line, flush=True)
 
 
 def _internal_socket(state_dir: Path, worker: str) -> socket.socket:
-    """Where the supervisor asks this worker for its figures. The folder is its owner's alone."""
+    """The socket for the supervisor's requests, in a folder that only its owner can read."""
     path = internal_path(state_dir, worker)
     path.unlink(missing_ok=True)
     internal = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -215,7 +216,7 @@ def _internal_socket(state_dir: Path, worker: str) -> socket.socket:
 
 def _on_sigterm(leave: Callable[[], None]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
-    # Ctrl-C reaches the whole group; the supervisor alone decides.
+    # Ctrl-C reaches the whole process group; only the supervisor acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

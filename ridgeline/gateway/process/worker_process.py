@@ -1,6 +1,6 @@
-"""WorkerProcess: a worker as its supervisor sees it: started, told to serve or to drain, waited for.
+"""WorkerProcess: the supervisor's handle of a worker: start it, let it serve or drain, wait for it.
 
-What the two say to each other stands in `worker.py`.
+`worker.py` describes the lines that both exchange.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ridgeline.gateway.process.internal import internal_path, limits_path
 START_S = 120.0
 SERVE_S = 10.0
 HANDOVER_S = 1.0  # the new worker serves after this time, with or without the old one's limits
-STOP_GRACE_S = 30.0  # beyond the drain: last words and last rows
+STOP_GRACE_S = 30.0  # beyond the drain: last events and last rows
 ASK_S = 2.0
 
 
 class WorkerRefused(Exception):
-    """A worker did not come up; the message says why."""
+    """A worker did not start; the message gives the reason."""
 
 
 class WorkerProcess:
     def __init__(self, number: int, settings: GatewaySettings, process: asyncio.subprocess.Process) -> None:
         self.number, self._settings, self._process = number, settings, process
         self.name = f"{number}-{process.pid}"
-        self.on_leaving: Callable[[], None] | None = None  # it was told to leave by somebody else
+        self.on_leaving: Callable[[], None] | None = None  # it got SIGTERM from outside
         self._heard = {word: asyncio.Event() for word in ("ready", "serving", "handed")}
         self._refusal = ""
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
     async def start(cls, number: int, settings: GatewaySettings, listener: socket.socket) -> WorkerProcess:
-        """One that is ready to serve. WorkerRefused: it rejects the settings, or does not come up."""
+        """Start a worker and wait until it is ready. WorkerRefused: it rejects the settings or fails."""
         descriptor = listener.fileno()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -52,8 +52,8 @@ class WorkerProcess:
         try:
             worker._say(to_json(settings).decode())
             if not await worker._hears("ready", START_S):
-                why = worker._refusal or f"it was not ready after {START_S:g} s; its log lines say why"
-                raise WorkerRefused(f"worker {number} did not come up: {why}")
+                why = worker._refusal or f"it was not ready after {START_S:g} s; see its log lines"
+                raise WorkerRefused(f"worker {number} did not start: {why}")
         except BaseException:
             worker.kill()
             await worker.wait()
@@ -73,7 +73,7 @@ class WorkerProcess:
         self._say("drain")
 
     async def end(self) -> None:
-        """Wait for the end of its drain, and no longer."""
+        """Wait for the end of its drain, then kill it."""
         try:
             await asyncio.wait_for(self.wait(), self._settings.gateway.drain_s + STOP_GRACE_S)
         except TimeoutError:
@@ -93,7 +93,7 @@ class WorkerProcess:
         return code
 
     async def ask(self, path: str) -> bytes:
-        """What it says of itself; empty if it does not answer."""
+        """Its answer to GET `path`; empty if it does not answer."""
         try:
             async with asyncio.timeout(ASK_S):
                 where = str(internal_path(self._settings.state_dir, self.name))
@@ -113,7 +113,7 @@ class WorkerProcess:
             self._process.stdin.write(line.encode() + b"\n")
 
     async def _hears(self, word: str, within_s: float) -> bool:
-        """Whether it says so, before it ends and in time."""
+        """Whether it writes this line before it ends and within the time limit."""
         heard = asyncio.create_task(self._heard[word].wait())
         await asyncio.wait([heard, self._listening], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         heard.cancel()

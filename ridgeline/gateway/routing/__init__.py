@@ -1,1 +1,1 @@
-"""Which model: rules, nearest examples, a classifier, a cascade; fitted and evaluated."""
+"""Chooses a route's model for a request: rules, nearest examples, a classifier, a cascade."""

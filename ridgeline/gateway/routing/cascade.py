@@ -1,7 +1,7 @@
-"""Cascade: ask the cheap model first, and the strong one only where the cheap answer looks unsure.
+"""Cascade: ask the cheap model first, and the strong one only if the cheap answer has a low confidence.
 
-Sureness is read off the answer's own log-probabilities. Pure functions, called by the pipeline around an
-answer that was not streamed; a streamed one has its model decided before, or is held back until judged.
+Confidence comes from the answer's log-probabilities. Pure functions, called by the pipeline for an answer
+that is not streamed; for a stream the model is chosen before, or the stream is held back until judged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from ridgeline.gateway.body import Fields, field, raw
 
 DEFAULT_THRESHOLD = 0.7
-TAIL_SHARE = 0.1  # of the tokens, the least likely ones: what an answer hangs on is a few of them
+TAIL_SHARE = 0.1  # share of the least likely tokens: an answer depends on a few of them
 KINDS = ("chat", "completions")  # whose answers carry log-probabilities
 
 
@@ -27,17 +27,17 @@ class Cascade:
     threshold: float = DEFAULT_THRESHOLD
 
     def confidence(self, body: bytes) -> float | None:
-        """How sure the model was; None where the answer does not say."""
+        """The model's confidence; None if the answer has no log-probabilities."""
         return confidence(body)
 
     def accept(self, body: bytes) -> bool:
-        """An answer that says nothing of its sureness is kept: it was paid for, and may be as good as any."""
+        """An answer without log-probabilities is kept: it is already paid for."""
         found = confidence(body)
         return found is None or found >= self.threshold
 
 
 def ask_for_logprobs(kind: str, fields: Fields) -> bool:
-    """Set `logprobs` in the request where the client had not; False: nothing was changed."""
+    """Set `logprobs` in the request if the client did not. Returns whether it was changed."""
     if kind not in KINDS:
         return False
     if kind == "chat":
@@ -52,7 +52,7 @@ def ask_for_logprobs(kind: str, fields: Fields) -> bool:
 
 
 def strip_logprobs(body: bytes) -> bytes:
-    """The answer without what the client never asked for."""
+    """The answer without the log-probabilities that the client did not ask for."""
     answer = msgspec.json.decode(body)
     for choice in _choices(answer):
         if "logprobs" in choice:
@@ -61,10 +61,10 @@ def strip_logprobs(body: bytes) -> bytes:
 
 
 def confidence(body: bytes) -> float | None:
-    """The geometric mean probability of the least likely tenth of the tokens, of the least sure choice.
+    """The geometric mean probability of the least likely tenth of the tokens, of the least confident choice.
 
     A mean over all tokens hides the one number that is wrong in a long, fluent answer; the minimum alone
-    is moved by a single rare word. A refusal, a tool call or an empty answer has the tokens it has.
+    is moved by a single rare word. Refusals, tool calls and empty answers are not treated specially.
     """
     try:
         answer = msgspec.json.decode(body)

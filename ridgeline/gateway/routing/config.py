@@ -1,4 +1,4 @@
-"""What an operator says of routing: [[routes]], [[rules]] and [embeddings] of gateway.toml."""
+"""Settings of routing: [[routes]], [[rules]] and [embeddings] of gateway.toml."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from ridgeline.options import check_range, option
 
 @dataclass(frozen=True, slots=True)
 class RouteConfig:
-    """One [[routes]] table: a name that clients ask for as a model, and the models it stands for."""
+    """One [[routes]] table: a name that clients send as `model`, and the models to choose from."""
 
     name: str = option("auto", "what clients send as `model`")
     models: tuple[str, ...] = option((), "public names of models, from the cheapest to the strongest")
     default: str | None = option(
-        None, "model when nothing decides, or no vector is to be had; default: the strongest"
+        None, "model if no rule or prediction applies, or embedding fails; default: the strongest"
     )
-    artefact: Path | None = option(
-        None, "file that `ridgeline gateway routes fit` wrote; none: rules and default alone"
+    artifact: Path | None = option(
+        None, "file written by `ridgeline gateway routes fit`; without it only rules and default apply"
     )
+    artefact: Path | None = option(None, "older spelling of artifact")
     threshold: float | None = option(
-        None, "gain in quality that a dearer model must promise, instead of the artefact's"
+        None, "predicted gain in quality that a more expensive model needs; overrides the artifact's"
     )
     cascade: bool = option(
         False, "ask the cheaper model first, and the strongest when its answer is not confident"
     )
     cascade_threshold: float | None = option(
-        None, "confidence (0 to 1) below which the cascade escalates, instead of the artefact's or 0.7"
+        None, "confidence (0 to 1) below which the cascade escalates; overrides the artifact's, or 0.7"
     )
     sticky_s: float = option(
-        600.0, "seconds after its last request for which a conversation keeps its model; 0: never"
+        600.0, "keep a conversation's model for this many seconds after its last request; 0: never"
     )
-    shadow: bool = option(False, "decide and write it to the ledger, but send everything to the default")
+    shadow: bool = option(False, "record decisions in the ledger, but send every request to the default")
 
     def __post_init__(self) -> None:
         where = f"[[routes]] {self.name}:"
+        if self.artifact is None and self.artefact is not None:
+            object.__setattr__(self, "artifact", self.artefact)
         check_range(self, where, 0, 1, "cascade_threshold")
         check_range(self, where, -1, 1000, "threshold")
         check_range(self, where, 0, 365 * 86_400, "sticky_s")
@@ -43,24 +46,24 @@ class RouteConfig:
 
 @dataclass(frozen=True, slots=True)
 class RuleConfig:
-    """One [[rules]] table. All conditions that are given must hold; of a list, any one. First match wins."""
+    """One [[rules]] table. All given conditions must hold; of a list, any value. First match wins."""
 
     name: str = option("", "shown in the ledger; default: its number")
-    route: str = option("", "for this route alone; empty: for all of them")
-    model: str = option("", "where a request that matches goes: one of the route's models")
-    always: bool = option(False, "also for conversations that have a model already")
-    tokens_min: int | None = option(None, "at least so many prompt tokens (estimated)")
-    tokens_max: int | None = option(None, "at most so many prompt tokens (estimated)")
-    max_tokens_min: int | None = option(None, "asks for an answer of at least so many tokens")
-    max_tokens_max: int | None = option(None, "asks for an answer of at most so many tokens")
-    tools: bool | None = option(None, "has tools, or has none")
-    images: bool | None = option(None, "has images, or has none")
+    route: str = option("", "the route it applies to; empty: all routes")
+    model: str = option("", "model for matching requests: one of the route's models")
+    always: bool = option(False, "also apply to conversations that already have a model")
+    tokens_min: int | None = option(None, "least number of prompt tokens (estimated)")
+    tokens_max: int | None = option(None, "greatest number of prompt tokens (estimated)")
+    max_tokens_min: int | None = option(None, "least number of answer tokens that the request allows")
+    max_tokens_max: int | None = option(None, "greatest number of answer tokens that the request allows")
+    tools: bool | None = option(None, "true: requests with tools; false: without")
+    images: bool | None = option(None, "true: requests with images; false: without")
     languages: tuple[str, ...] = option((), "language of the last user turn: en, de, zh, …")
-    tenants: tuple[str, ...] = option((), "teams, or keys without one")
+    tenants: tuple[str, ...] = option((), "teams; for keys without a team, their ids")
     keys: tuple[str, ...] = option((), "ids of keys")
     endpoints: tuple[str, ...] = option((), "chat, completions, responses, messages, …")
-    keywords: tuple[str, ...] = option((), "words or phrases of the last user turn, in any case")
-    pattern: str | None = option(None, "regular expression that the last user turn holds")
+    keywords: tuple[str, ...] = option((), "words or phrases in the last user turn; case is ignored")
+    pattern: str | None = option(None, "regular expression to find in the last user turn")
 
     def __post_init__(self) -> None:
         where = f"[[rules]] {self.name or self.model}:"
@@ -69,13 +72,13 @@ class RuleConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsConfig:
-    """[embeddings]: which upstream turns texts into vectors, for routes and the semantic cache."""
+    """[embeddings]: the upstream that embeds texts for routes and the semantic cache."""
 
     upstream: str = option("", "name of an upstream with /v1/embeddings; empty: no vectors")
     model: str = option("all-minilm-l6-v2", "the model's name there")
-    timeout_ms: float = option(250.0, "longest wait for a vector; then a route takes its default")
-    cache_entries: int = option(4096, "vectors of recent texts that are kept (1.5 kB each)")
-    max_concurrent: int = option(64, "requests for vectors under way at once; more are not sent")
+    timeout_ms: float = option(250.0, "time limit for a vector; after it a route uses its default")
+    cache_entries: int = option(4096, "cached vectors of recent texts (1.5 kB each)")
+    max_concurrent: int = option(64, "most concurrent requests for vectors; further ones fail")
     truncate: bool = option(
         True, "send `truncate_prompt_tokens` (ridgeline, vLLM); off for servers that refuse it"
     )

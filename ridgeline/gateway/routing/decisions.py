@@ -1,7 +1,7 @@
-"""What a route decided, from the ledger: by what, for which model, and what a shadow would have saved.
+"""Decisions of a route, from the ledger: the reasons, the models, and what a shadow would have saved.
 
-For `ridgeline gateway routes decisions`. Reads rows and nothing else; what the other model would have cost
-is an estimate, by that model's own rows.
+For `ridgeline gateway routes decisions`. Reads only ledger rows; the cost of the other model is an estimate
+from that model's own rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RoutedRow:
 
 @dataclass
 class Decisions:
-    """Of one route. saved_usd: what the shadow's choices would have saved; None: no rows tell its prices."""
+    """Of one route. saved_usd: what the shadow's choices would have saved; None: no rows have its prices."""
 
     rows: int = 0
     by: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ def read_rows(store: LedgerStore, route: str, since_ms: int = 0) -> list[RoutedR
 
 
 def read_prices(store: LedgerStore, since_ms: int = 0) -> dict[str, float]:
-    """Picodollars of a token, of every model that answered some, by whatever name it was asked for."""
+    """Picodollars per token for every model that answered, under any requested name."""
     found = store.query(
         f"SELECT model, SUM(tokens_in + tokens_out), SUM(cost_pusd) FROM {TABLE} "
         "WHERE at_ms >= ? GROUP BY model",
@@ -70,7 +70,7 @@ def decisions_of(rows: Iterable[RoutedRow], prices: Mapping[str, float]) -> Deci
     times = []
     for row in rows:
         if "by" not in row.why:
-            continue  # refused before it was decided
+            continue  # refused before the decision
         found.rows += 1
         found.by[str(row.why["by"])] += 1
         found.models[row.model] += 1
@@ -98,7 +98,7 @@ def decisions_of(rows: Iterable[RoutedRow], prices: Mapping[str, float]) -> Deci
 
 def lines_of(found: Decisions, route: str) -> list[str]:
     if not found.rows:
-        return [f"no request of the route {route} in the ledger"]
+        return [f"the ledger has no request of the route {route}"]
     lines = [
         f"{found.rows} requests of {route}, {found.cost_usd:.6f} USD",
         "decided by   " + _shares(found.by, found.rows),

@@ -1,7 +1,7 @@
 """Embedder: vectors of texts, from an upstream's /v1/embeddings; used by the router and the semantic cache.
 
-Recent texts are answered from memory. Every wait has a deadline and the number of calls under way is bounded:
-who asks is told that there is no vector (EmbeddingFailed), and goes on without.
+Vectors of recent texts are cached. Every wait has a deadline and the number of concurrent calls is bounded:
+beyond these the caller gets EmbeddingFailed and continues without a vector.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy.typing as npt
 from ridgeline.gateway.routing.config import EmbeddingsConfig
 
 Vectors = npt.NDArray[np.float32]  # [texts, dimensions], each of length 1
-# Sends a body to the upstream's /v1/embeddings and answers with the body of a 200; raises otherwise.
+# Sends a body to the upstream's /v1/embeddings and returns the body of a 200; raises otherwise.
 Post = Callable[[bytes], Awaitable[bytes]]
 
-WHOLE = -1  # as much of a text as the model reads
+WHOLE = -1  # as many characters of a text as the model reads
 
 
 class EmbeddingFailed(Exception):
-    """No vector: the server failed, is too slow, or too much is under way. Holds no text."""
+    """No vector: the server failed or timed out, or too many calls are in flight. Holds no text."""
 
 
 class _Vector(msgspec.Struct):
@@ -36,7 +36,7 @@ class _Vector(msgspec.Struct):
     index: int = 0
 
 
-class _Answer(msgspec.Struct):
+class _EmbeddingList(msgspec.Struct):
     data: list[_Vector]
 
 
@@ -47,12 +47,12 @@ class Embedder:
         self.config = config
         self._post = post
         self._recent: OrderedDict[bytes, Vectors] = OrderedDict()
-        self._coming: dict[bytes, asyncio.Future[Vectors]] = {}  # texts that are being asked for
+        self._coming: dict[bytes, asyncio.Future[Vectors]] = {}  # texts in flight
         self._under_way = 0
         self.hits = self.misses = self.failures = 0
 
     async def embed(self, texts: Sequence[str], max_tokens: int = WHOLE) -> Vectors:
-        """A row for each text, in order. `max_tokens` cuts the text; vectors of different cuts are apart."""
+        """A row for each text, in order. `max_tokens` truncates the text; it is part of the cache key."""
         keys = [_key(text, max_tokens) for text in texts]
         found: dict[bytes, Vectors] = {}
         waits: dict[bytes, asyncio.Future[Vectors]] = {}
@@ -82,7 +82,7 @@ class Embedder:
     async def _ask(self, missing: dict[bytes, str], max_tokens: int) -> dict[bytes, Vectors]:
         if self._under_way >= self.config.max_concurrent:
             self.failures += 1
-            raise EmbeddingFailed(f"{self._under_way} requests for vectors are under way")
+            raise EmbeddingFailed(f"{self._under_way} requests for vectors are in flight")
         future: asyncio.Future[Vectors]
         futures = {key: asyncio.get_running_loop().create_future() for key in missing}
         self._coming.update(futures)
@@ -93,7 +93,7 @@ class Embedder:
             failed = error if isinstance(error, EmbeddingFailed) else EmbeddingFailed("it was not awaited")
             for future in futures.values():
                 future.set_exception(failed)
-                future.exception()  # read, so that nobody's absence is complained of
+                future.exception()  # retrieved, or asyncio logs the exception
             self.failures += isinstance(error, EmbeddingFailed)
             raise
         finally:
@@ -127,14 +127,14 @@ class Embedder:
 def decode(answer: bytes, count: int) -> Vectors:
     """The vectors of an answer of /v1/embeddings, at length 1; EmbeddingFailed if it is not one."""
     try:
-        data = msgspec.json.decode(answer, type=_Answer).data
+        data = msgspec.json.decode(answer, type=_EmbeddingList).data
         rows = [_row(vector.embedding) for vector in sorted(data, key=lambda vector: vector.index)]
         vectors: Vectors = np.stack(rows)
     except (msgspec.DecodeError, binascii.Error, UnicodeDecodeError, ValueError) as error:
-        raise EmbeddingFailed(f"the embedding server's answer cannot be read: {error}") from None
+        raise EmbeddingFailed(f"the embedding server's answer is malformed: {error}") from None
     if len(vectors) != count or vectors.ndim != 2 or not np.isfinite(vectors).all():
         raise EmbeddingFailed(
-            f"the embedding server sent {len(vectors)} vectors for {count} texts, or bad ones"
+            f"the embedding server sent {len(vectors)} vectors for {count} texts, or malformed ones"
         )
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     normalized: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))

@@ -1,6 +1,6 @@
-"""An embedding server for one command: `ridgeline serve MODEL` as a process of its own, on a free port.
+"""An embedding server for one command: runs `ridgeline serve MODEL` as a child process on a free port.
 
-For `ridgeline gateway routes` where no URL is given. It is reached over HTTP alone and ends with the command.
+For `ridgeline gateway routes` without a URL. Used over HTTP only; it stops with the command.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ridgeline.gateway.routing.embedder import EmbeddingFailed
 from ridgeline.options import without_settings
 from ridgeline.proxy.blocking_client import BlockingClient
 
-READY_S = 300.0  # a model that is not here yet is fetched first
+READY_S = 300.0  # includes the download of a missing model
 STOP_S = 10.0
 POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
 
 
 class OwnServer:
-    """Use as a context; `start` is called when the first vector is needed."""
+    """A context manager; `start` is called when the first vector is needed."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -60,7 +60,7 @@ class OwnServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the command, which then stops it
+                start_new_session=True,  # Ctrl-C goes to the command, which then stops the server
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         url = f"http://127.0.0.1:{port}"
@@ -77,7 +77,7 @@ class OwnServer:
 
 
 def _end_with_parent() -> None:
-    """In the child: a command that is killed leaves no server behind."""
+    """Runs in the child: it stops when the command is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 

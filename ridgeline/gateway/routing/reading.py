@@ -1,6 +1,6 @@
-"""Reading: what of a request a route is decided by. Read once from its body's fields, in any dialect.
+"""Reading: the inputs of a routing decision, read once from a request's fields in any dialect.
 
-Only the router calls it, for requests that name a route. It keeps user turns and drops assistant replies:
+Called only by the router, for requests that name a route. It keeps user turns and drops assistant replies:
 they make a later turn look like the model's own work, and predictions worse.
 """
 
@@ -37,12 +37,12 @@ class _Message(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Reading:
-    """turns: texts of the user's turns, the last one last. opening: what the conversation began with."""
+    """turns: texts of the user's turns, the last one last. opening: the beginning of the conversation."""
 
     kind: str
     turns: tuple[str, ...]
     opening: tuple[str, ...]
-    is_later_turn: bool  # something was answered before
+    is_later_turn: bool  # whether it has an earlier answer
     chars: int
     wide_chars: int
     images: int
@@ -55,7 +55,7 @@ class Reading:
 
     @property
     def tokens(self) -> int:
-        """An estimate, from characters: no tokenizer of any upstream is asked."""
+        """An estimate from characters, without an upstream's tokenizer."""
         narrow = self.chars - self.wide_chars
         text = narrow / CHARS_PER_TOKEN + self.wide_chars / CHARS_PER_TOKEN_WIDE
         return round(text) + self.images * IMAGE_TOKENS
@@ -66,7 +66,7 @@ class Reading:
 
 
 def read(kind: str, fields: Fields) -> Reading:
-    """The reading of one request; BadRequest where a field that is read is of another type."""
+    """The reading of one request; BadRequest if a field has a wrong type."""
     system: list[str] = []
     messages: list[_Message] = []
     if kind in ("chat", "messages"):
@@ -132,7 +132,7 @@ def _system(fields: Fields, name: str) -> list[str]:
 def _prompts(fields: Fields) -> list[str]:
     given: Any = field(fields, "prompt", object, "")
     items = given if isinstance(given, list) else [given]
-    return [item for item in items if isinstance(item, str)]  # token ids say nothing to us
+    return [item for item in items if isinstance(item, str)]  # token ids cannot be read here
 
 
 def _has_tools(fields: Fields) -> bool:
@@ -151,5 +151,5 @@ def _max_tokens(fields: Fields) -> int | None:
 
 
 def _wide(text: str) -> int:
-    """Characters that tokenizers cut finer, from the bytes they take: Chinese counts whole, Cyrillic half."""
+    """Characters with more tokens each, estimated from their bytes: Chinese counts fully, Cyrillic half."""
     return 0 if text.isascii() else (len(text.encode("utf-8", "replace")) - len(text)) // 2

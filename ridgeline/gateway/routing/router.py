@@ -1,8 +1,8 @@
-"""ModelRouter: which of a route's models a request goes to, and why.
+"""ModelRouter: chooses one of a route's models for a request, and gives the reason.
 
-Asked by the pipeline for requests whose `model` is a route's name. In order: rules that hold always, the
-model its conversation is on, other rules, what the route's artefact predicts, the route's default. A failing
-embedding server costs the prediction, never the request.
+Called by the pipeline for requests whose `model` is a route's name. In order: rules with `always`, the
+conversation's current model, other rules, the prediction of the route's artifact, the route's default. A
+failing embedding server costs the prediction, never the request.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ridgeline.gateway.offload.offload import is_large
 from ridgeline.gateway.routing.cascade import DEFAULT_THRESHOLD, Cascade
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
 from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed, Vectors
-from ridgeline.gateway.routing.learned.artifact import Artefact, load
-from ridgeline.gateway.routing.question import Decision, Question
+from ridgeline.gateway.routing.learned.artifact import Artifact, load
 from ridgeline.gateway.routing.reading import Reading, read
+from ridgeline.gateway.routing.routing_request import Decision, RoutingRequest
 from ridgeline.gateway.routing.rules import Rule, compiled
 from ridgeline.gateway.routing.sticky import StickyTable, conversation_key
 from ridgeline.options import OptionError
 
-__all__ = ["Decision", "ModelRouter", "Question"]
+__all__ = ["Decision", "ModelRouter", "RoutingRequest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route with what its config names loaded and checked."""
+    """A route whose artifact and rules are loaded and checked."""
 
     config: RouteConfig
     default: str
-    artefact: Artefact | None
+    artifact: Artifact | None
     rules: tuple[Rule, ...]
 
 
 class ModelRouter:
-    """One per worker. `embedder` may be None where no route has an artefact."""
+    """One per worker. `embedder` may be None if no route has an artifact."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ModelRouter:
         rules: Sequence[RuleConfig] = (),
         embedder: Embedder | None = None,
         clock: Callable[[], float] = time.monotonic,
-        read_large: Callable[[Question], Awaitable[Reading]] | None = None,
+        read_large: Callable[[RoutingRequest], Awaitable[Reading]] | None = None,
     ) -> None:
         """read_large: reads a large request in another process."""
         self.embedder = embedder
@@ -55,20 +55,20 @@ class ModelRouter:
         self._sticky = StickyTable()
         self.routes = _checked(routes, compiled(rules), embedder)
 
-    async def decide(self, question: Question) -> Decision:
-        """The model for one request; Forbidden where its key may use none of the route's."""
+    async def decide(self, request: RoutingRequest) -> Decision:
+        """The model for one request; Forbidden if its key may use none of the route's models."""
         started = time.perf_counter()
-        route = self.routes.get(question.route)
+        route = self.routes.get(request.route)
         if route is None:
-            raise NotFound(f"there is no route {question.route!r}", code="model_not_found", param="model")
-        allowed = [model for model in route.config.models if question.may_use(model)]
+            raise NotFound(f"no route is named {request.route!r}", code="model_not_found", param="model")
+        allowed = [model for model in route.config.models if request.may_use(model)]
         if not allowed:
-            raise Forbidden(f"this key may use no model of the route {question.route!r}", param="model")
-        if self._read_large is not None and is_large(question.fields):
-            reading = await self._read_large(question)
+            raise Forbidden(f"this key may use no model of the route {request.route!r}", param="model")
+        if self._read_large is not None and is_large(request.fields):
+            reading = await self._read_large(request)
         else:
-            reading = read(question.kind, question.fields)
-        decision = await self._decide(route, question, reading, allowed)
+            reading = read(request.kind, request.fields)
+        decision = await self._decide(route, request, reading, allowed)
         if route.config.shadow:
             default = _nearest_allowed(route, allowed)
             decision.shadow, decision.model, decision.cascade = decision.model, default, None
@@ -76,9 +76,9 @@ class ModelRouter:
         decision.why["decide_ms"] = round((time.perf_counter() - started) * 1e3, 3)
         return decision
 
-    def escalated(self, question: Question, decision: Decision, confidence: float | None) -> None:
-        """The cheap answer was not good enough: the conversation goes on with the stronger model."""
-        route = self.routes[question.route]
+    def escalated(self, request: RoutingRequest, decision: Decision, confidence: float | None) -> None:
+        """The cheap answer was not good enough: the conversation continues with the stronger model."""
+        route = self.routes[request.route]
         if decision.conversation and route.config.sticky_s > 0:
             until = self._clock() + route.config.sticky_s
             self._sticky.remember(decision.conversation, decision.escalate_to, until)
@@ -86,18 +86,18 @@ class ModelRouter:
         decision.why["confidence"] = None if confidence is None else round(confidence, 4)
 
     async def _decide(
-        self, route: Route, question: Question, reading: Reading, allowed: list[str]
+        self, route: Route, request: RoutingRequest, reading: Reading, allowed: list[str]
     ) -> Decision:
-        ruled = _ruled(route, question, reading, allowed, only_always=True)
+        ruled = _ruled(route, request, reading, allowed, only_always=True)
         if ruled is not None:
-            return ruled  # for this request: its conversation stays where it is
-        conversation = conversation_key(question, reading) if route.config.sticky_s > 0 else b""
-        if conversation and (question.conversation or reading.is_later_turn):
+            return ruled  # for this request only: the conversation keeps its model
+        conversation = conversation_key(request, reading) if route.config.sticky_s > 0 else b""
+        if conversation and (request.conversation or reading.is_later_turn):
             model = self._sticky.model(conversation, self._clock())
             if model in allowed:
                 kept = _with_cascade(route, Decision(model, {"by": "sticky"}), allowed)
                 return self._kept(route, kept, conversation)
-        ruled = _ruled(route, question, reading, allowed, only_always=False)
+        ruled = _ruled(route, request, reading, allowed, only_always=False)
         if ruled is not None:
             return self._kept(route, ruled, conversation)
         decision = await self._predicted(route, reading, allowed)
@@ -112,41 +112,41 @@ class ModelRouter:
 
     async def _predicted(self, route: Route, reading: Reading, allowed: list[str]) -> Decision:
         default = _nearest_allowed(route, allowed)
-        artefact = route.artefact
-        if artefact is None or (artefact.words is None and self.embedder is None):
+        artifact = route.artifact
+        if artifact is None or (artifact.words is None and self.embedder is None):
             return Decision(default, {"by": "default"})
         if len(allowed) == 1:
-            return Decision(default, {"by": "default", "reason": "the key may use one model alone"})
-        text = artefact.recipe.text(reading.turns)
+            return Decision(default, {"by": "default", "reason": "the key may use only one model"})
+        text = artifact.recipe.text(reading.turns)
         if not text:
-            return Decision(default, {"by": "default", "reason": "no text of a user"})
+            return Decision(default, {"by": "default", "reason": "no user text"})
         try:
-            vectors = await self._vector(artefact, text)
+            vectors = await self._vector(artifact, text)
         except EmbeddingFailed as error:
             return Decision(default, {"by": "default", "reason": str(error)})
-        if vectors.shape[1] != artefact.dimensions:
+        if vectors.shape[1] != artifact.dimensions:
             return Decision(
-                default, {"by": "default", "reason": "vectors of another length than the artefact's"}
+                default, {"by": "default", "reason": "vectors have another length than the artifact's"}
             )
-        forecast = artefact.forecast(vectors[0], reading.last, reading.tokens)
+        forecast = artifact.forecast(vectors[0], reading.last, reading.tokens)
         model, why = forecast.choice(allowed, route.config.threshold)
         return Decision(model, {"by": "predicted", **why})
 
-    async def _vector(self, artefact: Artefact, text: str) -> Vectors:
-        if artefact.words is not None:
-            return artefact.words.vector(text)[None]
+    async def _vector(self, artifact: Artifact, text: str) -> Vectors:
+        if artifact.words is not None:
+            return artifact.words.vector(text)[None]
         if self.embedder is None:
-            raise EmbeddingFailed("no upstream makes vectors")
-        return await self.embedder.embed([text], artefact.recipe.max_tokens)
+            raise EmbeddingFailed("no upstream for embeddings")
+        return await self.embedder.embed([text], artifact.recipe.max_tokens)
 
 
 def _ruled(
-    route: Route, question: Question, reading: Reading, allowed: list[str], only_always: bool
+    route: Route, request: RoutingRequest, reading: Reading, allowed: list[str], only_always: bool
 ) -> Decision | None:
     for rule in route.rules:
         if (only_always and not rule.always) or rule.model not in allowed:
             continue
-        reasons = rule.match(question, reading)
+        reasons = rule.match(request, reading)
         if reasons is not None:
             why: dict[str, Any] = {"by": "rule", "rule": rule.name, "because": reasons}
             return Decision(rule.model, why)
@@ -159,11 +159,11 @@ def _nearest_allowed(route: Route, allowed: list[str]) -> str:
 
 
 def _with_cascade(route: Route, decision: Decision, allowed: list[str]) -> Decision:
-    """What a rule decided is the operator's word; all else may be doubted."""
+    """A cascade follows any decision but a rule's, which is final."""
     if route.config.cascade and decision.model != allowed[-1]:
         threshold = route.config.cascade_threshold
-        if threshold is None and route.artefact is not None:
-            threshold = route.artefact.cascade_threshold
+        if threshold is None and route.artifact is not None:
+            threshold = route.artifact.cascade_threshold
         decision.cascade = Cascade(DEFAULT_THRESHOLD if threshold is None else threshold)
         decision.escalate_to = allowed[-1]
     return decision
@@ -176,28 +176,28 @@ def _checked(
     for config in configs:
         where = f"[[routes]] {config.name!r}"
         if not config.models:
-            raise OptionError(f"{where}: models is missing: name them, from the cheapest to the strongest")
+            raise OptionError(f"{where}: models is missing; list them from the cheapest to the strongest")
         if len(set(config.models)) < len(config.models):
-            raise OptionError(f"{where}: models names one twice")
+            raise OptionError(f"{where}: models lists a model twice")
         if config.name in routes:
-            raise OptionError(f"{where} is there twice")
+            raise OptionError(f"{where} is defined twice")
         default = config.default or config.models[-1]
         if default not in config.models:
             raise OptionError(f"{where}: default {default!r} is not one of its models")
-        artefact = None
-        if config.artefact is not None:
-            artefact = load(config.artefact)
-            if artefact.words is None and embedder is None:
-                raise OptionError(f"{where}: its artefact needs vectors: name an upstream in [embeddings]")
-            artefact.check(config.models, embedder.config.model if embedder is not None else "", where)
+        artifact = None
+        if config.artifact is not None:
+            artifact = load(config.artifact)
+            if artifact.words is None and embedder is None:
+                raise OptionError(f"{where}: its artifact needs vectors; set upstream in [embeddings]")
+            artifact.check(config.models, embedder.config.model if embedder is not None else "", where)
         own = tuple(rule for rule in rules if rule.route in ("", config.name))
         for rule in own:
             if rule.model not in config.models and rule.route:
                 raise OptionError(f"[[rules]] {rule.name!r}: {rule.model!r} is not one of {where}'s models")
-        routes[config.name] = Route(config, default, artefact, own)
+        routes[config.name] = Route(config, default, artifact, own)
     for rule in rules:
         if rule.route and rule.route not in routes:
-            raise OptionError(f"[[rules]] {rule.name!r}: there is no route {rule.route!r}")
+            raise OptionError(f"[[rules]] {rule.name!r}: route {rule.route!r} does not exist")
         if not any(rule.model in route.config.models for route in routes.values()):
             raise OptionError(f"[[rules]] {rule.name!r}: no route has the model {rule.model!r}")
     return routes

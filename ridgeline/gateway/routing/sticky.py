@@ -1,18 +1,18 @@
-"""Conversations and the model each stays on, so that its prefix cache is of use. One table per worker."""
+"""The model of each conversation, kept so that its prefix cache stays useful. One table per worker."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from hashlib import blake2b
 
-from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.routing.reading import Reading
+from ridgeline.gateway.routing.routing_request import RoutingRequest
 
-ENTRIES = 100_000  # some 30 MB; the least recently used go first
+ENTRIES = 100_000  # about 30 MB; the least recently used are evicted
 
 
 class StickyTable:
-    """Time is the caller's: monotonic seconds."""
+    """The caller gives the time: monotonic seconds."""
 
     def __init__(self, entries: int = ENTRIES) -> None:
         self.entries = entries
@@ -37,11 +37,11 @@ class StickyTable:
             self._models.popitem(last=False)
 
 
-def conversation_key(question: Question, reading: Reading) -> bytes:
-    """Of the header, else of what the conversation began with; never the same for two tenants or routes."""
+def conversation_key(request: RoutingRequest, reading: Reading) -> bytes:
+    """Made of the header, else of the conversation's beginning; differs between tenants and routes."""
     digest = blake2b(digest_size=16)
-    named = ("id", question.conversation) if question.conversation else ("opening", *reading.opening)
-    for part in (question.tenant or question.key_id, question.route, *named):
+    named = ("id", request.conversation) if request.conversation else ("opening", *reading.opening)
+    for part in (request.tenant or request.key_id, request.route, *named):
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)

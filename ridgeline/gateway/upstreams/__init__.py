@@ -1,1 +1,1 @@
-"""Where answers come from: upstreams, their credentials, and what is retried at which of them."""
+"""Upstreams, their credentials, and the retries at each of them."""

@@ -1,14 +1,14 @@
-"""Attempts: one target, asked until it answers or is given up. Here is what is retried, and what is not.
+"""Attempts: sends a request to one target until it answers or the target is given up.
 
     network error, 5xx, 408, 409    the same key again, after a backoff (or Retry-After, if that is longer)
     a kept-alive connection closed  the same key again, at once
-    429                             another key, after a backoff; that key rests for its Retry-After
+    429                             another key, after a backoff; the first key pauses for its Retry-After
     401, 402, 403                   the key is dead (403: for this model), another one at once
     anything else                   is the answer
 
-A request that makes something upstream (`Call.repeatable` is false) is sent again only where it was certainly
-not executed. Retries are paid from the budget all requests share. Called by `Upstreams`; never after a body's
-first byte.
+A request that creates an object upstream (`Call.repeatable` is false) is sent again only if it was certainly
+not executed. Retries are paid from the retry budget that all requests share. Called by `Upstreams`; never
+after a body's first byte.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ridgeline.proxy.http_client import HttpClient
 from ridgeline.proxy.request_head import Headers
 from ridgeline.proxy.retry_budget import RetryBudget
 
-# A client's own never reach an upstream, whatever the pipeline lets through.
+# A client's own are never forwarded to an upstream.
 SECRET_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key", b"cookie"))
-PASSING = frozenset((408, 409))  # of this moment, and no fault of the upstream's
+PASSING = frozenset((408, 409))  # temporary, and not a fault of the upstream
 REFUSED_KEY = frozenset((401, 402, 403))
-NO_FAULT = frozenset(("busy", "aborted", "total_timeout", "stale", "upload_lost"))  # of the upstream's
+NO_FAULT = frozenset(("busy", "aborted", "total_timeout", "stale", "upload_lost"))  # faults of the upstream
 UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_timeout", "tls"))
-# Where the same target would only fail again, or take as long again.
+# The same target would only fail again, or take as long again.
 NOT_REPEATED = frozenset(
     (
         *("busy", "aborted", "total_timeout", "upload_lost"),
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What all requests of a worker share."""
+    """Parts that all requests of a worker share."""
 
     client: HttpClient
     config: RetryConfig
@@ -85,17 +85,17 @@ class Attempts:
     def __init__(
         self, means: Means, upstream: Upstream, target: Target, call: Call, kind: AttemptKind, is_last: bool
     ) -> None:
-        """is_last: there is no other target to go to, so that this one is worth waiting for."""
+        """is_last: no other target is left, so wait for this one."""
         self._means, self._upstream, self._target, self._call = means, upstream, target, call
         self._kind: AttemptKind = kind
         self._is_last = is_last
         self._retries = self._rotations = 0
-        self._waited_s = 0.0  # before the next attempt, or the one under way
+        self._waited_s = 0.0  # before the next attempt, or the current one
         self._credential: Credential | None = None  # to be used again
-        self._number = 0  # of the attempt under way, as the caller counts
+        self._number = 0  # of the current attempt, numbered by the caller
 
     async def run(self) -> Opened | None:
-        """An answer that has begun; None once the target is given up, with the reason noted in the call."""
+        """An answer that has begun; None once the target is given up, with the reason in the call."""
         upstream, call, clock = self._upstream, self._call, self._means.clock
         while True:
             if not upstream.breaker.may_admit():
@@ -125,7 +125,7 @@ class Attempts:
             self._waited_s += opened
 
     async def _ask(self) -> Opened | float | None:
-        """Once, in a place of the upstream. A number: to be asked again, after so many seconds."""
+        """One attempt, in a slot of the upstream. A number: try again after this many seconds."""
         upstream, target, now = self._upstream, self._target, self._means.clock()
         credential, self._credential = self._credential, None
         if credential is None:
@@ -144,7 +144,7 @@ class Attempts:
             answer = await self._send(outgoing, credential)
         except RequestBroken as error:
             return self._after_break(error, credential, given, now)
-        except BadRequest as error:  # what this target's dialect has no word for, another's may have
+        except BadRequest as error:  # another target's dialect may support the field
             upstream.breaker.abandon(given)
             return self._give_up(error)
         except ProxyError as error:  # a header or path that cannot be sent
@@ -176,7 +176,7 @@ class Attempts:
             stream=outgoing.stream,
         )
 
-    # ── what came of it ──
+    # ── the outcome ──
 
     def _after_break(
         self, error: RequestBroken, credential: Credential, given: Pass, asked_at: float
@@ -218,7 +218,7 @@ class Attempts:
         elif status in REFUSED_KEY:
             wait_s = self._bury(credential, status)
         else:
-            wait_s = self._give_up(refused(status))  # a redirect: upstreams are where the configuration says
+            wait_s = self._give_up(refused(status))  # a redirect: only configured addresses are called
         self._note(kind, credential, status, f"http_{status}", answer.asked_at)
         answer.abort()
         return wait_s
@@ -238,22 +238,22 @@ class Attempts:
             first,
         )
 
-    # ── whether to ask again ──
+    # ── whether to try again ──
 
     def _bury(self, credential: Credential, status: int) -> float | None:
-        """A key was refused: another, at once."""
-        # 403 may be about the model asked for: one tenant's wish must not take the key from all others.
+        """A key was refused: use another at once."""
+        # 403 may concern only the model: one tenant's request must not disable the key for all others.
         model = self._target.model if status == 403 else None
         credential.kill(self._means.clock() + self._means.config.credential_dead_s, model)
         log.warning("upstream %s: key %s was refused (%d)", self._upstream.name, credential.name, status)
         self._rotations += 1
-        if self._rotations > len(self._upstream.credentials.keys):  # they come back faster than they die
+        if self._rotations > len(self._upstream.credentials.keys):  # keys revive faster than they are refused
             return self._give_up(exhausted())
         self._kind = "rotation"
         return 0.0
 
     def _rotate(self, credential: Credential, asked_s: float | None) -> float | None:
-        """A rate limit was met: this key rests, another is used after a backoff."""
+        """A rate limit was hit: this key pauses, another is used after a backoff."""
         means, target = self._means, self._target
         now = means.clock()
         rest_s = means.backoff_s(self._retries) if asked_s is None else asked_s
@@ -266,7 +266,7 @@ class Attempts:
         return self._retry(others_s, busy(others_s or rest_s))
 
     def _after_rest(self, rest_s: float) -> float | None:
-        """All keys rest, and nothing was sent: wait, if there is no other target. That is no retry."""
+        """All keys pause, and nothing was sent: wait, if no other target is left. Not a retry."""
         config = self._means.config
         late_s = self._means.clock() + rest_s >= self._call.deadline
         if not self._is_last or rest_s > config.retry_after_max_s or late_s or self._retries > config.retries:
@@ -277,7 +277,7 @@ class Attempts:
     def _retry(
         self, least_s: float, error: GatewayError | None, unsent: bool = False, at_once: bool = False
     ) -> float | None:
-        """Seconds to wait, or None: the target is given up, because of `error` if that is given.
+        """Seconds to wait, or None: give the target up, because of `error` if given.
 
         unsent: no byte of the request was written. at_once: without a backoff.
         """
@@ -297,7 +297,7 @@ class Attempts:
         return None if error is None else self._give_up(error)
 
     def _give_up(self, error: GatewayError) -> float | None:
-        """Always None, for its callers to return."""
+        """Always returns None, for its callers to return."""
         self._call.gave_up(error)
         return None
 

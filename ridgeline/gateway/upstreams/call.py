@@ -1,4 +1,4 @@
-"""Call: one request on its way through targets: what it may use, what was tried, and why it failed."""
+"""Call: the state of one request across its targets: what it may use, what was tried, and why it failed."""
 
 from __future__ import annotations
 
@@ -57,33 +57,33 @@ class Call:
         self.attempts.append(attempt)
 
     def gave_up(self, error: GatewayError) -> None:
-        """One target is not asked again."""
+        """Give up one target."""
         self._failures.append(error)
 
     def error(self) -> GatewayError:
-        """What the client is told when no target is left. A 429 only if every target was short of room."""
+        """The client's error when no target is left. A 429 only if every target was at its limit."""
         failures = self._failures
         limited = [one for one in failures if isinstance(one, Limited)]
         if limited and len(limited) == len(failures):
             return min(limited, key=lambda one: one.retry_after_s)
-        # What one target could not carry, or had no key for, says nothing of the others.
+        # An unsupported field or a missing key at one target does not matter for the others.
         failed = [one for one in failures if not isinstance(one, Limited | BadRequest)]
         known = [one for one in failed if one.code != EXHAUSTED]
         return (known or failed or failures)[-1]
 
 
 def busy(retry_after_s: float) -> Limited:
-    return Limited("the upstream's own rate limit is used up", retry_after_s, code="upstream_rate_limit")
+    return Limited("the upstream's rate limit is used up", retry_after_s, code="upstream_rate_limit")
 
 
 def exhausted() -> UpstreamFailed:
-    message = "the upstream refused all credentials that the gateway has for it"
+    message = "the upstream refused all of the gateway's credentials"
     return UpstreamFailed(message, code=EXHAUSTED)
 
 
 def down(retry_in_s: float) -> UpstreamFailed:
     headers = {"retry-after": str(max(round(retry_in_s), 1))}
-    message = "the upstream has failed too often and is not asked for now"
+    message = "the upstream has failed too often and is paused; try again later"
     return UpstreamFailed(message, status=503, code="upstream_unavailable", headers=headers)
 
 
@@ -92,4 +92,4 @@ def refused(status: int) -> UpstreamFailed:
 
 
 def late() -> UpstreamTimeout:
-    return UpstreamTimeout("the request's time was over before an upstream had answered")
+    return UpstreamTimeout("no upstream answered within the request's time limit")

@@ -1,4 +1,4 @@
-"""What an operator says of upstreams: the [[upstreams]] tables, and [retries] for all of them."""
+"""Settings of upstreams: the [[upstreams]] tables, and [retries] for all of them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ READ_ON_S = 10.0
 class UpstreamConfig:
     """One [[upstreams]] table: a server, how to reach it, and with which keys."""
 
-    name: str = option("", "what [[models]] call it by")
+    name: str = option("", "its name in targets of [[models]]")
     kind: Kind = option("openai", "dialect and credentials: Bearer, or for anthropic x-api-key")
-    url: str = option("", "http://host:port, https://host or unix:/path; a last /v1 may stand there")
-    has_responses: bool = option(True, "false: it knows chat only, and /v1/responses is translated to that")
+    url: str = option("", "http://host:port, https://host or unix:/path; may end in /v1")
+    has_responses: bool = option(True, "false: the upstream has no /v1/responses; translate to chat")
     cache_salt: bool | None = option(
         None,
         "send cache_salt, one per tenant, so that tenants share no cached prefixes; default: true for kind "
-        "ridgeline, else false. vLLM and SGLang know the field: set true",
+        "ridgeline, else false. vLLM and SGLang support the field: set true",
     )
     key_env: tuple[str, ...] = option((), "environment variables that each hold a key")
-    key_file: Path | None = option(
-        None, "a file with a key on each line; lines that begin with # do not count"
+    key_file: Path | None = option(None, "file with one key per line; lines that begin with # are ignored")
+    ca_file: Path | None = option(None, "PEM file of the CA certificates to trust; default: the system's")
+    anthropic_version: str = option(
+        "2023-06-01", "anthropic-version to send if the client sends none; kind anthropic only"
     )
-    ca_file: Path | None = option(
-        None, "PEM file of the authorities its certificate may come from; default: the system's"
+    max_concurrent: int = option(256, "most concurrent requests from one worker")
+    max_waiting: int = option(1024, "most queued requests in one worker; further ones get 429")
+    queue_timeout_s: float = option(
+        30.0, "longest time in the queue in seconds; then the next target, or 429"
     )
-    anthropic_version: str = option("2023-06-01", "sent where the client names none; kind anthropic only")
-    max_concurrent: int = option(256, "requests under way there at once, from one worker")
-    max_waiting: int = option(1024, "requests that wait for their turn, in one worker; one more gets 429")
-    queue_timeout_s: float = option(30.0, "longest wait for a turn; then the next target, or 429")
-    connect_timeout_s: float = option(5.0, "longest time for a connection, with TLS")
-    first_byte_timeout_s: float = option(300.0, "longest time from a request to the first byte of its answer")
-    idle_timeout_s: float = option(120.0, "longest silence within an answer")
+    connect_timeout_s: float = option(5.0, "time limit in seconds for connecting, TLS included")
+    first_byte_timeout_s: float = option(
+        300.0, "time limit in seconds from a request to the first byte of its answer"
+    )
+    idle_timeout_s: float = option(120.0, "longest time in seconds without a byte within an answer")
     keep_alive_s: float | None = option(
         None,
         "close an unused connection after this many seconds; keep it below the upstream's own keep-alive "
@@ -52,18 +54,18 @@ class UpstreamConfig:
         "it anyway; 0: close the connection at once. Default: 0 for kind ridgeline, else 10",
     )
     stall_s: float = option(
-        60.0, "streams under way and no byte on any of them for so long: taken for down; 0: never"
+        60.0, "treat the upstream as down if none of its streams gets a byte for this many seconds; 0: never"
     )
     probe_s: float | None = option(
-        None, "time between two probes; 0: none. Default: 5 for kind ridgeline, none for others"
+        None, "seconds between health probes; 0: no probes. Default: 5 for kind ridgeline, else 0"
     )
     probe_path: str | None = option(
-        None, "what a probe asks for; default: /ready for kind ridgeline, else /v1/models"
+        None, "path of a health probe; default: /ready for kind ridgeline, else /v1/models"
     )
-    probe_timeout_s: float = option(2.0, "a probe that takes longer has failed")
-    gpu_hour_usd: float = option(0.0, "what an hour of its hardware costs; prices models without a price")
-    gpu_tokens_in_per_s: float = option(0.0, "input tokens a second that the hardware does when it is full")
-    gpu_tokens_out_per_s: float = option(0.0, "output tokens a second that it does when it is full")
+    probe_timeout_s: float = option(2.0, "time limit in seconds for a health probe")
+    gpu_hour_usd: float = option(0.0, "US dollars per hour of its hardware; prices models without a price")
+    gpu_tokens_in_per_s: float = option(0.0, "input tokens per second of the hardware at full load")
+    gpu_tokens_out_per_s: float = option(0.0, "output tokens per second of the hardware at full load")
     provider: str = option("", "its name in genai-prices, such as groq; empty: by kind and URL")
 
     def __post_init__(self) -> None:
@@ -91,26 +93,26 @@ class UpstreamConfig:
 
 @dataclass(frozen=True, slots=True)
 class RetryConfig:
-    """[retries]: what happens when an upstream does not answer."""
+    """[retries]: retries, hedges and breakers for all upstreams."""
 
-    retries: int = option(2, "times that one target is asked again after a network error, a 5xx or a 429")
-    backoff_ms: float = option(500.0, "wait before the first retry; each further one waits twice as long")
-    backoff_max_ms: float = option(5000.0, "longest such wait; each is drawn from 0.8 to 1.2 of it")
+    retries: int = option(2, "most retries at one target after a network error, a 5xx or a 429")
+    backoff_ms: float = option(500.0, "seconds before the first retry; doubled for each further one")
+    backoff_max_ms: float = option(
+        5000.0, "longest wait in seconds before a retry; each wait varies by a random factor of 0.8 to 1.2"
+    )
     retry_after_max_s: float = option(
-        10.0, "longest Retry-After that is waited for; with a longer one the next target is asked"
+        10.0, "longest Retry-After in seconds to wait for; beyond it the next target is tried"
     )
-    budget_ratio: float = option(0.1, "retries and hedges, as a part of all requests")
-    budget_per_s: float = option(1.0, "retries and hedges a second beside that part, however few requests")
-    breaker_failures: int = option(5, "failures within breaker_window_s that open an upstream's breaker …")
-    breaker_ratio: float = option(0.5, "… if they are at least this part of what was asked")
-    breaker_window_s: float = option(30.0, "how long a failure counts")
+    budget_ratio: float = option(0.1, "most retries and hedges, as a share of all requests")
+    budget_per_s: float = option(1.0, "retries and hedges per second that are always allowed")
+    breaker_failures: int = option(5, "failures within breaker_window_s that open an upstream's breaker, …")
+    breaker_ratio: float = option(0.5, "… if they are at least this share of its requests")
+    breaker_window_s: float = option(30.0, "seconds for which a failure counts")
     breaker_open_s: float = option(
-        5.0, "an open breaker lets one request try after so long; doubled if that fails"
+        5.0, "seconds until an open breaker allows one trial request; doubled if it fails"
     )
-    breaker_open_max_s: float = option(60.0, "longest time between two such tries")
-    credential_dead_s: float = option(
-        300.0, "a key that was refused (401, 402, 403) is tried again after so long"
-    )
+    breaker_open_max_s: float = option(60.0, "longest time in seconds between trial requests")
+    credential_dead_s: float = option(300.0, "seconds until a refused key (401, 402, 403) is tried again")
 
     @property
     def breaker_limits(self) -> BreakerLimits:

@@ -1,7 +1,7 @@
-"""Credentials: the keys an upstream is asked with, in turn, and which of them can be used now.
+"""Credentials: the keys of an upstream, used in turn, and their state.
 
-Read once at start, from environment variables and a file; kept as the header lines they are sent in. A key is
-named by where it came from: the key itself stands in no log, row, message or metric.
+Read once at start, from environment variables and a file; stored as header lines. A key is named by its
+source: the key itself is never in a log, row, message or metric.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ridgeline.proxy.errors import InvalidHead
 from ridgeline.proxy.request_head import header_lines
 
 MAX_KEYS = 1000
-MAX_REFUSED_MODELS = 1000  # of one key; more than that, and it is no use at all
+MAX_REFUSED_MODELS = 1000  # refused models of one key; beyond this the key is dead
 
 
 class Credential:
-    """A key that was refused is dead for a while; one whose limits are used up rests until they are not."""
+    """A refused key is dead for a while; a key at its rate limit rests until the limit has room."""
 
     __slots__ = ("_refused", "dead_until", "lines", "name", "rests_until")
 
@@ -33,7 +33,7 @@ class Credential:
         self._refused: dict[str, float] = {}  # model → until when
 
     def kill(self, until: float, model: str | None = None) -> None:
-        """model: the key is good, but not for this one."""
+        """model: the key is refused only for this model."""
         if model is None or len(self._refused) >= MAX_REFUSED_MODELS:
             self.dead_until = until
         else:
@@ -74,7 +74,7 @@ class Credentials:
         return None
 
     def rest_s(self, model: str, now: float) -> float | None:
-        """How long until one can be used; None: all are dead."""
+        """Seconds until one can be used; None: all are dead."""
         alive = [key.rests_until for key in self.keys if not key.is_dead(now, model)]
         return max(min(alive) - now, 0.0) if alive else None
 
@@ -86,7 +86,7 @@ class Credentials:
 
 
 def read_credentials(config: UpstreamConfig, environment: Mapping[str, str] = os.environ) -> Credentials:
-    """The configured keys; without any, one that sends no key at all."""
+    """The configured keys; without any, one credential that sends no key."""
     where = f"[[upstreams]] {config.name}:"
     found: list[tuple[str, str]] = []
     for name in config.key_env:
@@ -129,4 +129,6 @@ def _lines(config: UpstreamConfig, secret: str, where: str) -> bytes:
             return header_lines([(b"x-api-key", coded)])
         return header_lines([(b"authorization", b"Bearer " + coded)])
     except (InvalidHead, ValueError):
-        raise OptionError(f"{where} is not a key: it holds characters that no key has") from None
+        raise OptionError(
+            f"{where} is not a key: it contains characters that are not allowed in a key"
+        ) from None

@@ -1,4 +1,4 @@
-"""The proxy's errors as the gateway's: what a client is told when an upstream failed."""
+"""Turns the proxy's errors into the gateway's: the client's error when an upstream failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ridgeline.proxy.errors import Cause, InvalidHead, ProxyError, QueueRefused,
 
 
 class UpstreamBroken(UpstreamFailed):
-    """No answer, or one that broke off. `cause` is a word for rows and metrics."""
+    """No answer, or an incomplete one. `cause` is a word for rows and metrics."""
 
     def __init__(self, error: RequestBroken) -> None:
         late = error.is_timeout

@@ -1,4 +1,4 @@
-"""Opened: an answer that has begun, with all that was needed to get it; and the attempts on the way."""
+"""Opened: an answer that has begun, with its slot and credential. Attempt: one request that was sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ridgeline.proxy.errors import ProxyError
 from ridgeline.proxy.relay import relay
 
 # retry: the same target again. rotation: again with another key, because one was refused.
-# fallback: another target, because one failed. hedge: another one beside one that is slow.
+# fallback: another target, because one failed. hedge: a second target beside a slow one.
 AttemptKind = Literal["first", "retry", "rotation", "fallback", "hedge"]
 
 
@@ -28,14 +28,14 @@ class Attempt(msgspec.Struct, frozen=True):
     model: str
     credential: str
     status: int  # 0: no answer
-    cause: str  # why it was not the last: reset, first_byte_timeout, http_503, …; empty: it was answered
+    cause: str  # why it failed: reset, first_byte_timeout, http_503, …; empty: it was answered
     waited_s: float  # before it was sent: backoff and queue
     took_s: float
     number: int = 0  # as in its Outgoing
 
 
 class Opened:
-    """The caller reads the body and then says `close`, or `abort`; whichever comes first counts.
+    """The caller reads the body and then calls `close` or `abort`; the first call counts.
 
     The head and the state are those of `answer`; the body is read here, where a failure is an UpstreamBroken.
     """
@@ -63,7 +63,7 @@ class Opened:
         tenant: str,
         first: bytes,
     ) -> None:
-        """place: the upstream where `tenant` holds a place, which is given back at the end."""
+        """place: the upstream where `tenant` holds a slot, which is released at the end."""
         self.answer, self.target, self.credential = answer, target, credential
         self.attempts, self.queue_s, self.first = attempts, queue_s, first
         self.asked_at = answer.asked_at
@@ -92,20 +92,20 @@ class Opened:
         write: Callable[[bytes], object],
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Pass the body on as it comes: see `proxy.relay`."""
+        """Relay the body as it arrives: see `proxy.relay`."""
         try:
             await relay(self.answer, self.first, convert, is_full=is_full, write=write, send=send)
         except ProxyError as error:
             raise gateway_error(error) from None
 
     def close(self, ok: bool) -> None:
-        """The answer is done with. ok: false if the upstream broke it off."""
+        """The answer is finished. ok: false if the upstream ended it early."""
         upstream = self._give_back()
         if upstream is not None and not ok:
             upstream.fail(Pass.YES)
 
     def abort(self) -> None:
-        """Give it up: the socket is closed at once if the answer has not all arrived."""
+        """Give it up: closes the socket at once if the answer is incomplete."""
         self._give_back()
 
     def _give_back(self) -> Upstream | None:

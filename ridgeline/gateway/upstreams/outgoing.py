@@ -1,4 +1,4 @@
-"""What goes to an upstream, as the pipeline hands it over; and which upstream and model could answer it."""
+"""Outgoing: a request for an upstream, made by the pipeline. Target: an upstream and a model there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.proxy.request_head import Headers
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One way to answer: an upstream by name, and the model's name there."""
+    """An upstream by name, and the model's name there."""
 
     upstream: str
     model: str
@@ -23,12 +23,12 @@ class Outgoing:
     """One HTTP request, made for one target. The credential's header is added by the upstream."""
 
     method: str
-    path: str  # with the query, behind the upstream's base URL: /v1/chat/completions
+    path: str  # after the upstream's base URL, with the query: /v1/chat/completions
     headers: Headers
     body: bytes | StoredBody
     stream: bool  # wait for the first byte of the body before the answer counts as begun
     number: int = 0  # of the attempt, as its caller counts; 0: not counted
 
 
-# Made again for every target that is tried: names of models and whole dialects differ between them.
+# Called for every target that is tried: model names and dialects differ between targets.
 Prepare = Callable[[Target], Outgoing]

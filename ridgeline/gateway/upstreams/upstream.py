@@ -1,4 +1,4 @@
-"""Upstream: one server as a worker sees it: where it is, its places, its keys, its breaker, its counts."""
+"""Upstream: one server in a worker: its address, slots, keys, breaker and counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UpstreamState(msgspec.Struct, frozen=True):
     breaker_opened: int  # times
     inflight: int
     waiting: int
-    credentials: dict[str, int]  # usable, resting, dead → how many
+    credentials: dict[str, int]  # number by state: usable, resting, dead
     unusable_credentials: dict[str, str]  # name → resting or dead
     requests: int  # sent, retries and hedges included
     failures: int
@@ -48,11 +48,11 @@ class Upstream:
             config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s
         )
         self.requests = self.failures = 0
-        self.heard_at = clock()  # when an answer of it last began, or had bytes when somebody looked
-        self.stalled_at = 0.0  # when its streams were last seen to stand still
+        self.heard_at = clock()  # when an answer last began, or had received bytes at a check
+        self.stalled_at = 0.0  # when its streams were last found stalled
         self.probe = "none"
         self.probe_failures = 0  # in a row
-        self.probe_due = clock() + random.uniform(0, self.probe_s)  # workers do not all ask at once
+        self.probe_due = clock() + random.uniform(0, self.probe_s)  # random: workers do not all probe at once
         self._clock = clock
 
     @property
@@ -71,7 +71,7 @@ class Upstream:
         return self.config.stall_s
 
     def probe_lines(self, now: float) -> bytes:
-        """A probe is sent with a key that can be used now, if there is one."""
+        """Headers of a probe: with a usable key, if there is one."""
         key = self.credentials.pick("", now)
         return b"" if key is None else key.lines
 
@@ -81,20 +81,20 @@ class Upstream:
 
     @property
     def is_usable(self) -> bool:
-        """A request could be sent now, or as soon as a limit has room again."""
+        """Whether a request can be sent now, or as soon as a limit has room."""
         now = self._clock()
         return self.breaker.may_admit() and any(not key.is_dead(now) for key in self.credentials.keys)
 
     def fail(self, given: Pass) -> None:
-        """A request failed here, and it was not the request's fault."""
+        """A request failed because of the upstream."""
         self.failures += 1
         was_closed = self.breaker.is_closed
         self.breaker.failure(given)
         if was_closed and not self.breaker.is_closed:
-            log.warning("upstream %s: fails too often, not asked for now", self.name)
+            log.warning("upstream %s: failed too often; breaker opened", self.name)
 
     def reset(self, credential: str | None = None) -> None:
-        """Forget what was held against it, or against one of its keys."""
+        """Reset its breaker, or the state of one of its keys."""
         for key in self.credentials.keys:
             if credential is None or key.name == credential:
                 key.revive()

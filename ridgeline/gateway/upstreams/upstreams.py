@@ -1,7 +1,7 @@
-"""Upstreams: gets an answer for a request from one of its targets, whatever the first of them does.
+"""Upstreams: gets an answer for a request from one of its targets.
 
-Called by the pipeline for every request that no cache answers. Targets are asked in order or drawn by weight;
-what is retried at each of them stands in `attempts`. Once a body has begun, nothing is ever sent again.
+Called by the pipeline for every request that no cache answers. Targets are tried in order or drawn by weight;
+`attempts` has the retries at each of them. Once a body has begun, nothing is ever sent again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OpenedTask = asyncio.Task[Opened | None]
 
 
 class Upstreams:
-    """One per worker. `start` begins to watch their health, `stop` gives up all that is under way."""
+    """One per worker. `start` begins health checks, `stop` aborts running requests."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Upstreams:
         """An answer whose body has begun, or a GatewayError.
 
         attempts: filled also when it raises; a hedge that lost is noted a moment later. deadline: for the
-        whole answer, by the monotonic clock. hedge_after_s: when nothing has come for so long, a second
-        target is asked too; the first byte wins, and the other request is aborted. repeatable: false for what
-        makes something upstream: an answer that was lost on its way is no reason to make it twice.
+        whole answer, by the monotonic clock. hedge_after_s: after this time without a byte, a second target
+        gets the request too; the first byte wins, and the other request is aborted. repeatable: false for a
+        request that creates an object upstream: a lost answer must not create it twice.
         """
         self._budget.request()
         tried = [] if attempts is None else attempts
@@ -87,7 +87,7 @@ class Upstreams:
     async def fetch(
         self, target: Target, outgoing: Outgoing, *, limit: int, within_s: float, priority: int = 1
     ) -> bytes:
-        """The gateway's own question: the body of a 200, of `limit` bytes at most, or a GatewayError."""
+        """A request of the gateway itself: the body of a 200, at most `limit` bytes, or a GatewayError."""
         body, status = await self.look_up(target, outgoing, limit=limit, within_s=within_s, priority=priority)
         if status != 200:
             raise UpstreamFailed(f"the upstream answered {status}")
@@ -96,7 +96,7 @@ class Upstreams:
     async def look_up(
         self, target: Target, outgoing: Outgoing, *, limit: int, within_s: float, priority: int = 1
     ) -> tuple[bytes, int]:
-        """The same with the status, whatever that is."""
+        """The same with any status, which is returned too."""
         deadline = self._means.clock() + within_s
         opened = await self.open(
             [target], lambda _: outgoing, tenant="", priority=priority, deadline=deadline
@@ -105,11 +105,11 @@ class Upstreams:
             body = await opened.read(limit)
             opened.close(opened.answer.status < 500)
         finally:
-            opened.abort()  # nothing, if it was closed
+            opened.abort()  # no effect if it was closed
         return body, opened.answer.status
 
     async def usage_of(self, upstream: str, request_id: str, at_ms: int = 0) -> Usage | None:
-        """What a request used in the end; None where its upstream cannot know. Raises where it may, later."""
+        """A request's final usage; None if its upstream cannot know. Raises if it may know later."""
         known = self._upstreams.get(upstream)
         return None if known is None else await reported_usage(self._client, known, request_id, at_ms)
 
@@ -123,7 +123,7 @@ class Upstreams:
         self._client.close()
 
     async def probe(self) -> dict[str, bool]:
-        """Ask every upstream now whether it is up, those too that are not asked by themselves."""
+        """Probe every upstream now, also those without regular probes."""
         results = await asyncio.gather(*(self._health.probe(one) for one in self._upstreams.values()))
         return dict(zip(self._upstreams, results, strict=True))
 
@@ -131,7 +131,7 @@ class Upstreams:
         return any(one.is_usable for one in self._upstreams.values())
 
     def reset(self, upstream: str | None = None, credential: str | None = None) -> None:
-        """Forget dead keys and open breakers: of all, of one upstream, or one of its keys."""
+        """Reset dead keys and open breakers: of all upstreams, one upstream, or one of its keys."""
         for one in self._upstreams.values():
             if upstream is None or one.name == upstream:
                 one.reset(credential)
@@ -141,7 +141,7 @@ class Upstreams:
 
     @property
     def retries(self) -> tuple[int, int]:
-        """Retries and hedges that were made, and that the budget refused."""
+        """Retries and hedges that were sent, and those that the budget refused."""
         return self._budget.taken, self._budget.refused
 
     # ── one target, or several ──
@@ -181,7 +181,7 @@ class Upstreams:
 
 
 def drawn(targets: Sequence[Target], rng: random.Random) -> list[Target]:
-    """In an order drawn by weight: each place among those left, in proportion."""
+    """In random order: each next target is drawn by weight from those left."""
     left, order = list(targets), []
     while len(left) > 1:
         chosen = rng.choices(range(len(left)), [target.weight for target in left])[0]
@@ -190,7 +190,7 @@ def drawn(targets: Sequence[Target], rng: random.Random) -> list[Target]:
 
 
 def _give_up(task: OpenedTask) -> None:
-    """End a request that lost, and what it may have opened in the same moment."""
+    """End a request that lost, and an answer that it may have opened at the same time."""
 
     def dispose(done: OpenedTask) -> None:
         if not done.cancelled() and done.exception() is None and (opened := done.result()) is not None:

@@ -1,4 +1,4 @@
-"""What a request used in the end, asked of a server of our own kind after its answer was broken off."""
+"""Asks a ridgeline server for a request's final usage after its answer was interrupted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ridgeline.gateway.upstreams.upstream import Upstream
 from ridgeline.proxy.errors import ProxyError
 from ridgeline.proxy.http_client import Deadlines, HttpClient
 
-WAIT_S = 2.0  # for a request to end that was broken off a moment ago
-UNKNOWN_S = 0.4  # for a request to arrive whose bytes are read after the question for it
+WAIT_S = 2.0  # for an interrupted request to end
+UNKNOWN_S = 0.4  # for a request whose bytes the server reads after the request for its usage
 PAUSES_S = (0.01, 0.02, 0.05, 0.1)
-CLOCKS_S = 1.0  # by which the clocks of two machines may differ
+CLOCKS_S = 1.0  # most difference between the clocks of two machines
 SINCE = b"x-ridgeline-usage-since"  # of a 404, unix seconds: every request that arrived later is known there
 MAX_BYTES = 1 << 16
 _ID = re.compile(r"[A-Za-z0-9._-]{1,256}")
@@ -52,10 +52,10 @@ class _Unknown(msgspec.Struct):
 async def reported_usage(
     client: HttpClient, upstream: Upstream, request_id: str, at_ms: int = 0
 ) -> Usage | None:
-    """None where the upstream knows nothing of it. Raises where it cannot say, or not yet.
+    """None if the upstream does not know the request. Raises if it cannot tell, or not yet.
 
-    at_ms: when the request came, unix milliseconds. Where the upstream would know everything since then, and
-           does not know this one, nothing of it was ever computed there.
+    at_ms: the request's arrival, unix milliseconds. An upstream that knows every request since then, but not
+           this one, never computed it.
     """
     if upstream.config.kind != "ridgeline" or not _ID.fullmatch(request_id):
         return None
@@ -74,7 +74,7 @@ async def reported_usage(
         if report.status != "running":
             return _usage(report.usage or _Counts())
         if monotonic() + pause_s >= until:
-            raise UpstreamTimeout("the upstream is still at work on the request")
+            raise UpstreamTimeout("the upstream is still working on the request")
         await asyncio.sleep(pause_s)
 
 
@@ -96,15 +96,15 @@ async def _ask(client: HttpClient, upstream: Upstream, request_id: str, until: f
     if answer.status == 404:
         return _Unknown(_seconds(next((value for name, value in answer.headers if name == SINCE), b"")))
     if answer.status != 200:
-        raise UpstreamFailed(f"asked for a request's usage, the upstream answered {answer.status}")
+        raise UpstreamFailed(f"the upstream answered {answer.status} to a request for usage")
     try:
         return msgspec.json.decode(body, type=_Report)
     except msgspec.DecodeError:
-        raise UpstreamFailed("the upstream's report of a request's usage cannot be read") from None
+        raise UpstreamFailed("the upstream's usage report is malformed") from None
 
 
 def _seconds(text: bytes) -> float:
-    """Not said, or nonsense: nothing is known for sure."""
+    """Without a valid value nothing is certain."""
     try:
         found = float(text)
     except ValueError:

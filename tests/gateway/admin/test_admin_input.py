@@ -38,7 +38,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "a", "expires_at": 1e300}, "expires_at", "ten years"),
     ({"name": "a", "expires_at": "soon"}, "expires_at", "2027-01-31"),
     ({"name": "a", "expires_in_s": 0}, "expires_in_s", "future"),
-    ({"name": "a", "expires_in_s": 5, "expires_at": 5}, "expires_in_s", "beside"),
+    ({"name": "a", "expires_in_s": 5, "expires_at": 5}, "expires_in_s", "combined"),
     ({"name": "a", "priority": 3}, "priority", "0, 1 or 2"),
     ({"name": "a", "when_limits_unknown": "maybe"}, "when_limits_unknown", "not allowed"),
     ({"name": "a", "guard": "strickt"}, "guard", "did you mean strict?"),

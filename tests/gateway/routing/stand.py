@@ -1,4 +1,4 @@
-"""What the router's tests share: requests, an embedder without a server, a small artefact."""
+"""What the router's tests share: requests, an embedder without a server, a small artifact."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from ridgeline.gateway.body import Fields, read_fields
 from ridgeline.gateway.routing.config import EmbeddingsConfig
 from ridgeline.gateway.routing.embedder import Embedder
-from ridgeline.gateway.routing.learned.artifact import Artefact, ModelCost
+from ridgeline.gateway.routing.learned.artifact import Artifact, ModelCost
 from ridgeline.gateway.routing.learned.features import Recipe, feature_rows
 from ridgeline.gateway.routing.learned.predictor import fit, random_folds
-from ridgeline.gateway.routing.question import Question
+from ridgeline.gateway.routing.routing_request import RoutingRequest
 
 MODELS = ("small", "large")
 
@@ -28,11 +28,11 @@ def chat(*turns: str, system: str = "", **fields: Any) -> Fields:
     return read_fields(json.dumps({"model": "auto", "messages": messages, **fields}).encode())
 
 
-def ask(*turns: str, **options: Any) -> Question:
+def ask(*turns: str, **options: Any) -> RoutingRequest:
     own = {
         name: options.pop(name) for name in ("tenant", "key_id", "conversation", "may_use") if name in options
     }
-    return Question("auto", "chat", chat(*turns, **options), **own)
+    return RoutingRequest("auto", "chat", chat(*turns, **options), **own)
 
 
 class Topics:
@@ -64,7 +64,7 @@ def vector_of(text: str) -> np.ndarray:
     return row / np.linalg.norm(row)
 
 
-def artefact(**options: Any) -> Artefact:
+def artifact(**options: Any) -> Artifact:
     """Of 400 texts: the small model knows rivers and no sums, the large one both."""
     rng = np.random.default_rng(7)
     texts, outcomes = [], []
@@ -88,4 +88,4 @@ def artefact(**options: Any) -> Artefact:
         "threshold": 0.3,
         "predictor": fitted.predictor,
     }
-    return Artefact(**settings | options)
+    return Artifact(**settings | options)

@@ -123,7 +123,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-def test_fit_writes_an_artefact_that_a_route_can_name(
+def test_fit_writes_an_artifact_that_a_route_can_name(
     table: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
@@ -133,11 +133,11 @@ def test_fit_writes_an_artefact_that_a_route_can_name(
     assert main(command) == 0
     said = capsys.readouterr().out
     assert f"{ROWS} examples; right: a " in said
-    artefact = load(out)
-    artefact.check(("a", "b"), "all-minilm-l6-v2", "here")
-    assert artefact.cost_span == pytest.approx(0.009)
-    assert artefact.report["gap_kept"] == pytest.approx(0.9, abs=0.05)
-    forecasts = [artefact.forecast(vector_of(text), text, 4) for text in ("sum sum", "river river")]
+    artifact = load(out)
+    artifact.check(("a", "b"), "all-minilm-l6-v2", "here")
+    assert artifact.cost_span == pytest.approx(0.009)
+    assert artifact.report["gap_kept"] == pytest.approx(0.9, abs=0.05)
+    forecasts = [artifact.forecast(vector_of(text), text, 4) for text in ("sum sum", "river river")]
     assert [found.choice(("a", "b"))[0] for found in forecasts] == ["b", "a"]
 
 
@@ -229,7 +229,7 @@ def test_real_outcomes_are_read_whole() -> None:
     assert found.outcomes.mean(axis=0) == pytest.approx([0.6384, 0.8567], abs=1e-4)
 
 
-def test_evaluate_scores_an_existing_artefact_on_a_file(
+def test_evaluate_scores_an_existing_artifact_on_a_file(
     table: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
@@ -244,7 +244,7 @@ def test_evaluate_scores_an_existing_artefact_on_a_file(
     asked = ["router", "evaluate", str(rest), "--artifact", route, "--models", "small,large", "--draws", "50"]
     assert main(asked) == 0  # without an embedding server: it has the vectors of its words
     told = capsys.readouterr().out
-    assert "an artefact as it is, nothing was fitted" in told
+    assert "an existing artifact; nothing was fitted" in told
     assert "360 rows to fit, 240 to judge" in told
     assert "with the fitted threshold: keeps" in told
     assert main(["router", "evaluate", str(rest)]) == 2

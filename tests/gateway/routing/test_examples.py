@@ -85,16 +85,16 @@ def test_only_the_newest_examples_are_used_when_so_asked(tmp_path: Path) -> None
         ("question,small,large", (), MODELS, "no column 'prompt'"),
         ("prompt,small,large", (), ("small", "huge"), "no column 'huge'"),
         ("prompt,small,large", (), ("small",), "two models or more"),
-        ("prompt,small,large", ["a,maybe,True"] * 60, MODELS, "row 2: small: an outcome is"),
+        ("prompt,small,large", ["a,maybe,True"] * 60, MODELS, "row 2: small: an outcome must be"),
         ("prompt,small,large", ["a,1.5,True"] * 60, MODELS, "from 0 to 1, not '1.5'"),
         ("prompt,small,large", ["a,True,True"] * 20, MODELS, "20 examples are too few"),
         (
             "prompt,small,large,small_cost,large_cost",
             ["a,1,1,2,1"] * 60,
             MODELS,
-            "name the cheapest model first",
+            "list the cheapest model first",
         ),
-        ("prompt,small,large,small_cost,large_cost", ["a,1,1,x,1"] * 60, MODELS, "a cost is a number"),
+        ("prompt,small,large,small_cost,large_cost", ["a,1,1,x,1"] * 60, MODELS, "a cost must be a number"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(
 
 
 def test_costs_are_given_for_every_model_or_for_none(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="what does large cost"):
+    with pytest.raises(OptionError, match="large has no cost"):
         read_examples([csv_file(tmp_path)], MODELS, Costing({"small": 0.1}, {}))
     with pytest.raises(OptionError, match="'other' is not one of"):
         read_examples([csv_file(tmp_path)], MODELS, Costing({"other": 0.1}, {}))
@@ -116,7 +116,7 @@ def test_lines_that_are_no_examples_are_refused(tmp_path: Path) -> None:
     for line, message in (
         ("{", "line 1: not JSON"),
         ("[]", "must be an object"),
-        ('{"outcomes": {}}', "no text"),
+        ('{"outcomes": {}}', "no user text"),
     ):
         path.write_text(line)
         with pytest.raises(OptionError, match=message):

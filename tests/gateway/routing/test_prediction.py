@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.gateway.routing.learned.artifact import Artefact, load, save
+from ridgeline.gateway.routing.learned.artifact import Artifact, load, save
 from ridgeline.gateway.routing.learned.classifier import fit_path, sigmoid
 from ridgeline.gateway.routing.learned.curve import choices, curve
 from ridgeline.gateway.routing.learned.features import NAMES, Recipe, features_of
@@ -19,12 +19,12 @@ from ridgeline.gateway.routing.learned.fitting import calibration_error, thresho
 from ridgeline.gateway.routing.learned.neighbours import Weighing, nearest
 from ridgeline.gateway.routing.learned.predictor import group_folds, random_folds
 from ridgeline.options import OptionError
-from tests.gateway.routing.stand import artefact, vector_of
+from tests.gateway.routing.stand import artifact, vector_of
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Artefact:
-    return artefact()
+def fitted() -> Artifact:
+    return artifact()
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -80,7 +80,7 @@ def test_the_classifier_is_where_its_slope_is_nothing() -> None:
         assert np.abs(slope).max() < 0.1
 
 
-def test_predictions_of_unseen_texts_are_calibrated(fitted: Artefact) -> None:
+def test_predictions_of_unseen_texts_are_calibrated(fitted: Artifact) -> None:
     chances, _ = fitted.predictor.many(
         np.stack([vector_of("what is the sum of " + "y" * 20), vector_of("which river is " + "y" * 20)]),
         np.array([features_of("what is the sum of yyyy"), features_of("which river is yyyy")], np.float32),
@@ -189,7 +189,7 @@ def test_turns_before_the_last_fill_what_room_there_is() -> None:
 # ---- the file ----
 
 
-def test_an_artefact_reads_back_as_it_was_written(fitted: Artefact, tmp_path: Path) -> None:
+def test_an_artifact_reads_back_as_it_was_written(fitted: Artifact, tmp_path: Path) -> None:
     save(replace(fitted, cascade_threshold=0.6, report={"examples": 400}), tmp_path / "route.npz")
     read = load(tmp_path / "route.npz")
     one, other = (found.forecast(vector_of("a river"), "which river is it", 8) for found in (fitted, read))
@@ -198,29 +198,29 @@ def test_an_artefact_reads_back_as_it_was_written(fitted: Artefact, tmp_path: Pa
     assert (read.cascade_threshold, read.report) == (0.6, {"examples": 400})
 
 
-def test_a_file_that_is_no_artefact_or_was_changed_is_refused(fitted: Artefact, tmp_path: Path) -> None:
+def test_a_file_that_is_no_artifact_or_was_changed_is_refused(fitted: Artifact, tmp_path: Path) -> None:
     path = tmp_path / "route.npz"
-    with pytest.raises(OptionError, match="no such artefact"):
+    with pytest.raises(OptionError, match="no such artifact"):
         load(path)
     path.write_bytes(b"PK\x03\x04 nothing")
-    with pytest.raises(OptionError, match="not an artefact"):
+    with pytest.raises(OptionError, match="not an artifact"):
         load(path)
     save(fitted, path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(OptionError, match="not an artefact"):
+    with pytest.raises(OptionError, match="not an artifact"):
         load(path)
     path.write_bytes(whole)
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     arrays["outcomes"] = 1 - arrays["outcomes"]
     np.savez(path, **arrays)
-    with pytest.raises(OptionError, match="not what was written"):
+    with pytest.raises(OptionError, match="checksum"):
         load(path)
 
 
-def test_an_artefact_of_another_version_is_refused(
-    fitted: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_artifact_of_another_version_is_refused(
+    fitted: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ridgeline.gateway.routing.learned.artifact.VERSION", 999)
     save(fitted, tmp_path / "route.npz")

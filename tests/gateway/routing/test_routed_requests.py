@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ridgeline.gateway.routing.learned.artifact import save
-from tests.gateway.routing.stand import artefact, vector_of
+from tests.gateway.routing.stand import artifact, vector_of
 from tests.gateway.stage import CHAT, staged
 
 
@@ -74,8 +74,8 @@ def upstream() -> Iterator[Upstream]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("artefact") / "route.npz"
-    save(artefact(), path)
+    path = tmp_path_factory.mktemp("artifact") / "route.npz"
+    save(artifact(), path)
     return path
 
 
@@ -87,7 +87,7 @@ def sections(upstream: Upstream, path: Path, **route: Any) -> dict[str, Any]:
             {"name": "large", "targets": ("up/large",), "price_in": 10.0, "price_out": 10.0},
         ],
         "embeddings": {"upstream": "up", "model": "topics", "timeout_ms": 5000.0},
-        "routes": [{"name": "auto", "models": ("small", "large"), "artefact": path, **route}],
+        "routes": [{"name": "auto", "models": ("small", "large"), "artifact": path, **route}],
         "rules": [{"name": "tools", "model": "large", "tools": True, "always": True}],
     }
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
-from ridgeline.gateway.routing.learned.artifact import Artefact, save
+from ridgeline.gateway.routing.learned.artifact import Artifact, save
 from ridgeline.gateway.routing.router import ModelRouter
 from ridgeline.gateway.routing.sticky import StickyTable
 from ridgeline.options import OptionError
-from tests.gateway.routing.stand import MODELS, Topics, artefact, ask
+from tests.gateway.routing.stand import MODELS, Topics, artifact, ask
 
 
 class Clock:
@@ -23,20 +23,20 @@ class Clock:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Artefact:
-    return artefact()
+def fitted() -> Artifact:
+    return artifact()
 
 
 @pytest.fixture(scope="module")
-def path(fitted: Artefact, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("artefact") / "route.npz"
+def path(fitted: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("artifact") / "route.npz"
     save(fitted, path)
     return path
 
 
 def router(path: Path, *rules: RuleConfig, topics: Topics | None = None, **options: Any) -> ModelRouter:
     clock = options.pop("clock", Clock())
-    route = RouteConfig(models=MODELS, artefact=path, **options)
+    route = RouteConfig(models=MODELS, artifact=path, **options)
     return ModelRouter([route], rules, (topics or Topics()).embedder(), clock)
 
 
@@ -50,14 +50,14 @@ async def test_a_text_goes_to_the_cheapest_model_that_will_do_and_the_ledger_is_
     assert "river" not in str(easy.why)
 
 
-async def test_a_threshold_of_the_route_overrides_the_artefacts(path: Path) -> None:
+async def test_a_threshold_of_the_route_overrides_the_artifacts(path: Path) -> None:
     frugal = router(path, threshold=2.0)
     lavish = router(path, threshold=-1.0)
     assert (await frugal.decide(ask("what is the sum of these"))).model == "small"
     assert (await lavish.decide(ask("which river is the longest"))).model == "large"
 
 
-async def test_a_dear_request_must_promise_more(fitted: Artefact, tmp_path: Path) -> None:
+async def test_a_dear_request_must_promise_more(fitted: Artifact, tmp_path: Path) -> None:
     from dataclasses import replace
 
     from ridgeline.gateway.routing.learned.artifact import ModelCost
@@ -146,11 +146,11 @@ async def test_rules_that_hold_always_go_before_the_conversation_and_leave_it_wh
 
 async def test_an_escalation_moves_the_conversation_to_the_stronger_model(path: Path) -> None:
     choices = router(path, cascade=True, cascade_threshold=0.5)
-    question = ask("which river")
-    weak = await choices.decide(question)
+    request = ask("which river")
+    weak = await choices.decide(request)
     assert weak.cascade is not None
     assert (weak.model, weak.escalate_to, weak.cascade.threshold) == ("small", "large", 0.5)
-    choices.escalated(question, weak, 0.31)
+    choices.escalated(request, weak, 0.31)
     assert (weak.why["escalated_from"], weak.why["confidence"]) == ("small", 0.31)
     after = await choices.decide(ask("which river", "Nile", "and then?"))
     assert (after.model, after.cascade) == ("large", None)
@@ -176,11 +176,15 @@ async def test_a_key_with_one_model_of_the_route_gets_that_without_a_vector(path
     assert topics.bodies == []
 
 
-def test_an_artefact_of_other_models_or_vectors_is_refused_at_the_start(path: Path) -> None:
-    swapped = RouteConfig(models=("large", "small"), artefact=path)
+def test_the_older_spelling_of_the_key_still_names_the_artifact(path: Path) -> None:
+    assert RouteConfig(models=MODELS, artefact=path).artifact == path
+
+
+def test_an_artifact_of_other_models_or_vectors_is_refused_at_the_start(path: Path) -> None:
+    swapped = RouteConfig(models=("large", "small"), artifact=path)
     with pytest.raises(OptionError, match="fitted for the models small, large"):
         ModelRouter([swapped], [], Topics().embedder())
-    route = RouteConfig(models=MODELS, artefact=path)
+    route = RouteConfig(models=MODELS, artifact=path)
     with pytest.raises(OptionError, match="needs vectors"):
         ModelRouter([route], [], None)
     from ridgeline.gateway.routing.config import EmbeddingsConfig

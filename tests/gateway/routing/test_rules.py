@@ -11,7 +11,7 @@ from ridgeline.gateway.errors import BadRequest, Forbidden, NotFound
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
 from ridgeline.gateway.routing.learned.language import language_of
 from ridgeline.gateway.routing.reading import read
-from ridgeline.gateway.routing.router import ModelRouter, Question
+from ridgeline.gateway.routing.router import ModelRouter, RoutingRequest
 from ridgeline.options import OptionError
 from tests.gateway.routing.stand import MODELS, ask, chat
 
@@ -22,9 +22,9 @@ def router(*rules: RuleConfig, route: RouteConfig = ROUTE) -> ModelRouter:
     return ModelRouter([route], rules)
 
 
-async def model_of(question: Question, rule: RuleConfig) -> str:
+async def model_of(request: RoutingRequest, rule: RuleConfig) -> str:
     return (
-        await router(rule, route=RouteConfig(models=MODELS, default="large", sticky_s=0.0)).decide(question)
+        await router(rule, route=RouteConfig(models=MODELS, default="large", sticky_s=0.0)).decide(request)
     ).model
 
 
@@ -51,7 +51,7 @@ IMAGE = [{"type": "text", "text": "what is this"}, {"type": "image_url", "image_
         (
             {"endpoints": ("chat",)},
             ask("hi"),
-            Question("auto", "completions", read_fields(b'{"prompt": "hi"}')),
+            RoutingRequest("auto", "completions", read_fields(b'{"prompt": "hi"}')),
         ),
         ({"keywords": ("Sum", "total of")}, ask("give me the SUM!"), ask("give me a summary, and tot of")),
         ({"keywords": ("sum",)}, ask("sum", "4", "the sum again"), ask("the sum", "4", "thank you")),
@@ -61,7 +61,7 @@ IMAGE = [{"type": "text", "text": "what is this"}, {"type": "image_url", "image_
     ],
 )
 async def test_each_condition_of_a_rule_tells_requests_apart(
-    rule: dict[str, object], matching: Question, other: Question
+    rule: dict[str, object], matching: RoutingRequest, other: RoutingRequest
 ) -> None:
     config = RuleConfig(model="small", **rule)  # type: ignore[arg-type]
     assert await model_of(matching, config) == "small"
@@ -99,13 +99,13 @@ async def test_a_rule_never_leads_to_a_model_that_the_key_may_not_use() -> None:
 
 async def test_an_unknown_route_is_a_404_that_names_it() -> None:
     with pytest.raises(NotFound, match="nowhere") as error:
-        await router().decide(Question("nowhere", "chat", chat("hi")))
+        await router().decide(RoutingRequest("nowhere", "chat", chat("hi")))
     assert (error.value.status, error.value.param) == (404, "model")
 
 
 async def test_messages_that_are_none_are_a_400_that_names_the_field() -> None:
     with pytest.raises(BadRequest) as error:
-        await router().decide(Question("auto", "chat", read_fields(b'{"messages": {"role": 1}}')))
+        await router().decide(RoutingRequest("auto", "chat", read_fields(b'{"messages": {"role": 1}}')))
     assert error.value.param == "messages"
 
 
@@ -117,7 +117,7 @@ async def test_messages_that_are_none_are_a_400_that_names_the_field() -> None:
         ([RouteConfig(models=("a",)), RouteConfig(models=("b",))], [], "twice"),
         ([RouteConfig(models=("a", "b"), default="c")], [], "default 'c'"),
         ([ROUTE], [RuleConfig(tools=True)], "model is missing"),
-        ([ROUTE], [RuleConfig(model="small", route="other")], "no route 'other'"),
+        ([ROUTE], [RuleConfig(model="small", route="other")], "route 'other' does not exist"),
         ([ROUTE], [RuleConfig(model="tiny", route="auto")], "'tiny' is not one of"),
         ([ROUTE], [RuleConfig(model="tiny")], "'tiny'"),
         ([ROUTE], [RuleConfig(model="small", pattern="(")], "regular expression"),

@@ -15,10 +15,10 @@ from ridgeline.gateway.routing.config import RouteConfig
 from ridgeline.gateway.routing.learned.artifact import load, save
 from ridgeline.gateway.routing.learned.examples import Costing, read_examples
 from ridgeline.gateway.routing.learned.features import Recipe
-from ridgeline.gateway.routing.learned.fitting import Prepared, fit_artefact
+from ridgeline.gateway.routing.learned.fitting import Prepared, fit_artifact
 from ridgeline.gateway.routing.learned.words import READ_CHARS, WordVectors, words_of
-from ridgeline.gateway.routing.question import Question
 from ridgeline.gateway.routing.router import ModelRouter
+from ridgeline.gateway.routing.routing_request import RoutingRequest
 from ridgeline.options import OptionError
 
 EASY, HARD = ("capital city river country", "integral proof theorem lemma")
@@ -75,7 +75,7 @@ def fitted(tmp_path: Path) -> Path:
     recipe = Recipe(head_chars=READ_CHARS)
     asked = [recipe.text(turns) for turns in read.turns]
     words = WordVectors.of(asked, embed)
-    artefact = fit_artefact(
+    artifact = fit_artifact(
         Prepared.of(read, words.many(asked)),
         names=("small", "large"),
         gap=0.95,
@@ -85,16 +85,16 @@ def fitted(tmp_path: Path) -> Path:
         words=words,
     )
     path = tmp_path / "route.npz"
-    save(artefact, path)
+    save(artifact, path)
     return path
 
 
 async def test_a_route_of_words_decides_without_a_server(tmp_path: Path) -> None:
     path = fitted(tmp_path)
-    router = ModelRouter([RouteConfig(models=("small", "large"), artefact=path, sticky_s=0.0)])
+    router = ModelRouter([RouteConfig(models=("small", "large"), artifact=path, sticky_s=0.0)])
     for text, model in (("the capital city of a country", "small"), ("proof of the lemma", "large")):
         fields = {"messages": raw([{"role": "user", "content": text}])}
-        decision = await router.decide(Question("auto", "chat", fields))
+        decision = await router.decide(RoutingRequest("auto", "chat", fields))
         assert (decision.model, decision.why["by"]) == (model, "predicted")
 
 
@@ -114,5 +114,5 @@ def test_a_changed_list_of_words_is_refused(tmp_path: Path) -> None:
         arrays["word_list"].tobytes().replace(b"capital", b"capitol"), np.uint8
     )
     np.savez(path, **arrays)
-    with pytest.raises(OptionError, match="not what was written"):
+    with pytest.raises(OptionError, match="checksum"):
         load(path)

@@ -1,1 +1,1 @@
-"""Streamed answers: sources read the steps of an answer, writers write them in another dialect."""
+"""Streamed answers: sources read an answer into steps, writers write the steps in another dialect."""

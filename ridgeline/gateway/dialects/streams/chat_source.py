@@ -1,5 +1,5 @@
-"""ChatSource: OpenAI's chat completions and their chunks, as steps. The first choice alone is read: of a
-client of another family there can be no other.
+"""ChatSource: reads OpenAI's chat completions and their chunks into steps. Reads only the first choice:
+clients of other families cannot ask for more.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class _Call(msgspec.Struct):
 
 
 class _Said(msgspec.Struct):
-    """A message, or what a chunk adds to it."""
+    """A message, or a chunk's delta."""
 
     content: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the newer name, of vLLM and others
+    reasoning: str | None = None  # the newer name, used by vLLM and others
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
 
@@ -62,7 +62,7 @@ class _Choice(msgspec.Struct):
     message: _Said | None = None
     delta: _Said | None = None
     finish_reason: str | None = None
-    stop_reason: str | int | None = None  # ours and vLLM's: the stop string that matched
+    stop_reason: str | int | None = None  # of ridgeline and vLLM: the stop string that matched
 
 
 class _Body(msgspec.Struct):
@@ -82,7 +82,7 @@ _bodies = msgspec.json.Decoder(_Body)
 class ChatSource:
     def __init__(self) -> None:
         self._calls = _Calls()
-        self._late: list[Step] = []  # said in the middle of a call; told after it
+        self._late: list[Step] = []  # text in the middle of a call; sent after it
         self._begun = False
         self._refused = False
         self._ended = False
@@ -108,10 +108,10 @@ class ChatSource:
         return self._steps(read)
 
     def _steps(self, read: _Body) -> list[Step]:
-        # Counts first: where they run along, an answer can begin with what its prompt was.
+        # Counts first: with running counts, an answer can begin with the count of its prompt.
         steps: list[Step] = [] if read.usage is None else [Counted(read.usage.usage())]
         if not self._begun and (read.choices or read.usage is not None):
-            self._begun = True  # some servers send a chunk of their own before the first
+            self._begun = True  # some servers send an extra chunk before the first
             created = None if read.created is None else int(read.created)
             steps.append(Begin((read.id or "").removeprefix("chatcmpl-"), read.model or "", created))
         for choice in read.choices or ():
@@ -146,7 +146,7 @@ class ChatSource:
         if reason == "stop" and isinstance(choice.stop_reason, str):
             return End("stop_sequence", choice.stop_reason)
         if reason == "stop" and self._calls.any:
-            return End("tool_calls")  # said so of calls that had to be made, and by some servers of all
+            return End("tool_calls")  # the reason for forced calls; some servers give it for all calls
         return End(reason)
 
 
@@ -161,7 +161,7 @@ def _read(payload: bytes) -> _Body:
 class _OpenCall:
     id: str = ""
     name: str = ""
-    held: list[str] = field(default_factory=list)  # arguments that have not been told
+    held: list[str] = field(default_factory=list)  # arguments not sent yet
     told: list[str] = field(default_factory=list)
     started: bool = False
 
@@ -175,13 +175,13 @@ class _OpenCall:
 
 
 class _Calls:
-    """Calls in their order. Chunks of several may come mixed; then the first one is told as it grows, and the
-    others wait until it is whole.
+    """Calls in order. Chunks of several calls may interleave; then the first one is sent as it grows, and the
+    others wait until it is complete.
     """
 
     def __init__(self) -> None:
         self._calls: dict[int, _OpenCall] = {}
-        self._head = 0  # the place, in the order of arrival, of the one that is being told
+        self._head = 0  # index, in order of arrival, of the call that is being sent
         self._last = 0
 
     @property
@@ -190,7 +190,7 @@ class _Calls:
 
     def add(self, delta: _Call, place: int | None, steps: list[Step]) -> None:
         index = delta.index if delta.index is not None else place
-        if index is None:  # some servers do not number them: a new id is a new call
+        if index is None:  # some servers do not number calls: a new id is a new call
             known = self._calls.get(self._last)
             is_new = known is None or (delta.id and delta.id != known.id)
             index = len(self._calls) if is_new else self._last
@@ -206,7 +206,7 @@ class _Calls:
         self._tell(steps)
 
     def may_be_interrupted(self) -> bool:
-        """Whether something else may be told now. If so, the call that was being told is over."""
+        """Whether another step may be sent now. If so, the call that was being sent is complete."""
         calls = list(self._calls.values())
         if self._head == len(calls) or not calls[self._head].started:
             return True
@@ -216,7 +216,7 @@ class _Calls:
         return True
 
     def end(self, steps: list[Step]) -> None:
-        """No more comes: all that waits is told."""
+        """The answer has ended: send all waiting calls."""
         while self._head < len(self._calls):
             self._tell_head(steps)
             self._head += 1

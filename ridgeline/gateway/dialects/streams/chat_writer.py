@@ -1,4 +1,4 @@
-"""ChatWriter: steps as OpenAI's chat completion, or as its chunks."""
+"""ChatWriter: writes steps as OpenAI's chat completion, or as its chunks."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ class ChatWriter:
         return told + self._delta({"thinking_blocks": blocks}) if blocks else told
 
     def _thinking_blocks(self, step: Thinking | Signature | Redacted) -> list[dict[str, Any]]:
-        """What Anthropic wants back, unchanged, in the next request: a client that sends the message back
-        with this field keeps the model's thinking across its calls. Numbered as the SDK joins lists.
+        """Blocks that Anthropic expects back unchanged in the next request: a client that returns the message
+        with this field keeps the model's thinking across calls. Indexed, as the SDK merges lists by index.
         """
         block: dict[str, Any]
         match step:
@@ -168,7 +168,7 @@ class ChatWriter:
 
 
 def _finish(end: End) -> dict[str, Any]:
-    """The stop string that matched stands in `stop_reason`, as our own server and vLLM have it."""
+    """The stop string that matched is in `stop_reason`, as in answers of ridgeline's server and vLLM."""
     finish: dict[str, Any] = {"finish_reason": FINISH[end.reason]}
     if end.stop_sequence is not None:
         finish["stop_reason"] = end.stop_sequence

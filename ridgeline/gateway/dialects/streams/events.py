@@ -1,4 +1,4 @@
-"""Server-sent events in bytes that arrive as the network likes: where one ends, and what it says.
+"""Splits bytes that arrive in pieces of any size into server-sent events, and gives their data.
 
 Used by the usage reader and the translators. Lines end with \\n or \\r\\n; upstreams use no other.
 """
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from ridgeline.gateway.errors import UpstreamFailed
 
-MAX_EVENT_BYTES = 16 << 20  # one event; of what is longer, nobody has memory to spare for
+MAX_EVENT_BYTES = 16 << 20  # the largest event; bounds the memory of a stream
 
 BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _DATA = re.compile(rb"^data:[ ]?([^\r\n]*)", re.MULTILINE)
 
 
 def end_of_last(buffer: bytes | bytearray, start: int = 0) -> int:
-    """The place after the last whole event; -1 where there is none. `start`: nothing ends before it."""
+    """The offset after the last complete event; -1 if there is none. `start`: no event ends before it."""
     plain = buffer.rfind(b"\n\n", start)
     carriage = buffer.rfind(b"\n\r\n", start)
     if plain < 0 and carriage < 0:
@@ -26,13 +26,13 @@ def end_of_last(buffer: bytes | bytearray, start: int = 0) -> int:
 
 
 def split(whole: bytes) -> list[bytes]:
-    """Events without the lines that end them; the last is what stands after the last of these."""
-    # An expression that must look for a carriage return at every place takes ten times as long.
+    """Events without the empty lines that end them; the last item is the incomplete rest."""
+    # A regex that tests for a carriage return at every position takes ten times as long.
     return BOUNDARY.split(whole) if b"\r" in whole else whole.split(b"\n\n")
 
 
 def payload_of(event: bytes) -> bytes:
-    """What stands behind `data:`; empty for comments and for events that say nothing."""
+    """The data of an event; empty for comments and for events without data."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     parts = _DATA.findall(event)
@@ -40,20 +40,22 @@ def payload_of(event: bytes) -> bytes:
 
 
 class Events:
-    """Cuts a stream into events: the same ones, however its bytes come."""
+    """Splits a stream into events; the size of the pieces does not matter."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The events that have become whole, without the empty line that ends them."""
+        """The events that are now complete, without the empty line that ends them."""
         rest = self._rest
         seen = max(len(rest) - 2, 0)
         rest += data
         end = end_of_last(rest, seen)
         if end < 0:
             if len(rest) > MAX_EVENT_BYTES:
-                raise UpstreamFailed("the upstream sent an event without an end", code="upstream_invalid")
+                raise UpstreamFailed(
+                    "the upstream sent an event over the size limit", code="upstream_invalid"
+                )
             return iter(())
         whole = bytes(rest[:end])
         del rest[:end]
@@ -61,5 +63,5 @@ class Events:
 
     @property
     def rest(self) -> bytes:
-        """Of an event that has not ended."""
+        """Bytes of an incomplete event."""
         return bytes(self._rest)

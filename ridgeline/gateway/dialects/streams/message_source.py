@@ -1,4 +1,4 @@
-"""MessageSource: Anthropic's messages and their events, as steps."""
+"""MessageSource: reads Anthropic's messages and their events into steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EMPTY = msgspec.Raw(b"{}")
 
 
 class Block(msgspec.Struct):
-    """Any kind of content block; those of tools that run at Anthropic cannot have been asked for."""
+    """A content block of any type; blocks of tools that Anthropic runs cannot occur."""
 
     type: str
     text: str = ""
@@ -85,7 +85,7 @@ _messages = msgspec.json.Decoder(_Message)
 class MessageSource:
     def __init__(self) -> None:
         self._counts = Counts()
-        self._input: bytes | None = None  # of the open tool_use block, while no delta has come for it
+        self._input: bytes | None = None  # of the open tool_use block, until its first delta
 
     def whole(self, body: bytes) -> list[Step]:
         try:
@@ -156,7 +156,7 @@ class MessageSource:
         return []
 
     def _block_end(self) -> list[Step]:
-        """A call without any delta has what its start said: an empty object, or already the whole input."""
+        """A call without deltas has the input of its start event: an empty object, or the whole input."""
         given, self._input = self._input, None
         return [] if given is None else [CallArguments(given.decode())]
 

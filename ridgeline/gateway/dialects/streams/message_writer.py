@@ -1,4 +1,4 @@
-"""MessageWriter: steps as Anthropic's message, or as the events that it is made of."""
+"""MessageWriter: writes steps as Anthropic's message, or as its events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Shown = Literal["yes", "omitted", "no"]
 
 
 class MessageWriter:
-    """`thinking`: what the client asked to be shown of it: all, blocks without their text, or nothing."""
+    """`thinking`: how much of it the client asked for: all, blocks without text, or nothing."""
 
     def __init__(self, thinking: Shown = "no") -> None:
         self._thinking = thinking
@@ -133,7 +133,7 @@ class MessageWriter:
         return [{"type": "content_block_start", "index": self._begun - 1, "content_block": block}]
 
     def _close(self, cut: bool, signature: str = "") -> list[Event]:
-        """`cut`: the answer was ended in the middle, so that a call is merely unfinished."""
+        """`cut`: the answer was truncated, so a call may be incomplete."""
         if not self._open:
             return []
         events: list[Event] = []
@@ -147,7 +147,7 @@ class MessageWriter:
         return [*events, {"type": "content_block_stop", "index": self._begun - 1}]
 
     def _own_signature(self) -> str:
-        """The same for the same thinking. Nobody checks it: clients want something to send back."""
+        """Equal for equal thinking. It is never verified: clients need a value to send back."""
         digest, self._digest = self._digest, hashlib.sha256()
         return base64.b64encode(digest.digest()).decode()
 

@@ -1,4 +1,4 @@
-"""ResponseWriter: steps as OpenAI's response, or as the events of its growth."""
+"""ResponseWriter: writes steps as OpenAI's response, or as its events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ridgeline.web.response_tools import flat_name
 
 Event = dict[str, Any]
 
-# What a response repeats of its request, and what it says where the request said nothing.
+# Fields that a response repeats from its request, and their defaults.
 _ECHOED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -66,8 +66,8 @@ class ResponseWriter:
         self._homes = _homes(fields)
         self._body: dict[str, Any] = {}
         self._id = ""
-        self._output: list[dict[str, Any]] = []  # those that are done
-        self._item: dict[str, Any] | None = None  # the one that grows
+        self._output: list[dict[str, Any]] = []  # complete items
+        self._item: dict[str, Any] | None = None  # the open item
         self._texts: list[str] = []  # of it
         self._told = 0
         self._end = End("stop")
@@ -149,7 +149,7 @@ class ResponseWriter:
         reason = _INCOMPLETE.get(self._end.reason)
         events: list[Event] = []
         if not self._output and self._item is None:
-            events += self._begin_item("message")  # it had nothing to say, and says that
+            events += self._begin_item("message")  # an answer without text still has an empty message
         is_cut_call = self._item is not None and self._item["type"] == "function_call"
         is_cut_call &= self._end.reason != "tool_calls"
         events += self._finish("incomplete" if reason or is_cut_call else "completed")
@@ -205,7 +205,7 @@ class ResponseWriter:
         return events
 
     def _sealed(self, seal: str) -> list[Event]:
-        """Ends thinking, with what its upstream wants back."""
+        """Ends thinking, with the signature that its upstream expects back."""
         events: list[Event] = []
         if self._item is None or self._item["type"] != "reasoning":
             events = [*self._finish("completed"), *self._begin_item("reasoning")]

@@ -1,7 +1,7 @@
-"""Steps: what an answer is made of, whichever family told it. Sources make them, writers write them down.
+"""Steps: the parts of an answer, independent of its family. Sources make them, writers write them.
 
-A whole answer and a streamed one become the same steps, so that what the client gets cannot differ either.
-Calls come one after the other: the arguments that follow a CallStart are that call's.
+A whole answer and a streamed one become the same steps, so the client gets the same answer either way.
+Calls come one after the other: the arguments after a CallStart belong to that call.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Ends a block of thinking, for upstreams that want it back unchanged."""
+    """Ends a block of thinking, for upstreams that expect it back unchanged."""
 
     signature: str
 
 
 @dataclass(frozen=True, slots=True)
 class Redacted:
-    """Thinking that only its upstream can read."""
+    """Thinking that only its upstream can decrypt."""
 
     data: str
 
@@ -66,7 +66,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is used so far; the last one holds."""
+    """Usage so far; the last one is final."""
 
     usage: Usage
 
@@ -83,7 +83,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The upstream says that this was all."""
+    """The upstream ended its answer."""
 
 
 Step = (
@@ -103,16 +103,16 @@ Step = (
 
 
 class Source(Protocol):
-    """One upstream's answer, read. One is made for every answer."""
+    """Reads one upstream's answer. One per answer."""
 
     def event(self, event: bytes) -> list[Step]:
-        """Of one event of a stream."""
+        """The steps of one event of a stream."""
 
     def whole(self, body: bytes) -> list[Step]: ...
 
 
 class Writer(Protocol):
-    """One client's answer, written. One is made for every answer."""
+    """Writes one client's answer. One per answer."""
 
     def write(self, steps: list[Step]) -> bytes:
         """As events."""
@@ -121,4 +121,4 @@ class Writer(Protocol):
 
 
 def unreadable() -> UpstreamFailed:
-    return UpstreamFailed("the upstream's answer is not of the shape its API has", code="upstream_invalid")
+    return UpstreamFailed("the upstream's answer does not match its API", code="upstream_invalid")

@@ -1,7 +1,7 @@
-"""UsageReader: what a stream used, read off its bytes while they pass through.
+"""UsageReader: reads a stream's usage from its bytes as they pass.
 
-The pipeline feeds it all that an upstream streams and sends on what it returns. Nearly every event is looked
-at by a few searches for bytes alone: only those that may tell counts, an error or the end are decoded.
+The pipeline feeds it everything that an upstream streams and sends on what it returns. Most events only pass
+a few byte searches: only events that may hold counts, an error or the end are decoded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ridgeline.gateway.dialects.streams.events import (
     split,
 )
 
-# What the client must not see, because the gateway asked for it and the client had not: the counts that run
-# along with every chunk, or these and the chunk of counts at the end.
+# Hidden from the client because only the gateway asked for it: the running counts in every chunk, or these
+# and the final chunk of counts.
 Hide = Literal["", "running", "all"]
 
 _COUNTS = re.compile(rb'"usage"\s*:\s*\{')
 _RESPONSE_NEWS = re.compile(rb'"type"\s*:\s*"(?:response\.(?:completed|incomplete|failed|cancelled)|error)"')
-# Stands once in every event that makes text, and cannot stand within the text: its quotes would be escaped.
+# Occurs once in every event with text, and never inside the text: its quotes would be escaped.
 _ORDINARY = {"chat": b'"choices"', "completions": b'"choices"', "messages": b'"content_block_'}
 _USAGE_VALUE = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]++|\{[^{}]*+\})*+\}')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
@@ -60,7 +60,7 @@ class _Inner(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What any family's event may tell of itself."""
+    """The fields of an event of any family that matter here."""
 
     type: str = ""
     code: str | int | None = None
@@ -75,8 +75,8 @@ _events = msgspec.json.Decoder(_Event)
 
 
 class UsageReader:
-    """`family` is that of the bytes it is fed; `hide` is what `ask_for_usage` returned; `count_texts`: weigh
-    the answer's texts, for a stream that may end without its counts.
+    """`family`: of the input bytes. `hide`: the result of `ask_for_usage`. `count_texts`: estimate the
+    answer's tokens from its texts, for a stream that may end without counts.
     """
 
     def __init__(self, kind: str, family: str, hide: Hide = "", *, count_texts: bool = True) -> None:
@@ -87,24 +87,24 @@ class UsageReader:
         self._may_tell = None if self._is_message else (_COUNTS if self._is_openai else _RESPONSE_NEWS).search
         self._hide = hide
         self._rest = bytearray()
-        self._latest = b""  # the last chunk that told counts, not yet decoded
+        self._latest = b""  # the last chunk with counts, not yet decoded
         self._counts: Counts | None = None
         self._is_final = False
         self._new_texts = _new_texts.get(self._shape) if count_texts else None
         self._unweighed: list[bytes] = []
-        self._weight = 0.0  # tokens of the texts so far, as `estimate.weight` has them
-        self.texts: list[bytes] | None = None  # where they are kept, if they are
-        self.events = 0  # with data: comments do not count
-        self.done = False  # the event came that ends a stream of this kind
-        self.error = ""  # the code or the type of an error that the stream told
+        self._weight = 0.0  # tokens of the texts so far, by `estimate.weight`
+        self.texts: list[bytes] | None = None  # the texts, if they are collected
+        self.events = 0  # with data; comments do not count
+        self.done = False  # the final event of a stream of this kind arrived
+        self.error = ""  # code or type of an error in the stream
 
     def feed(self, data: bytes) -> bytes:
-        """More of the stream; what of it to send on. An event is held back until it is whole only where
-        something may have to be hidden.
+        """Takes more of the stream; returns the bytes to send on. An event is held back until it is complete
+        only if something may have to be hidden.
         """
         if self._rest or data[-2:] != b"\n\n":
             return self._feed_piece(data)
-        # Nearly always: whole events, and nothing in them but text.
+        # The common case: whole events with only text.
         events = data.count(b"\ndata:") + (data[:5] == b"data:")
         self.events += events
         if self._ordinary and data.count(self._ordinary) != events:
@@ -116,7 +116,7 @@ class UsageReader:
         return data
 
     def finish(self) -> bytes:
-        """The stream has ended: what was held back of an event that did not."""
+        """The stream has ended: returns the held bytes of an incomplete event."""
         rest = bytes(self._rest)
         self._rest.clear()
         if rest:
@@ -125,8 +125,8 @@ class UsageReader:
 
     @property
     def usage(self) -> Usage | None:
-        """What is known now: of a whole stream what its upstream reported, else an estimate by what came
-        through, with the input that the upstream told. A count of 0 is then not known.
+        """The usage so far: as the upstream reported it for a complete stream, else an estimate from the
+        texts, with the reported input. A count of 0 then means unknown.
         """
         if self._latest:
             self._decode(self._latest)
@@ -146,7 +146,7 @@ class UsageReader:
         weighed = math.ceil(self._weight)
         if self._is_message:
             return weighed
-        return max(self.events - 1, weighed)  # one token each, and the first opens the answer; or several
+        return max(self.events - 1, weighed)  # one token each, and the first one opens the answer; or several
 
     def _feed_piece(self, data: bytes) -> bytes:
         rest = self._rest
@@ -155,7 +155,7 @@ class UsageReader:
         end = end_of_last(rest, seen)
         if end < 0:
             held = b""
-            if len(rest) > MAX_EVENT_BYTES:  # passed on unread
+            if len(rest) > MAX_EVENT_BYTES:  # relayed unread
                 held = bytes(rest)
                 rest.clear()
             return held if self._hide else data
@@ -165,12 +165,12 @@ class UsageReader:
         return out if self._hide else data
 
     def _scan(self, whole: bytes) -> bytes:
-        """`feed` of events that did not come in one piece."""
+        """`feed` for events that arrive in several pieces."""
         self.events += whole.count(b"\ndata:") + (whole[:5] == b"data:")
         return self._told(whole)
 
     def _told(self, whole: bytes) -> bytes:
-        """Events that may tell something; what of them to send on."""
+        """Decodes events that may matter; returns the bytes to send on."""
         if self._new_texts is not None:
             self._weigh(whole)
         if self._is_openai:
@@ -179,15 +179,15 @@ class UsageReader:
         return whole
 
     def _told_by_chunks(self, whole: bytes) -> bytes:
-        """Counts may run along with every chunk: the last ones hold, and are decoded when they are wanted."""
-        done = whole.rfind(b"[DONE]")  # of the last: a text may hold the word
+        """Every chunk may hold running counts: the last ones win, and are decoded on demand."""
+        done = whole.rfind(b"[DONE]")  # of the last one: a text may hold the word
         if done >= 0 and whole[:done].endswith((b"data: ", b"data:")):
             self.done = True
         if b'"error"' in whole:
             self._read(whole)
         if _COUNTS.search(whole) is None:
             return whole
-        # The last event that may have them, in most streams the only one; else all are looked through.
+        # The last event that may hold them, in most streams the only one; else search all.
         begin = whole.rfind(b"\n\n", 0, whole.rfind(b'"usage"')) + 2
         event = split(whole[begin:])[0] if begin >= 2 else b""
         if _COUNTS.search(event) is None:
@@ -220,7 +220,7 @@ class UsageReader:
         try:
             event = _events.decode(payload)
         except (msgspec.DecodeError, RecursionError):
-            return  # of another shape: it is passed on, and nothing is known of it
+            return  # unknown shape: sent on without reading
         self._take(event)
 
     def _take(self, event: _Event) -> None:
@@ -237,7 +237,7 @@ class UsageReader:
             if event.type == "response.failed" and event.response.error is not None:
                 self.error = _named(event.response.error)
         elif told is not None:
-            self._is_final = True  # running counts too are the upstream's own
+            self._is_final = True  # running counts are reported by the upstream too
         if told is not None:
             known = self._counts if self._is_message else None
             self._counts = told if known is None else known.updated(told)
@@ -250,7 +250,7 @@ class UsageReader:
         counts = _COUNTS.search(whole)
         if counts is None:
             return whole
-        # What comes before the first event with counts, nearly all of a fast stream, is passed by.
+        # Skip everything before the first event with counts: nearly all of a fast stream.
         place = whole.rfind(b"\n\n", 0, counts.start()) + 2
         place = place if place >= 2 else 0
         kept = [whole[:place]]
@@ -278,10 +278,10 @@ def _named(error: _Failure | str) -> str:
 
 
 def ask_for_usage(kind: str, fields: Fields, *, running: bool = False) -> Hide:
-    """Make an OpenAI upstream's stream tell its counts; what must then be hidden from the client, empty if
-    the client asked for them. `running`: in every chunk, where the server is known to take the option.
+    """Make an OpenAI upstream's stream report its counts. Returns what to hide from the client: nothing if
+    the client asked for counts. `running`: in every chunk, for servers that support the option.
 
-    The options are written anew: of a name that stands there twice, the upstream reads the value read here.
+    The options are encoded again: of a duplicate name, the upstream then reads the value read here.
     """
     if kind not in ("chat", "completions") or not field(fields, "stream", bool, False):
         return ""

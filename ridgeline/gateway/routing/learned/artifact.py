@@ -1,7 +1,7 @@
-"""Artefact: what `ridgeline gateway routes fit` leaves behind for a route: arrays and a JSON header.
+"""Artifact: the file that `ridgeline gateway routes fit` writes for a route: arrays and a JSON header.
 
-Read once at the gateway's start and checked whole: a file that was cut, changed, or made for other models or
-another embedding model is refused with what to do. Holds vectors and outcomes, no text.
+Read and checked when the gateway starts: a file that is truncated, changed, or made for other models or
+another embedding model is refused with advice. Holds vectors and outcomes, no text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ridgeline.options import OptionError
 
 VERSION = 1
 ARRAYS = ("vectors", "outcomes", "centre", "scale", "weights", "platt", "prior")
-WORD_ARRAYS = ("word_list", "word_table", "word_centre")  # where vectors are made of words
+WORD_ARRAYS = ("word_list", "word_table", "word_centre")  # if vectors are made of words
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ModelCost:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one request: each model's chance to be right and its cost, in units of `cost_span` dollars."""
+    """For one request: each model's chance to be right and its cost, in units of `cost_span` dollars."""
 
     models: tuple[str, ...]
     chances: Floats
@@ -68,11 +68,11 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Artefact:
-    """models: from the cheapest to the strongest, as they were called in the examples.
+class Artifact:
+    """models: from the cheapest to the strongest, by their names in the examples.
 
     cost_span: dollars between the cheapest and the strongest model on an average request; a threshold is the
-    gain in quality that so much money must buy.
+    gain in quality that this amount must buy.
     """
 
     models: tuple[str, ...]
@@ -83,8 +83,8 @@ class Artefact:
     threshold: float
     predictor: Predictor
     cascade_threshold: float | None = None
-    words: WordVectors | None = None  # None: vectors come from the embedding model, for each decision
-    report: dict[str, Any] = field(default_factory=dict)  # how it was fitted and what that promised
+    words: WordVectors | None = None  # None: each decision embeds the text with the embedding model
+    report: dict[str, Any] = field(default_factory=dict)  # how it was fitted, and the expected savings
 
     @property
     def dimensions(self) -> int:
@@ -97,22 +97,22 @@ class Artefact:
         return Forecast(self.models, chances, costs, self.threshold, near)
 
     def check(self, models: Sequence[str], embedding_model: str, where: str) -> None:
-        """OptionError where it does not fit the route that names it."""
+        """OptionError if it does not match the route that names it."""
         if tuple(models) != self.models:
             raise OptionError(
-                f"{where}: its artefact was fitted for the models {', '.join(self.models)}, in this order; "
+                f"{where}: its artifact was fitted for the models {', '.join(self.models)}, in this order; "
                 "name these, or fit again with --names"
             )
         if self.words is None and embedding_model != self.embedding_model:
             raise OptionError(
-                f"{where}: its artefact was fitted with vectors of {self.embedding_model!r}, but "
+                f"{where}: its artifact was fitted with vectors of {self.embedding_model!r}, but "
                 f"[embeddings] has {embedding_model!r}: fit again"
             )
 
 
-def save(artefact: Artefact, path: Path) -> None:
-    """Written beside and renamed: a reader finds the old file or the new one."""
-    predictor = artefact.predictor
+def save(artifact: Artifact, path: Path) -> None:
+    """Written to a temporary file and renamed: a reader finds the old file or the new one."""
+    predictor = artifact.predictor
     arrays: dict[str, npt.NDArray[Any]] = {
         "vectors": predictor.vectors.astype(np.float16),
         "outcomes": predictor.outcomes.astype(np.float16),
@@ -122,28 +122,28 @@ def save(artefact: Artefact, path: Path) -> None:
         "platt": predictor.platt,
         "prior": predictor.prior,
     }
-    if artefact.words is not None:
-        arrays["word_list"] = _text(list(artefact.words.words))
-        arrays["word_table"] = artefact.words.table.astype(np.float16)
-        arrays["word_centre"] = artefact.words.centre
+    if artifact.words is not None:
+        arrays["word_list"] = _text(list(artifact.words.words))
+        arrays["word_table"] = artifact.words.table.astype(np.float16)
+        arrays["word_centre"] = artifact.words.centre
     weighing = predictor.weighing
     header = {
         "version": VERSION,
-        "models": artefact.models,
-        "embedding_model": artefact.embedding_model,
-        "recipe": asdict(artefact.recipe),
+        "models": artifact.models,
+        "embedding_model": artifact.embedding_model,
+        "recipe": asdict(artifact.recipe),
         "features": NAMES,
-        "costs": [asdict(cost) for cost in artefact.costs],
-        "cost_span": artefact.cost_span,
-        "threshold": artefact.threshold,
-        "cascade_threshold": artefact.cascade_threshold,
+        "costs": [asdict(cost) for cost in artifact.costs],
+        "cost_span": artifact.cost_span,
+        "threshold": artifact.threshold,
+        "cascade_threshold": artifact.cascade_threshold,
         "neighbours": {
             "k": weighing.k,
             "temperature": None if math.isinf(weighing.temperature) else weighing.temperature,
             "prior_weight": weighing.prior_weight,
         },
         "classifier_share": predictor.share,
-        "report": artefact.report,
+        "report": artifact.report,
         "digest": _digest(arrays),
     }
     buffer = io.BytesIO()
@@ -153,31 +153,29 @@ def save(artefact: Artefact, path: Path) -> None:
     beside.replace(path)
 
 
-def load(path: Path) -> Artefact:
+def load(path: Path) -> Artifact:
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
             own = WORD_ARRAYS if WORD_ARRAYS[0] in file else ()
             arrays = {name: file[name] for name in (*ARRAYS, *own)}
     except FileNotFoundError:
-        raise OptionError(
-            f"{path}: there is no such artefact; `ridgeline gateway routes fit` makes one"
-        ) from None
+        raise OptionError(f"{path}: no such artifact; make one with `ridgeline gateway routes fit`") from None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise OptionError(f"{path}: not an artefact of `ridgeline gateway routes fit`: {error}") from None
+        raise OptionError(f"{path}: not an artifact of `ridgeline gateway routes fit`: {error}") from None
     if not isinstance(header, dict) or header.get("version") != VERSION:
-        raise OptionError(f"{path}: an artefact of another version; fit again with this one")
+        raise OptionError(f"{path}: an artifact of another version; fit again with this version")
     if header.get("digest") != _digest(arrays):
-        raise OptionError(f"{path}: its contents are not what was written; fit again")
+        raise OptionError(f"{path}: the checksum does not match; fit again")
     if header["features"] != list(NAMES):
-        raise OptionError(f"{path}: fitted with other features of texts; fit again")
+        raise OptionError(f"{path}: fitted with other text features; fit again")
     try:
-        return _artefact(header, arrays)
+        return _artifact(header, arrays)
     except (KeyError, TypeError, ValueError) as error:
         raise OptionError(f"{path}: its header cannot be read: {error!r}; fit again") from None
 
 
-def _artefact(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Artefact:
+def _artifact(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Artifact:
     near = header["neighbours"]
     temperature = math.inf if near["temperature"] is None else float(near["temperature"])
     vectors = arrays["vectors"].astype(np.float32)
@@ -191,7 +189,7 @@ def _artefact(header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Ar
         prior=arrays["prior"],
         shortlist=Shortlist.of(vectors),
     )
-    return Artefact(
+    return Artifact(
         models=tuple(header["models"]),
         embedding_model=header["embedding_model"],
         recipe=Recipe(**header["recipe"]),

@@ -1,6 +1,6 @@
-"""Logistic regression, in numpy: the chance that a model's answer is right, from vector and features.
+"""Logistic regression in numpy: the chance that a model's answer is right, from vector and features.
 
-Fitted by `ridgeline gateway routes fit`; at run time it is one small product.
+Fitted by `ridgeline gateway routes fit`; at run time it is one small matrix product.
 One column of weights per model.
 """
 
@@ -17,7 +17,7 @@ from ridgeline.gateway.routing.learned.neighbours import Outcomes, Scores
 
 Floats = npt.NDArray[np.float64]
 
-VECTOR_SCALE = 5.0  # a number of a normalized vector is small beside a feature of variance 1
+VECTOR_SCALE = 5.0  # elements of a normalized vector are small beside features of variance 1
 NEWTON_STEPS = 25
 CURVED_STEPS = (0, 1, 4)
 CONVERGED = 1e-4
@@ -25,7 +25,7 @@ CONVERGED = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """centre, scale: of the features, as they were in the examples. weights: [inputs + 1, models]."""
+    """centre, scale: of the features in the examples. weights: [inputs + 1, models]."""
 
     centre: Floats
     scale: Floats
@@ -35,7 +35,7 @@ class Classifier:
         return sigmoid(self.inputs(vectors, features) @ self.weights)
 
     def inputs(self, vectors: Vectors, features: Features) -> Floats:
-        # A feature that hardly varied among the examples must not decide alone when it does.
+        # A feature that hardly varied among the examples must not dominate when it does.
         scaled = np.clip((features - self.centre) / self.scale, -5.0, 5.0)
         ones = np.ones((len(vectors), 1))
         return np.concatenate([vectors * VECTOR_SCALE, scaled, ones], axis=1)
@@ -44,7 +44,7 @@ class Classifier:
 def fit_path(
     vectors: Vectors, features: Features, outcomes: Outcomes, penalties: tuple[float, ...]
 ) -> dict[float, Classifier]:
-    """A classifier for each penalty on large weights; each starts where the one before it ended."""
+    """A classifier for each penalty on large weights; each starts from the weights of the one before."""
     centre = features.mean(axis=0, dtype=np.float64)
     scale = np.maximum(features.std(axis=0, dtype=np.float64), 1e-3)
     empty = Classifier(centre, scale, np.zeros((vectors.shape[1] + features.shape[1] + 1, outcomes.shape[1])))
@@ -57,9 +57,9 @@ def fit_path(
 
 
 def _path(inputs: Floats, right: Floats, penalties: tuple[float, ...]) -> dict[float, Floats]:
-    """Newton's method for one model. Outcomes may lie between 0 and 1: a grade is that share of a right one.
+    """Newton's method for one model. Outcomes may lie between 0 and 1: a grade counts as a fraction.
 
-    The curvature is nearly all of the work and changes little: it is computed in the first steps alone.
+    The curvature is nearly all of the work and changes little: it is computed only in the first steps.
     """
     narrow = inputs.astype(np.float32)
     weights = np.zeros(inputs.shape[1])
@@ -68,7 +68,7 @@ def _path(inputs: Floats, right: Floats, penalties: tuple[float, ...]) -> dict[f
     found = {}
     for penalty in sorted(penalties, reverse=True):
         ridge = np.full(inputs.shape[1], penalty)
-        ridge[-1] = 1e-3  # the intercept is what it is
+        ridge[-1] = 1e-3  # the intercept is not penalized
         for _ in range(NEWTON_STEPS):
             chance = sigmoid(inputs @ weights)
             if step_number in CURVED_STEPS:

@@ -1,7 +1,7 @@
-"""The cost–quality curve: what quality a way of choosing models gives for what it spends.
+"""The cost–quality curve: the quality that a method of choosing models reaches at each cost.
 
-A choice between models is `chance - price * cost`: the price of quality runs from infinite (always the
-cheapest) to nothing, and every way of choosing is judged by the points it passes on the way.
+A method chooses the model with the best `chance - price * cost`. The price of quality runs from infinite
+(always the cheapest) to 0, and the points on the way are the method's curve.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ridgeline.gateway.routing.learned.classifier import Floats
 from ridgeline.gateway.routing.learned.neighbours import Outcomes, Scores
 
 UPPER_END = (0.90, 0.92, 0.94, 0.95, 0.96, 0.98)
-STEPS = 400  # of prices, where there are more than two models
+STEPS = 400  # prices to try with more than two models
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points from the cheapest to the dearest. gap: 0 is the cheapest model's quality, 1 the strongest's.
+    """Points in order of cost. gap: 0 is the cheapest model's quality, 1 the strongest's.
 
     cost: 0 is the cheapest model's, 1 the strongest's. prices: at which each point is chosen.
     """
@@ -30,7 +30,7 @@ class Curve:
     prices: Floats
 
     def cost_at(self, gap: float) -> float:
-        """The least cost at which the quality is reached. The strongest model alone always does."""
+        """The least cost that reaches the quality. Always the strongest model reaches it."""
         reached = self.gap >= gap - 1e-12
         return float(self.cost[int(reached.argmax())]) if reached.any() else 1.0
 
@@ -69,17 +69,17 @@ def curve(
 
 
 def merit(scores: Scores, outcomes: Outcomes, costs: Floats) -> float:
-    """What ways of choosing are compared by: the area, and what is saved beyond chance near the top.
+    """The score for comparing methods: the area, and the savings beyond chance near the top.
 
-    The area alone is ruled by the middle of the curve, and users ask for its upper end; one point there is
-    too noisy to choose by.
+    The middle of the curve dominates the area, but users want its upper end; a single point there is too
+    noisy to choose by.
     """
     found = curve(scores, outcomes, costs)
     return found.area + sum(gap - found.cost_at(gap) for gap in UPPER_END) / len(UPPER_END)
 
 
 def choices(scores: Scores, costs: Floats, price: float) -> npt.NDArray[np.intp]:
-    """The model for each example at a price of quality; of equals the cheapest."""
+    """The model for each example at a price of quality; the cheapest if equal."""
     chosen: npt.NDArray[np.intp] = np.argmax(scores - price * costs, axis=1)
     return chosen
 
@@ -87,7 +87,7 @@ def choices(scores: Scores, costs: Floats, price: float) -> npt.NDArray[np.intp]
 def _two_models(
     scores: Scores, outcomes: Outcomes, costs: Floats, shares: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Exact: examples are sent to the strong model in the order of what it promises per cost."""
+    """Exact: examples go to the strong model in the order of its predicted gain per cost."""
     worth = (scores[:, 1] - scores[:, 0]) / (costs[:, 1] - costs[:, 0])
     order = np.argsort(-worth, kind="stable")
     spent = np.cumsum(shares[order] * (costs[order, 1] - costs[order, 0]))
@@ -95,7 +95,7 @@ def _two_models(
     cost = np.concatenate([[0.0], spent]) + shares @ costs[:, 0]
     quality = np.concatenate([[0.0], gained]) + shares @ outcomes[:, 0]
     ordered = worth[order]
-    # Each price lies below the last example that is sent on: `>` then chooses exactly these.
+    # Each price lies below the last example for the strong model: `>` then chooses exactly these.
     between = (ordered[:-1] + ordered[1:]) / 2
     prices = np.concatenate([[ordered[0] + 1e-6], between, [ordered[-1] - 1e-6]])
     return cost, quality, prices

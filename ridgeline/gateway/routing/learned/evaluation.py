@@ -1,7 +1,7 @@
-"""What routing saves on examples that it was not fitted on, beside what needs no router, with intervals.
+"""What routing saves on examples that it was not fitted on, beside baselines, with confidence intervals.
 
-Every figure is of held-back rows. The same rows, redrawn alike, judge all ways (a paired bootstrap), so that
-the interval of a difference is not that of two unrelated figures.
+Every figure is from held-back rows. All methods are judged on the same resampled rows (a paired bootstrap),
+so the interval of a difference is not that of two unrelated figures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.gateway.routing.learned.artifact import Artefact
+from ridgeline.gateway.routing.learned.artifact import Artifact
 from ridgeline.gateway.routing.learned.classifier import Floats
 from ridgeline.gateway.routing.learned.curve import Curve, choices, curve, merit
 from ridgeline.gateway.routing.learned.examples import Examples
@@ -32,15 +32,15 @@ from ridgeline.options import OptionError
 
 Split = Literal["part", "folds", "groups"]
 
-KS = (5, 10, 20, 40, 80, 160, 320)  # of the baseline, the best by cross-validation
+KS = (5, 10, 20, 40, 80, 160, 320)  # of the baseline; cross-validation chooses
 GRID = tuple(step / 20 for step in range(21))  # costs at which curves are shown
 INTERVAL = (2.5, 97.5)
-SAME_TEXT = 0.9995  # a cosine of two vectors above this is of one text, kept in 16 bits
+SAME_TEXT = 0.9995  # vectors with a cosine above this are of one text, stored in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """With the middle 95 % of the bootstrap."""
+    """A value and the middle 95 % of its bootstrap."""
 
     value: float
     low: float
@@ -53,10 +53,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to choose models, judged."""
+    """The evaluation of one method of choosing models."""
 
     name: str
-    saved: Estimate  # of the cost, at the quality that is asked for
+    saved: Estimate  # share of the cost, at the requested quality
     area: Estimate
     gap: list[Estimate]  # quality at the costs of GRID
 
@@ -79,7 +79,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Held:
-    """What was said of rows by fits that had not seen them, once for each time the rows were split."""
+    """Predictions for rows by fits that had not seen them, one for each split of the rows."""
 
     examples: Examples
     router: list[Scores]
@@ -102,11 +102,11 @@ def evaluate(
 ) -> Evaluation:
     """split: `part` holds back a random share, `folds` each row once, `groups` whole groups, each once.
 
-    repeats: split anew so often and take the mean: where the folds happen to lie moves the upper end of a
-    curve by as much as routers differ. Of `folds` and `groups`, which judge all rows each time.
+    repeats: number of splits to average over: the choice of folds moves the upper end of a curve by as
+    much as routers differ. For `folds` and `groups`, which judge all rows each time.
     """
     if split == "part" and repeats > 1:
-        raise OptionError("a part of the rows is held back once: repeat folds or groups")
+        raise OptionError("`part` holds rows back only once; use repeats with folds or groups")
     check_gain(prepared.examples)
     times = [_held(prepared, split, held_back, gap, seed + 100 * n, report) for n in range(repeats)]
     held = Held(
@@ -123,28 +123,28 @@ def evaluate(
 
 
 def score(
-    artefact: Artefact, asked: Prepared, *, gap: float = 0.95, seed: int = 0, draws: int = 1000
+    artifact: Artifact, asked: Prepared, *, gap: float = 0.95, seed: int = 0, draws: int = 1000
 ) -> Evaluation:
-    """An artefact as it is, on examples: nothing is fitted, and its own threshold chooses.
+    """Score an artifact on examples: nothing is fitted, and its own threshold chooses.
 
-    asked: with vectors made by the artefact's recipe. Costs are judged by the examples'; the artefact chooses
-    by its own, as a gateway does.
+    asked: with vectors made by the artifact's recipe. Costs are judged by the examples'; the artifact chooses
+    by its own, as in the gateway.
     """
     examples = asked.examples
     check_gain(examples)
-    predictor = artefact.predictor
+    predictor = artifact.predictor
     router, near = predictor.many(asked.vectors, asked.features)
     tokens = np.array([sum(map(len, turns)) / CHARS_PER_TOKEN for turns in examples.turns])
-    costs = np.stack([cost.request + cost.token * tokens for cost in artefact.costs], axis=1)
+    costs = np.stack([cost.request + cost.token * tokens for cost in artifact.costs], axis=1)
     k = min(predictor.weighing.k, len(predictor.vectors))
     places, similarities = nearest(predictor.vectors, asked.vectors, k)
     outcomes = predictor.outcomes[places].astype(np.float32)
     neighbours = Weighing(k, prior_weight=0.0).estimate(similarities, outcomes, np.zeros(outcomes.shape[2]))
-    chosen = choices(router, costs / artefact.cost_span, artefact.threshold)
-    words = "an artefact as it is, nothing was fitted"
+    chosen = choices(router, costs / artifact.cost_span, artifact.threshold)
+    words = "an existing artifact; nothing was fitted"
     seen = int(np.count_nonzero(near > SAME_TEXT))
     if seen:
-        words += f"; {seen} of {len(examples)} texts are among those it was fitted on, which flatters it"
+        words += f"; {seen} of {len(examples)} texts were part of the fit, which improves the score"
     held = Held(examples, [router], [neighbours], [chosen], len(predictor.vectors), [k])
     return _judged(held, words, gap, seed, draws)
 
@@ -154,7 +154,7 @@ def _held(prepared: Prepared, split: Split, held_back: float, gap: float, seed: 
     ks, fitted_rows = [], []
     for number, (kept, rest) in enumerate(_splits(prepared.examples, split, held_back, seed), start=1):
         known, asked = prepared.part(kept), prepared.part(rest)
-        # Kin that is held apart from the fit is held apart inside it too, or what it promises is too much.
+        # Groups held back from the fit are also kept apart inside it, or its expectations are too high.
         by_group = split == "groups" and len(set(known.examples.groups)) >= FOLDS
         folds = (
             group_folds(known.examples.groups, FOLDS, seed)
@@ -172,7 +172,7 @@ def _held(prepared: Prepared, split: Split, held_back: float, gap: float, seed: 
         ks.append(k)
         fitted_rows.append(len(known.examples))
     rows = np.concatenate([part[0] for part in parts])
-    order = np.argsort(rows, kind="stable")  # as the examples lie, so that repeats agree
+    order = np.argsort(rows, kind="stable")  # in the order of the examples, so that repeats agree
     return Held(
         prepared.examples.part(rows[order]),
         [np.concatenate([part[1] for part in parts])[order]],
@@ -192,7 +192,7 @@ def _splits(
         border = round(len(examples) * held_back)
         yield np.sort(order[border:]), np.sort(order[:border])
         return
-    # Another seed than the folds inside of a fit, which must not be these.
+    # Another seed than inside a fit, whose folds must differ from these.
     folds = (
         group_folds(examples.groups, FOLDS, seed + 1)
         if split == "groups"
@@ -211,7 +211,7 @@ def _split_words(split: Split, held_back: float, examples: Examples) -> str:
 
 
 def _plain(known: Prepared, asked: Prepared, ks: tuple[int, ...]) -> dict[int, Scores]:
-    """The baseline that everybody has: each model's mean outcome over the k nearest examples."""
+    """The usual baseline: each model's mean outcome over the k nearest examples."""
     near, similarities = nearest(known.vectors, asked.vectors, max(ks))
     outcomes = known.examples.outcomes[near]
     none = np.zeros(outcomes.shape[2])
@@ -219,7 +219,7 @@ def _plain(known: Prepared, asked: Prepared, ks: tuple[int, ...]) -> dict[int, S
 
 
 def _best_k(known: Prepared, folds: npt.NDArray[np.int64]) -> int:
-    """By the same measure, on the same folds, as the router's own parts are chosen."""
+    """Chosen by the same score and on the same folds as the router's own parts."""
     scores: dict[int, Scores] = {k: np.zeros(known.examples.outcomes.shape) for k in KS}
     for fold in np.unique(folds):
         found = _plain(known.part(folds != fold), known.part(folds == fold), KS)
@@ -249,7 +249,7 @@ def _judged(held: Held, words: str, gap: float, seed: int, draws: int) -> Evalua
         for name, times in scores.items()
     }
     ways = [_way(name, whole[name], drawn[name], gap) for name in scores]
-    # Chance needs no draw: on average it buys quality in proportion to what it spends.
+    # The random baseline needs no sampling: on average quality is proportional to cost.
     level = Curve(np.array(GRID), np.array(GRID), np.zeros(len(GRID)))
     ways.insert(2, _way("random", [level], [[level]], gap))
     saved = {name: np.array([_saved(found, gap) for found in drawn[name]]) for name in scores}
@@ -301,7 +301,7 @@ def _mean(times: list[Curve], measure: Callable[[Curve], float]) -> float:
 
 
 def _with_threshold(held: Held, costs: Floats, weights: list[Floats]) -> dict[str, Estimate]:
-    """What a gateway would have done: each row with the threshold of the fit that had not seen it."""
+    """The gateway's choices: each row with the threshold of the fit that had not seen it."""
     outcomes = held.examples.outcomes.astype(np.float64)
     rows = np.arange(len(outcomes))
     quality = np.mean([outcomes[rows, chosen] for chosen in held.chosen], axis=0)

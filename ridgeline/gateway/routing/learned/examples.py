@@ -1,4 +1,4 @@
-"""Examples: texts with what became of them on each model. Read from CSV or JSON lines, to fit or evaluate."""
+"""Examples: texts with each model's outcome. Read from CSV or JSON lines, to fit or evaluate."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ridgeline.gateway.routing.reading import CHARS_PER_TOKEN
 from ridgeline.options import OptionError
 
 FIELD_BYTES = 1 << 24  # of one cell of a CSV file
-LEAST = 50  # examples, below which nothing can be learnt or judged
-OUTPUT_TOKENS = 200  # of an answer, where the examples do not say
+LEAST = 50  # least number of examples to fit or judge
+OUTPUT_TOKENS = 200  # of an answer, if the examples do not give it
 _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "right": 1.0, "wrong": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars of a million tokens."""
+    """US dollars per million tokens."""
 
     tokens_in: float
     tokens_out: float
@@ -36,7 +36,7 @@ class Price:
 class Examples:
     """models: from the cheapest to the strongest. turns: each example's user turns, the last one last.
 
-    costs: US dollars of each model on each example. by_model: what an unseen request is taken to cost.
+    costs: US dollars of each model on each example. by_model: the assumed cost of an unseen request.
     """
 
     models: tuple[str, ...]
@@ -45,7 +45,7 @@ class Examples:
     costs: Floats
     by_model: tuple[ModelCost, ...]
     groups: list[str]
-    confidence: Floats  # of the cheapest model's answers, for the cascade; nan where nothing tells it
+    confidence: Floats  # of the cheapest model's answers, for the cascade; nan if unknown
 
     def __len__(self) -> int:
         return len(self.turns)
@@ -57,7 +57,7 @@ class Examples:
 
     @property
     def scaled_costs(self) -> Floats:
-        """In units of the span: what thresholds and curves are in."""
+        """In units of the span, as in thresholds and curves."""
         return self.costs / self.cost_span
 
     def part(self, rows: Any) -> Examples:
@@ -75,7 +75,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Costing:
-    """What the user says of costs: dollars per request, or prices of tokens. Neither: calls are counted."""
+    """The user's costs: dollars per request, or prices of tokens. Without either, calls are counted."""
 
     requests: Mapping[str, float]
     prices: Mapping[str, Price]
@@ -94,9 +94,9 @@ class _Row:
 def read_examples(
     paths: Sequence[Path], models: Sequence[str], costing: Costing, newest: int | None = None
 ) -> Examples:
-    """OptionError names the file and line that cannot be used. `newest`: the last so many rows alone."""
+    """OptionError names the unusable file and line. `newest`: read only this many of the last rows."""
     if len(models) < 2 or len(set(models)) < len(models):
-        raise OptionError("--models: name two models or more, each once, from the cheapest to the strongest")
+        raise OptionError("--models: give two models or more, each once, from the cheapest to the strongest")
     rows: list[_Row] = []
     for path in paths:
         reader = _csv_rows if path.suffix == ".csv" else _json_rows
@@ -104,11 +104,11 @@ def read_examples(
     if newest is not None:
         rows = rows[-newest:]
     if len(rows) < LEAST:
-        raise OptionError(f"{len(rows)} examples are too few: give {LEAST} at least")
+        raise OptionError(f"{len(rows)} examples are too few; give at least {LEAST}")
     costs, by_model = _costs(rows, models, costing)
     outcomes = np.array([row.outcomes for row in rows], np.float32)
     if float(costs[:, -1].mean()) <= float(costs[:, 0].mean()):
-        raise OptionError(f"{models[-1]} costs no more than {models[0]}: name the cheapest model first")
+        raise OptionError(f"{models[-1]} costs no more than {models[0]}; list the cheapest model first")
     if len(models) == 2 and (costs[:, 1] <= costs[:, 0]).any():
         raise OptionError(
             f"{models[1]} costs no more than {models[0]} on some examples: nothing to choose there"
@@ -146,12 +146,12 @@ def _costs(
             column = (tokens_in * price.tokens_in + tokens_out * price.tokens_out) / 1e6
             by_model.append(ModelCost(usual * price.tokens_out / 1e6, price.tokens_in / 1e6))
         elif model in costing.requests or not (costing.requests or costing.prices):
-            # Nothing is known: every call of a dearer model is one, and savings are calls.
+            # Costs are unknown: a call of a more expensive model counts 1, and savings are in calls.
             cost = costing.requests.get(model, place / (len(models) - 1))
             column = np.full(len(rows), cost)
             by_model.append(ModelCost(cost))
         else:
-            raise OptionError(f"what does {model} cost? Give --cost or --price for each model, or for none")
+            raise OptionError(f"{model} has no cost; give --cost or --price for each model, or for none")
         columns.append(column)
     return np.stack(columns, axis=1), tuple(by_model)
 
@@ -159,7 +159,7 @@ def _costs(
 def _csv_rows(path: Path, models: Sequence[str]) -> Iterator[_Row]:
     """Columns: prompt, one per model (true, false, 0 to 1), perhaps MODEL_cost, MODEL_response, group.
 
-    MODEL_confidence, of the cheapest model alone, is what `cascade.confidence` said of its answer.
+    MODEL_confidence, only of the cheapest model, is `cascade.confidence` of its answer.
     """
     csv.field_size_limit(FIELD_BYTES)
     try:
@@ -168,7 +168,7 @@ def _csv_rows(path: Path, models: Sequence[str]) -> Iterator[_Row]:
             missing = [name for name in ("prompt", *models) if name not in (table.fieldnames or ())]
             if missing:
                 raise OptionError(
-                    f"{path}: no column {missing[0]!r}; there are {', '.join(table.fieldnames or ['none'])}"
+                    f"{path}: no column {missing[0]!r}; found {', '.join(table.fieldnames or ['none'])}"
                 )
             for number, cells in enumerate(table, start=2):
                 where = f"{path}: row {number}: "
@@ -209,7 +209,7 @@ def _json_row(line: Any, models: Sequence[str], where: str, group: str) -> _Row:
         and isinstance(message.get("content"), str)
     )
     if not turns:
-        raise OptionError(f"{where}has no text of a user: give `prompt`, or `messages` with one")
+        raise OptionError(f"{where}has no user text; give `prompt`, or `messages` with a user's")
     costs = line.get("costs") or {}
     return _Row(
         turns=turns,
@@ -222,7 +222,7 @@ def _json_row(line: Any, models: Sequence[str], where: str, group: str) -> _Row:
 
 
 def _outcome(value: Any, where: str) -> float:
-    """Was the answer right: true, false, or a grade from 0 to 1."""
+    """Whether the answer was right: true, false, or a grade from 0 to 1."""
     found = _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
     if found is None:
         try:
@@ -230,7 +230,7 @@ def _outcome(value: Any, where: str) -> float:
         except (TypeError, ValueError):
             found = math.nan
     if not 0.0 <= found <= 1.0:
-        raise OptionError(f"{where}: an outcome is true, false or a number from 0 to 1, not {value!r}")
+        raise OptionError(f"{where}: an outcome must be true, false or a number from 0 to 1, not {value!r}")
     return found
 
 
@@ -242,7 +242,7 @@ def _cost(value: Any, where: str) -> float | None:
     except (TypeError, ValueError):
         found = math.nan
     if not (math.isfinite(found) and found >= 0):
-        raise OptionError(f"{where}: a cost is a number of US dollars, not {value!r}")
+        raise OptionError(f"{where}: a cost must be a number of US dollars, not {value!r}")
     return found
 
 

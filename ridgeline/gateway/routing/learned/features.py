@@ -1,4 +1,4 @@
-"""What of a text the embedding does not hold: length, numbers, lines, signs, language. A few microseconds."""
+"""Text features that embeddings miss: length, numbers, lines, signs, language. Takes a few microseconds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CODE = frozenset("{}[]();_#|&`")
 
 
 def features_of(text: str) -> list[float]:
-    """In the order of NAMES; shares of the characters that are read, logs of counts."""
+    """In the order of NAMES: shares of the characters read, and logs of counts."""
     part = text[:READ_CHARS]
     chars = max(len(part), 1)
     words = part.split()
@@ -63,7 +63,7 @@ def feature_rows(texts: Sequence[str]) -> Features:
 
 
 def _counts(part: str) -> tuple[int, int, int, int]:
-    """Each kind of character by str.count, which is far quicker than a loop over the text."""
+    """Counts each kind of character with str.count, far faster than a loop over the text."""
     signs = sum(map(part.count, _SIGNS))
     code = sum(map(part.count, _CODE))
     digits = sum(map(part.count, "0123456789"))
@@ -73,18 +73,18 @@ def _counts(part: str) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Which text of a request is embedded. The same when fitting and when deciding, or all is for nothing.
+    """Which text of a request is embedded. Must be the same for fitting and for deciding.
 
-    A vector takes time in proportion to its tokens, and the first tokens say most: cut early.
+    The time of an embedding is proportional to its tokens, and the first tokens matter most: truncate early.
     """
 
     head_chars: int = 240
     tail_chars: int = 0
-    max_tokens: int = 48  # the hard bound, kept by the embedding server
-    prior_turns: int = 2  # user turns before the last, where that is short
+    max_tokens: int = 48  # the hard limit, enforced by the embedding server
+    prior_turns: int = 2  # user turns before the last, if that is short
 
     def text(self, turns: Sequence[str]) -> str:
-        """The last user turn, cut; where that leaves room, turns before it stand in front of it."""
+        """The last user turn, truncated; earlier turns precede it as far as there is room."""
         if not turns:
             return ""
         text = self._cut(turns[-1].strip())

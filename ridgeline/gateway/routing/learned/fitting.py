@@ -1,4 +1,4 @@
-"""From examples to an artefact: the predictor, and the threshold that keeps the quality that is asked for."""
+"""Fits an artifact to examples: the predictor, and the threshold that keeps the requested quality."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.gateway.routing.embedder import Vectors
-from ridgeline.gateway.routing.learned.artifact import Artefact
+from ridgeline.gateway.routing.learned.artifact import Artifact
 from ridgeline.gateway.routing.learned.classifier import Floats
 from ridgeline.gateway.routing.learned.curve import choices, curve
 from ridgeline.gateway.routing.learned.examples import LEAST, Examples
@@ -26,7 +26,7 @@ THRESHOLD_DRAWS = 200
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples with what is computed of their texts, once for all fits."""
+    """Examples with their vectors and features, computed once for all fits."""
 
     examples: Examples
     vectors: Vectors
@@ -34,7 +34,7 @@ class Prepared:
 
     @classmethod
     def of(cls, examples: Examples, vectors: Vectors) -> Prepared:
-        # As the artefact keeps them: what is fitted is what will be asked.
+        # Rounded as in the artifact: the fit sees the values used at run time.
         rounded = vectors.astype(np.float16).astype(np.float32)
         return cls(examples, rounded, feature_rows([turns[-1] for turns in examples.turns]))
 
@@ -51,7 +51,7 @@ def fit_examples(
     return fit(prepared.vectors, prepared.features, examples.outcomes, examples.scaled_costs, folds, report)
 
 
-def fit_artefact(
+def fit_artifact(
     prepared: Prepared,
     *,
     names: Sequence[str],
@@ -61,15 +61,15 @@ def fit_artefact(
     seed: int,
     words: WordVectors | None = None,
     report: Report = quiet,
-) -> Artefact:
-    """names: the models' in the gateway. gap: quality to keep, 0 the cheapest's, 1 the strongest's."""
+) -> Artifact:
+    """names: of the models in the gateway. gap: quality to keep, 0 the cheapest's, 1 the strongest's."""
     examples = prepared.examples
     if len(names) != len(examples.models):
         raise OptionError(f"--names: {len(names)} names for {len(examples.models)} models")
     check_gain(examples)
     fitted = fit_examples(prepared, seed, report=report)
     threshold = threshold_for(fitted.out_of_fold, examples.outcomes, examples.scaled_costs, gap, seed)
-    return Artefact(
+    return Artifact(
         models=tuple(names),
         embedding_model=embedding_model,
         recipe=recipe,
@@ -86,14 +86,14 @@ def fit_artefact(
 def check_gain(examples: Examples) -> None:
     if float(examples.outcomes[:, -1].mean()) <= float(examples.outcomes[:, 0].mean()):
         raise OptionError(
-            f"{examples.models[-1]} is no better than {examples.models[0]} on these examples: nothing to gain"
+            f"{examples.models[-1]} is no better than {examples.models[0]} here: routing cannot help"
         )
 
 
 def threshold_for(scores: Scores, outcomes: Outcomes, costs: Floats, gap: float, seed: int) -> float:
-    """The price of quality at which `gap` is kept: the median over redrawn examples.
+    """The price of quality that keeps `gap`: the median over resampled examples.
 
-    The first point of one curve that reaches the gap is a lucky one; the median of many curves' is not.
+    The first point of one curve that reaches the gap is biased by luck; the median over many curves is not.
     """
     rng = np.random.default_rng(seed)
     even = np.full(len(scores), 1 / len(scores))
@@ -105,7 +105,7 @@ def threshold_for(scores: Scores, outcomes: Outcomes, costs: Floats, gap: float,
 
 
 def _cascade_threshold(examples: Examples, gap: float, seed: int) -> float | None:
-    """The confidence below which the cheapest model's answer is to be replaced; None: too few have one."""
+    """The confidence below which the cheapest model's answer is replaced; None: too few examples have one."""
     rows = np.flatnonzero(np.isfinite(examples.confidence))
     if len(rows) < LEAST:
         return None
@@ -113,14 +113,14 @@ def _cascade_threshold(examples: Examples, gap: float, seed: int) -> float | Non
     ends = examples.outcomes[rows][:, [0, -1]]
     if ends[:, 1].mean() <= ends[:, 0].mean():
         return None
-    # The doubt of an answer, as what asking the strongest model would gain.
+    # Low confidence stands for the gain of asking the strongest model.
     scores = np.stack([sure, np.ones_like(sure)], axis=1)
     calls = np.tile([0.0, 1.0], (len(rows), 1))
     return float(np.clip(1 - threshold_for(scores, ends, calls, gap, seed), 0.0, 1.0))
 
 
 def at_threshold(scores: Scores, outcomes: Outcomes, costs: Floats, threshold: float) -> tuple[float, float]:
-    """Share of the gap that is kept, and share of the cost that is saved."""
+    """The share of the gap kept, and the share of the cost saved."""
     rows = np.arange(len(scores))
     chosen = choices(scores, costs, threshold)
     quality, cost = outcomes[rows, chosen].mean(), costs[rows, chosen].mean()
@@ -152,7 +152,7 @@ def _report(fitted: Fitted, examples: Examples, threshold: float, gap: float, se
 
 
 def calibration_error(chances: Floats, outcomes: npt.NDArray[np.float32], bins: int = 15) -> float:
-    """Mean distance between what was said and what came true, over equally large bins."""
+    """Mean distance between prediction and outcome over equally large bins."""
     parts = np.array_split(np.argsort(chances, kind="stable"), bins)
     errors = [abs(chances[part].mean() - outcomes[part].mean()) * len(part) for part in parts if len(part)]
     return float(sum(errors) / len(chances))

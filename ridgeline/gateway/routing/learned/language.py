@@ -1,13 +1,13 @@
-"""The language of a text, guessed from its script and its commonest words. Cheap, for rules and features.
+"""Guesses the language of a text from its script and its most common words. Cheap, for rules and features.
 
-Answers with a two-letter code, or "" when there is too little to tell. Never more than a hint.
+Returns a two-letter code, or "" if there is too little text. Only a hint.
 """
 
 from __future__ import annotations
 
 import re
 
-SAMPLE_CHARS = 600  # what is looked at
+SAMPLE_CHARS = 600  # characters that are read
 _WORDS = re.compile(r"[^\W\d_]+")
 _SCRIPTS = (  # first and last character, language
     ("\u3040", "\u30ff", "ja"),  # kana: before Han, which Japanese uses too
@@ -44,7 +44,7 @@ def language_of(text: str) -> str:
     words = _WORDS.findall(sample)
     counts = {language: sum(word in known for word in words) for language, known in _WORD_SETS.items()}
     best = max(counts, key=counts.__getitem__)
-    # One common word in a long text is chance; in a short question it is all there is.
+    # One common word in a long text is chance; in a short question it is the only evidence.
     return best if counts[best] >= max(1, len(words) // 12) else ""
 
 

@@ -1,6 +1,6 @@
-"""Neighbours: what became of the examples most like a text. Exact: one product with all of them.
+"""Neighbours: outcomes of the examples most similar to a text, by one matrix product with all examples.
 
-Up to some 200,000 examples that takes less than an index would, and is never wrong about who is near.
+Up to about 200,000 examples this is faster than an index, and it is exact.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ Outcomes = npt.NDArray[np.float32]  # [examples, models], 0 (wrong) to 1 (right)
 Scores = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-PRIOR_WEIGHT = 4.0  # of the mean over all examples, beside the neighbours': few or far ones say little
-DIRECTIONS = 96  # of 384: with four times as many candidates as neighbours, 99 in 100 of these are found
+PRIOR_WEIGHT = 4.0  # weight of the mean over all examples: few or distant neighbours are unreliable
+DIRECTIONS = 96  # of 384: with four times as many candidates as neighbours, 99 % of the neighbours are found
 FEW = 1000
-SLICE = 512  # texts at a time: similarities of 512 to 10,000 examples are 20 MB
+SLICE = 512  # texts at a time: similarities of 512 texts to 10,000 examples take 20 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """k nearest, each with weight exp((similarity - nearest) / temperature); inf: all alike."""
+    """k nearest, each with weight exp((similarity - nearest) / temperature); inf: equal weights."""
 
     k: int
     temperature: float = math.inf
     prior_weight: float = PRIOR_WEIGHT
 
     def estimate(self, similarities: npt.NDArray[np.float32], outcomes: Outcomes, prior: Scores) -> Scores:
-        """[texts, models], from neighbours in the order of their nearness: [texts, k], [texts, k, models]."""
+        """[texts, models], from neighbours, nearest first: [texts, k], [texts, k, models]."""
         near = similarities[:, : self.k].astype(np.float64)
         weights = np.exp((near - near[:, :1]) / self.temperature)
         sums = np.einsum("nk,nkm->nm", weights, outcomes[:, : self.k].astype(np.float64))
@@ -44,9 +44,9 @@ class Weighing:
 def nearest(
     examples: Vectors, asked: Vectors, k: int, skip_self: bool = False
 ) -> tuple[Indices, npt.NDArray[np.float32]]:
-    """For each text that is asked for, its k nearest examples, the nearest first, and how near they are.
+    """The k nearest examples of each text, nearest first, and their similarities.
 
-    skip_self: the texts are the examples themselves, and none is its own neighbour.
+    skip_self: the texts are the examples themselves, and no text is its own neighbour.
     """
     indices, similarities = [], []
     for start in range(0, len(asked), SLICE):
@@ -62,10 +62,10 @@ def nearest(
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """Who may be near, read off a few directions in which the examples differ most.
+    """Candidate neighbours, from a few directions in which the examples differ most.
 
-    A product with all of them reads every number, from memory and not from the cache, once an embedding model
-    has run in between; this reads a quarter, and only those who may be near are looked at in full.
+    A product with all examples reads every number, from memory and not from the CPU cache, after an embedding
+    model has run in between; this reads a quarter, and compares only the candidates in full.
     """
 
     basis: Vectors  # [dimensions, DIRECTIONS]
@@ -73,7 +73,7 @@ class Shortlist:
 
     @classmethod
     def of(cls, examples: Vectors) -> Shortlist | None:
-        """None where there are so few that all can be looked at."""
+        """None if there are few enough examples to compare all."""
         if len(examples) < FEW or examples.shape[1] <= DIRECTIONS:
             return None
         _, directions = np.linalg.eigh(examples.T.astype(np.float64) @ examples)

@@ -1,6 +1,6 @@
 """Predictor: neighbours and classifier, blended and calibrated: each model's chance to be right on a text.
 
-What it is made of is chosen by cross-validation among the examples: neither way is better everywhere.
+Cross-validation on the examples chooses its parts: neither method is better everywhere.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FOLDS = 5
 WEIGHINGS = tuple(
     Weighing(k, temperature) for k in (20, 40, 60, 80, 160) for temperature in (0.2, float("inf"))
 )
-CANDIDATES = 4  # for each neighbour that is wanted
-STACKED = Weighing(40)  # the neighbours that the classifier reads
+CANDIDATES = 4  # candidates per neighbour
+STACKED = Weighing(40)  # number of neighbours in the classifier's input
 PENALTIES = (30.0, 100.0, 300.0)
 SHARES = (0.0, 0.3, 0.5, 0.7, 1.0)  # of the classifier in the blend
 
@@ -37,7 +37,7 @@ def quiet(text: str) -> None:
 class Predictor:
     """share: of the classifier, 0 to 1; the rest is the neighbours'. platt: [models, 2], slope and offset.
 
-    The classifier reads what the STACKED neighbours say beside the vector and the features of the text.
+    The classifier reads the STACKED neighbours' outcomes beside the vector and the features of the text.
     """
 
     vectors: Vectors
@@ -47,10 +47,10 @@ class Predictor:
     share: float
     platt: Floats
     prior: Scores  # each model's mean outcome
-    shortlist: Shortlist | None = None  # for decisions, where each is waited for
+    shortlist: Shortlist | None = None  # for decisions, where latency matters
 
     def one(self, vector: Vectors, features: Features) -> tuple[Scores, float]:
-        """Each model's chance, and how near the nearest example is."""
+        """Each model's chance, and the similarity of the nearest example."""
         asked = self
         if self.shortlist is not None:
             likely = self.shortlist.likely(vector, CANDIDATES * max(self.weighing.k, STACKED.k))
@@ -74,7 +74,7 @@ class Predictor:
 def stack(
     features: Features, similarities: npt.NDArray[np.float32], outcomes: Outcomes, prior: Scores
 ) -> Features:
-    """The features with what the neighbours say, how near the nearest is, and how far they spread."""
+    """The features, the neighbours' outcomes, the nearest similarity, and the spread of similarities."""
     estimates = logit(STACKED.estimate(similarities, outcomes, prior))
     near, far = similarities[:, :1], similarities[:, : STACKED.k][:, -1:]
     return np.concatenate([features, estimates, near, near - far], axis=1).astype(np.float32)
@@ -82,7 +82,7 @@ def stack(
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A predictor, and what it says of each of its own examples when fitted without them."""
+    """A predictor, and its out-of-fold predictions for its own examples."""
 
     predictor: Predictor
     out_of_fold: Scores
@@ -98,7 +98,7 @@ def fit(
     folds: npt.NDArray[np.int64],
     report: Report = quiet,
 ) -> Fitted:
-    """folds: [examples], to which fold each belongs; examples of one kin must lie in one."""
+    """folds: [examples], the fold of each; examples of one group must be in one fold."""
     near_scores, class_scores = _out_of_fold(vectors, features, outcomes, folds, report)
 
     def merit_of(scores: Scores) -> float:
@@ -131,7 +131,7 @@ def random_folds(count: int, folds: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def group_folds(groups: Sequence[str], folds: int, seed: int) -> npt.NDArray[np.int64]:
-    """Whole groups, the largest first, each to the fold that has the fewest examples yet."""
+    """Assigns whole groups, largest first, each to the fold with the fewest examples."""
     names, members = np.unique(np.asarray(groups), return_inverse=True)
     sizes = np.bincount(members)
     order = np.random.default_rng(seed).permutation(len(names))
@@ -171,13 +171,13 @@ def _out_of_fold(
 
 
 def _stacked_by_others(vectors: Vectors, features: Features, outcomes: Outcomes, prior: Scores) -> Features:
-    """Of the examples themselves: each with what its neighbours say, and not its own outcome."""
+    """Inputs of the examples themselves: each with its neighbours' outcomes, not its own."""
     near, similarities = nearest(vectors, vectors, STACKED.k, skip_self=True)
     return stack(features, similarities, outcomes[near], prior)
 
 
 def _platt(scores: Scores, outcomes: npt.NDArray[np.float32]) -> Floats:
-    """Slope and offset of the logits under which the scores are chances: two numbers, so that ranks stay."""
+    """Slope and offset of the logits that turn scores into chances: two numbers, so ranks stay."""
     logits = logit(scores)
     inputs = np.stack([logits, np.ones_like(logits)], axis=1)
     found = np.array([1.0, 0.0])

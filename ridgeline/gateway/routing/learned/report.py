@@ -1,4 +1,4 @@
-"""An evaluation to look at: a table and a plot in text, JSON, the curves as CSV, and one small page."""
+"""Prints an evaluation: a table and a plot as text, JSON, the curves as CSV, and one small page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from ridgeline.gateway.routing.learned.evaluation import GRID, Evaluation, Way
 
 PLOT_WIDTH, PLOT_HEIGHT = 61, 16
-MARKS = {"random": ".", "oracle": "o", "kNN": "k", "router": "#"}  # the later over the earlier
+MARKS = {"random": ".", "oracle": "o", "kNN": "k", "router": "#"}  # later curves are drawn over earlier ones
 COLOURS = {"random": "#999999", "oracle": "#3b7d3b", "kNN": "#c07818", "router": "#2050b0"}
 
 
@@ -40,14 +40,14 @@ def lines_of(found: Evaluation) -> list[str]:
         ),
         "kNN: mean outcome of the k nearest, k by cross-validation: "
         + ", ".join(map(str, found.baseline_k[:5])),
-        "In brackets: the middle 95 % of a bootstrap over the rows that were held back, paired.",
+        "In brackets: the middle 95 % of a paired bootstrap over the held-back rows.",
         "",
         *plot(found),
     ]
 
 
 def plot(found: Evaluation) -> list[str]:
-    """Quality over cost, both as shares of the way from the cheapest model to the strongest."""
+    """Quality over cost; both run from the cheapest model (0) to the strongest (1)."""
     top = max(1.0, *(point.value for way in found.ways if way.name != "oracle" for point in way.gap))
     canvas = [[" "] * PLOT_WIDTH for _ in range(PLOT_HEIGHT)]
     for name, mark in MARKS.items():

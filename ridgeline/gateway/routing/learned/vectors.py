@@ -1,7 +1,7 @@
-"""Vectors of many texts, for fit and evaluate: asked of an embedding server and kept in the cache folder.
+"""Vectors of many texts, for fit and evaluate: from an embedding server, stored in the cache folder.
 
-Kept by the hash of what was embedded, so that a second fit asks for new texts alone. No event loop, no LRU:
-requests at run time go through `embedder`.
+Stored by the hash of the text, so that a second fit requests only new texts. No event loop, no LRU: requests
+at run time go through `embedder`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ridgeline.proxy.errors import BrokenOff, Unreachable
 
 BATCH = 64
 KEY_BYTES = 16
-FILE_BYTES = 1 << 30  # then the file is begun anew
+FILE_BYTES = 1 << 30  # beyond it the file is started again
 
 Fetch = Callable[[Sequence[str]], Vectors]
 Report = Callable[[int, int], None]  # texts done, texts in all
@@ -57,7 +57,7 @@ class VectorServer:
 
 
 def vectors_of(texts: Sequence[str], store: Path, fetch: Callable[[], Fetch], report: Report) -> Vectors:
-    """A vector for each text, from the store where it has one. `fetch` is called only if it has not all."""
+    """A vector for each text, from the store if present. `fetch` is called only for missing ones."""
     keys = [blake2b(text.encode("utf-8", "replace"), digest_size=KEY_BYTES).digest() for text in texts]
     known = _read(store)
     missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in known}.items())
@@ -79,7 +79,7 @@ def store_path(cache: Path, model: str, max_tokens: int) -> Path:
 
 
 def _read(store: Path) -> dict[bytes, Vectors]:
-    """Records of a key and a vector behind a first word with the vectors' length; a torn last one is left."""
+    """The vectors' length, then records of a key and a vector; a torn last record is ignored."""
     try:
         data = store.read_bytes()
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def _read(store: Path) -> dict[bytes, Vectors]:
     dimensions = int.from_bytes(data[:4], "little")
     size = KEY_BYTES + 4 * dimensions
     whole = 4 + (len(data) - 4) // size * size
-    if whole < len(data):  # what is appended next must begin where a record does
+    if whole < len(data):  # the next append must begin at a record boundary
         with store.open("r+b") as file:
             file.truncate(whole)
     known = {}

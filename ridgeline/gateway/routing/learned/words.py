@@ -1,7 +1,7 @@
-"""WordVectors: a text's vector as the mean of its words', each embedded once, when a route was fitted.
+"""WordVectors: a text's vector as the mean of its words' vectors, each embedded once, when a route is fitted.
 
-A decision then asks nobody and takes a millisecond, where an embedding model takes several for a few dozen
-tokens of a text; and it reads all of the text. Made by `ridgeline gateway routes fit`, kept in the artefact.
+A decision then needs no server and takes 1 ms, where an embedding model takes several for a few dozen
+tokens; and it reads all of the text. Made by `ridgeline gateway routes fit`, stored in the artifact.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy.typing as npt
 
 from ridgeline.gateway.routing.embedder import Vectors
 
-LEAST = 2  # examples that a word must be in
-MOST = 50_000  # words, the commonest
+LEAST = 2  # least number of examples with a word
+MOST = 50_000  # most words, by frequency
 READ_CHARS = 4000  # of a text
 WORD_TOKENS = 16  # of a word, for the embedding server
-# A letter of a script without spaces is a word; digits and signs are words of one.
+# A letter of a script without spaces is a word, and so is each digit and sign.
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힣]|[^\W\d_]+|\d|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
 class WordVectors:
-    """table: each word's vector, less the mean of all, times its weight. centre: the mean of the texts'."""
+    """table: each word's vector, less the mean of all, times its weight. centre: the texts' mean vector."""
 
     words: tuple[str, ...]
     table: Vectors
@@ -38,12 +38,12 @@ class WordVectors:
 
     @classmethod
     def of(cls, texts: Sequence[str], embed: Callable[[Sequence[str]], Vectors]) -> WordVectors:
-        """`embed`: a vector for each word. Rare words weigh more: the logarithm of how rare they are."""
+        """`embed`: a vector for each word. Rare words have a greater weight: the log of their rarity."""
         counts = Counter(word for text in texts for word in set(words_of(text)))
         words = tuple(word for word, count in counts.most_common(MOST) if count >= LEAST)
         vectors = embed(words)
         weights = np.log(len(texts) / np.array([counts[word] for word in words]))
-        # Rounded as the artefact keeps it: what is fitted is what will be asked.
+        # Rounded as in the artifact: the fit sees the values used at run time.
         table = ((vectors - vectors.mean(axis=0)) * weights[:, None]).astype(np.float16).astype(np.float32)
         made = cls(words, table, np.zeros(table.shape[1], np.float32))
         return cls(words, table, np.mean([made._sum(text) for text in texts], axis=0, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Question and Decision: what the pipeline asks of the router, and what it is told."""
+"""RoutingRequest and Decision: the router's input and output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def every_model(model: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RoutingRequest:
     """A request whose `model` is a route's name."""
 
     route: str
@@ -23,16 +23,16 @@ class Question:
     fields: Fields
     tenant: str = ""
     key_id: str = ""
-    conversation: str = ""  # the client's header x-ridgeline-conversation, where it sent one
-    may_use: Callable[[str], bool] = every_model  # which models the key's scope has
+    conversation: str = ""  # the client's header x-ridgeline-conversation, if sent
+    may_use: Callable[[str], bool] = every_model  # whether the key's scope has this model
 
 
 @dataclass(slots=True)
 class Decision:
-    """model: where the request goes. why: for the ledger, as JSON; holds no text of the request.
+    """model: gets the request. why: the reason, as JSON for the ledger; holds no text of the request.
 
-    shadow: the model that would have been taken, where the route only watches.
-    cascade: how to judge the model's answer; `escalate_to` is asked when it is not good enough.
+    shadow: the model that would have been chosen, if the route only observes.
+    cascade: how to judge the model's answer; `escalate_to` gets the request if it is not good enough.
     """
 
     model: str

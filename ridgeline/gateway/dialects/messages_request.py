@@ -1,7 +1,7 @@
-"""Anthropic's messages request as far as OpenAI's chat can carry it. Read by `messages_to_chat` alone.
+"""The fields of Anthropic's messages request that OpenAI's chat can express. Used by `messages_to_chat` only.
 
-What is declared under "no matter" changes nothing in what the model is asked: it is left out, and
-docs/gateway-dialects.md lists it. A field that is not here is refused.
+Fields under "ignored" do not change what the model is asked: they are dropped, and
+docs/gateway-dialects.md lists them. A field that is not declared here is refused.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ridgeline.gateway.dialects.reading import NULL, Asked
 
 
 class _Block(Asked, kw_only=True, frozen=True):
-    # no matter: OpenAI's servers find prefixes by themselves
+    # ignored: OpenAI's servers find prefixes by themselves
     cache_control: Any = None
 
 
 class TextBlock(_Block, tag_field="type", tag="text", kw_only=True, frozen=True):
     text: str
-    # no matter: of an earlier answer
+    # ignored: part of an earlier answer
     citations: Any = None
 
 
@@ -46,12 +46,12 @@ class DocumentBlock(_Block, tag_field="type", tag="document", kw_only=True, froz
 
 class ThinkingBlock(_Block, tag_field="type", tag="thinking", kw_only=True, frozen=True):
     thinking: str
-    # no matter: nobody else can check it
+    # ignored: only Anthropic can verify it
     signature: Any = None
 
 
 class RedactedBlock(_Block, tag_field="type", tag="redacted_thinking", kw_only=True, frozen=True):
-    # no matter: nobody else can read it
+    # ignored: only Anthropic can decrypt it
     data: Any = None
 
 
@@ -59,7 +59,7 @@ class ToolUseBlock(_Block, tag_field="type", tag="tool_use", kw_only=True, froze
     id: str
     name: str
     input: msgspec.Raw
-    # no matter: only the model itself can have called
+    # ignored: only the model can be the caller
     caller: Any = None
 
 
@@ -90,7 +90,7 @@ class Tool(Asked, kw_only=True, frozen=True):
     strict: bool | None = None
     allowed_callers: Any = None
     defer_loading: bool | None = None
-    # no matter:
+    # ignored:
     cache_control: Any = None
     eager_input_streaming: Any = None
     input_examples: Any = None
@@ -139,11 +139,11 @@ class MessagesAsked(Asked, kw_only=True, frozen=True):
     output_config: OutputConfig | None = None
     output_format: Format | None = None  # the older name of output_config.format
     metadata: Metadata | None = None
-    # taken where their values ask for nothing:
+    # accepted if their values have no effect:
     container: Any = None
     mcp_servers: list[Any] | None = None
     context_management: Any = None
-    # no matter:
+    # ignored:
     cache_control: Any = None
     service_tier: Any = None
     inference_geo: Any = None

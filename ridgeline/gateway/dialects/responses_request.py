@@ -1,7 +1,7 @@
-"""OpenAI's responses request as far as it can be carried without state. Read by `responses_to_chat` alone.
+"""The fields of OpenAI's responses request that work without state. Used by `responses_to_chat` only.
 
-What is declared under "no matter" changes nothing in what the model is asked: it is left out, and
-docs/gateway-dialects.md lists it. A field that is not here is refused.
+Fields under "ignored" do not change what the model is asked: they are dropped, and
+docs/gateway-dialects.md lists them. A field that is not declared here is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Part(Asked, kw_only=True, frozen=True):
     file_id: Any = None
     file_url: Any = None
     input_audio: Any = None
-    # no matter:
+    # ignored:
     detail: Any = None
     annotations: Any = None  # of an earlier answer
     logprobs: Any = None
@@ -31,7 +31,7 @@ class Part(Asked, kw_only=True, frozen=True):
 
 
 class Item(Asked, kw_only=True, frozen=True):
-    """Of any type: a message may leave its own out."""
+    """An item of any type; a message may omit its type."""
 
     type: str = "message"
     role: str | None = None
@@ -42,7 +42,7 @@ class Item(Asked, kw_only=True, frozen=True):
     output: str | list[Part] | None = None
     encrypted_content: str | None = None
     namespace: str | None = None
-    # no matter: a summary is for people; the rest is of an earlier answer
+    # ignored: a summary is for readers; the rest is part of an earlier answer
     summary: Any = None
     id: Any = None
     status: Any = None
@@ -57,7 +57,7 @@ class Tool(Asked, kw_only=True, frozen=True):
     description: str | None = None
     parameters: msgspec.Raw = NULL
     strict: bool | None = None
-    # no matter:
+    # ignored:
     output_schema: Any = None
     allowed_callers: Any = None
     defer_loading: Any = None
@@ -85,13 +85,13 @@ class Format(Asked, kw_only=True, frozen=True):
 
 class TextOptions(Asked, kw_only=True, frozen=True):
     format: Format | None = None
-    # no matter:
+    # ignored:
     verbosity: Any = None
 
 
 class Reasoning(Asked, kw_only=True, frozen=True):
     effort: str | None = None
-    # no matter: the reasoning itself is shown
+    # ignored: the reasoning itself is sent
     summary: Any = None
     generate_summary: Any = None
 
@@ -116,7 +116,7 @@ class ResponsesAsked(Asked, kw_only=True, frozen=True):
     stream: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    # taken where their values ask for nothing:
+    # accepted if their values have no effect:
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
@@ -127,7 +127,7 @@ class ResponsesAsked(Asked, kw_only=True, frozen=True):
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
-    # no matter:
+    # ignored:
     client_metadata: Any = None
     metadata: Any = None
     stream_options: Any = None

@@ -1,7 +1,7 @@
-"""OpenAI's chat request as far as Anthropic's can carry it. Read by `chat_to_messages` alone.
+"""The fields of OpenAI's chat request that Anthropic's API can express. Used by `chat_to_messages` only.
 
-What is declared under "no matter" changes nothing in what the model is asked: it is left out, and
-docs/gateway-dialects.md lists it. A field that is not here is refused.
+Fields under "ignored" do not change what the model is asked: they are dropped, and
+docs/gateway-dialects.md lists them. A field that is not declared here is refused.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ridgeline.gateway.dialects.reading import NULL, Asked
 class TextPart(Asked, tag_field="type", tag="text", kw_only=True, frozen=True):
     text: str
     cache_control: Any = None
-    # no matter:
+    # ignored:
     prompt_cache_breakpoint: Any = None
 
 
 class ImageUrl(Asked, kw_only=True, frozen=True):
     url: str
-    # no matter:
+    # ignored:
     detail: Any = None
 
 
 class ImagePart(Asked, tag_field="type", tag="image_url", kw_only=True, frozen=True):
     image_url: ImageUrl
     cache_control: Any = None
-    # no matter:
+    # ignored:
     prompt_cache_breakpoint: Any = None
 
 
@@ -42,7 +42,7 @@ class File(Asked, kw_only=True, frozen=True):
 class FilePart(Asked, tag_field="type", tag="file", kw_only=True, frozen=True):
     file: File
     cache_control: Any = None
-    # no matter:
+    # ignored:
     prompt_cache_breakpoint: Any = None
 
 
@@ -68,14 +68,14 @@ class ToolCall(Asked, kw_only=True, frozen=True):
     type: str = "function"
     custom: Any = None
     cache_control: Any = None
-    # no matter:
+    # ignored:
     index: Any = None
 
 
 class _Message(Asked, kw_only=True, frozen=True):
     name: str | None = None
     cache_control: Any = None
-    # no matter: of an earlier answer
+    # ignored: part of an earlier answer
     id: Any = None
 
 
@@ -92,13 +92,13 @@ class UserMessage(_Message, tag_field="role", tag="user", kw_only=True, frozen=T
 
 
 class ThinkingBlock(Asked, kw_only=True, frozen=True):
-    """As our own answers have them, for Anthropic to get back what it made."""
+    """As in the gateway's own answers, so that Anthropic gets its thinking back."""
 
     type: str
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
-    # no matter:
+    # ignored:
     index: Any = None
 
 
@@ -109,7 +109,7 @@ class AssistantMessage(_Message, tag_field="role", tag="assistant", kw_only=True
     thinking_blocks: list[ThinkingBlock] | None = None
     function_call: Any = None
     audio: Any = None
-    # no matter: it is not Anthropic's own without a signature, and nothing else can be shown to the model
+    # ignored: Anthropic accepts thinking only with its signature
     reasoning_content: Any = None
     reasoning: Any = None
     reasoning_details: Any = None
@@ -156,7 +156,7 @@ class ToolChoice(Asked, kw_only=True, frozen=True):
 
 class JsonSchema(Asked, kw_only=True, frozen=True):
     schema: msgspec.Raw = NULL
-    # no matter: the schema is always followed, and its name is for people
+    # ignored: the schema is always enforced, and its name is for readers
     name: Any = None
     description: Any = None
     strict: Any = None
@@ -165,12 +165,12 @@ class JsonSchema(Asked, kw_only=True, frozen=True):
 class ResponseFormat(Asked, kw_only=True, frozen=True):
     type: str
     json_schema: JsonSchema | None = None
-    schema: msgspec.Raw = NULL  # of json_object or json_schema, as llama.cpp takes it
+    schema: msgspec.Raw = NULL  # of json_object or json_schema, as llama.cpp accepts it
 
 
 class StreamOptions(Asked, kw_only=True, frozen=True):
     include_usage: bool | None = None
-    # no matter:
+    # ignored:
     include_obfuscation: Any = None
     continuous_usage_stats: Any = None
 
@@ -190,11 +190,11 @@ class ChatAsked(Asked, kw_only=True, frozen=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
-    thinking: Any = None  # Anthropic's own field, for clients that know where they go
+    thinking: Any = None  # Anthropic's own field, for clients that know their upstream
     cache_control: Any = None  # the same
     user: str | None = None
     safety_identifier: str | None = None
-    # taken where their values ask for nothing:
+    # accepted if their values have no effect:
     n: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -207,14 +207,14 @@ class ChatAsked(Asked, kw_only=True, frozen=True):
     functions: list[Any] | None = None
     function_call: Any = None
     moderation: Any = None
-    # no matter:
+    # ignored:
     stream_options: StreamOptions | None = None
-    seed: Any = None  # OpenAI promises nothing of it either
+    seed: Any = None  # best effort at OpenAI too
     store: Any = None  # chat completions are not stored here
     metadata: Any = None  # of stored answers
     verbosity: Any = None
     service_tier: Any = None
-    prediction: Any = None  # of speed alone
+    prediction: Any = None  # affects speed only
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
