@@ -46,9 +46,9 @@ class Reader:
                 self.unread.append(line)
         elif line.startswith("Collecting "):
             self.packages += 1
-            self.detail = f"{self.packages} packages found"
+            self.detail = f"{counted(self.packages)} found"
         elif found := re.match(r"\s+Downloading ([\w.]+)-.* \((.+)\)", line):
-            self.detail = f"{self.packages} packages found, downloading {found[1]} ({found[2]})"
+            self.detail = f"{counted(self.packages)} found, downloading {found[1]} ({found[2]})"
         elif line.startswith("Installing collected packages: "):
             self.detail = self.outcome = counted(line.count(",") + 1)
 
@@ -71,11 +71,11 @@ class Display:
         if not detail and now - self.started < QUIET_SECONDS:
             return
         if self.on_terminal:
-            self._write(f"{self._text(detail)} … {self._seconds()}")
+            self._write(self._progress(detail))
         elif self.shown_at is None:
             print(f"make: {self.title}", flush=True)
         elif now - self.shown_at >= LOG_SECONDS:
-            print(f"{self._text(detail)} … {self._seconds()}", flush=True)
+            print(self._progress(detail), flush=True)
         else:
             return
         self.shown_at = now
@@ -83,15 +83,16 @@ class Display:
     def finish(self, detail: str, failed: bool) -> None:
         if not failed and self.shown_at is None:
             return
-        end = f"{self._text(detail)}: {'failed after' if failed else 'done in'} {self._seconds()}"
+        detail = f": {detail}" if detail else ""
+        end = f"make: {self.title}{detail}: {'failed after' if failed else 'done in'} {self._seconds()}"
         if self.on_terminal:
             self._write(end)
             print(flush=True)
         else:
             print(end, flush=True)
 
-    def _text(self, detail: str) -> str:
-        return f"make: {self.title}" + (f": {detail}" if detail else "")
+    def _progress(self, detail: str) -> str:
+        return f"make: {self.title} … {self._seconds()}" + (f": {detail}" if detail else "")
 
     def _seconds(self) -> str:
         return f"{time.monotonic() - self.started:.0f} s"
