@@ -58,25 +58,21 @@ LAB_PACKAGES = ("scipy", "genai_prices")  # of the extra `lab`, imported where t
 
 EXAMPLES = """\
 examples:
-  ridgeline serve                        serve the default model on 127.0.0.1:8000
-  ridgeline chat                         talk to it in the terminal
-  ridgeline run "Name three rivers"      one answer, to stdout
-  ridgeline batch in.jsonl out.jsonl     every line of a file
-  ridgeline models list                  which models there are
-  ridgeline ps                           which servers run; `ridgeline stop` ends one
-  ridgeline doctor                       what is slow or missing on this machine
-  ridgeline bench http://127.0.0.1:8000  measure a server under load
-  ridgeline plan smollm2-135m            what serving a model takes, with a prediction
-  ridgeline tune smollm2-135m            find better settings, one change at a time
-  ridgeline profile                      where the time of an engine's steps goes
-  ridgeline explain TTFT                 a term, its formula, and how to measure it
-  ridgeline gateway                      keys, limits and spend in front of many models
-  ridgeline gateway keys create --name app
-  ridgeline gateway usage --by team,day  what was used through the gateway, and its cost
-  ridgeline lint-prompts requests.jsonl  what keeps prompts from sharing a prefix
-  source <(ridgeline completion bash)    complete verbs and flags in this shell; also zsh, fish
+  ridgeline serve                                     serve the default model on 127.0.0.1:8000
+  ridgeline serve Qwen/Qwen3-8B --max-model-len 8192  a model of the hub; flags of vLLM and llama.cpp work
+  ridgeline serve ./model.gguf --port 9000            a file
+  ridgeline run "Name three rivers"                   one answer, to stdout
+  ridgeline chat --url http://127.0.0.1:8000          talk to a running server
+  ridgeline ps                                        list running servers; `ridgeline stop` ends one
+  ridgeline models list                               list short names of models
+  ridgeline bench http://127.0.0.1:8000               measure a server under load
+  ridgeline plan Qwen3-8B --hardware h200 --rate 5    predict what serving a model takes
+  ridgeline explain TTFT                              a term, its formula, and how to measure it
+  ridgeline gateway keys create --name app            make a key at a running gateway
+  source <(ridgeline completion bash)                 complete verbs and flags in this shell
 
-`ridgeline VERB --help` explains each verb.
+`ridgeline VERB --help` explains a verb. A setting comes from its flag, else its RIDGELINE_* variable, else
+the file of --config, else its default.
 """
 
 

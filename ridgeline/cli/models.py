@@ -71,7 +71,9 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "models", "list, fetch, remove or inspect models", DESCRIPTION, EXAMPLES)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    lister = add_verb(actions, "list", "the short names, and which are here", LIST, "  ridgeline models list")
+    lister = add_verb(
+        actions, "list", "list the short names, and which are here", LIST, "  ridgeline models list"
+    )
     lister.add_argument("--json", action="store_true", help="print JSON")
     lister.set_defaults(run=run_list)
 
@@ -85,7 +87,7 @@ def add_parser(verbs: Verbs) -> None:
     remover.add_argument("--force", action="store_true", help="remove a model that is being served")
     remover.set_defaults(run=run_remove)
 
-    inspector = add_verb(actions, "inspect", "what a model's files say of it", INSPECT, INSPECT_EXAMPLES)
+    inspector = add_verb(actions, "inspect", "show what a model's files say", INSPECT, INSPECT_EXAMPLES)
     inspector.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
     inspector.add_argument("--json", action="store_true", help="print JSON, with the whole chat template")
     inspector.set_defaults(run=run_inspect)

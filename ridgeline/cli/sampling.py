@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What is None is left to the model's own defaults, here and at a server alike."""
+    """None leaves a field to the model's defaults, here and at a server alike."""
 
-    max_tokens: int = option(512, "most tokens of the answer")
+    max_tokens: int = option(512, "stop after this many tokens")
     temperature: float | None = option(
-        None, "randomness; 0 always takes the likeliest token; default: the model's, else 1"
+        None, "scale the randomness; 0 always takes the likeliest token; default: the model's, else 1"
     )
     top_p: float | None = option(
         None, "keep the likeliest tokens that together have this probability; default: the model's, else 1"
@@ -29,13 +29,15 @@ class Sampling:
         None, "drop tokens less likely than this share of the likeliest; default: the model's, else 0"
     )
     repetition_penalty: float | None = option(
-        None, "above 1 makes tokens that already occurred less likely; default: the model's, else 1"
+        None, "make tokens that occurred before less likely, above 1; default: the model's, else 1"
     )
-    presence_penalty: float = option(0.0, "lowers tokens the answer already has, once")
-    frequency_penalty: float = option(0.0, "lowers tokens the answer already has, each time")
-    seed: int | None = option(None, "same seed, same answer; default: different each time")
+    presence_penalty: float = option(0.0, "lower tokens that the answer already has, once")
+    frequency_penalty: float = option(0.0, "lower tokens that the answer already has, each time")
+    seed: int | None = option(
+        None, "repeat an answer with the same seed; default: a different answer each time"
+    )
     stop: tuple[str, ...] = option((), "end the answer before this text; may be given several times")
-    ignore_eos: bool = option(False, "go on where the model would end; for measurements")
+    ignore_eos: bool = option(False, "continue where the model would end; for measurements")
 
     def check(self) -> None:
         """Raise InvalidRequest for a wrong value, before a model is loaded."""

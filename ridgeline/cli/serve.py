@@ -40,8 +40,8 @@ class ModelTable(EngineConfig):
 
 DESCRIPTION = """\
 Serve models over HTTP with the APIs of OpenAI and Anthropic: /v1/chat/completions, /v1/responses,
-/v1/messages, /v1/embeddings and more; GET /docs lists them. Several models run side by side, each in an
-engine process of its own; a request that names none means the first.
+/v1/messages, /v1/embeddings and more; GET /docs lists them. Several models run side by side, each in
+its own engine process; a request without a model means the first.
 Models are fetched on first use. Ctrl-C or SIGTERM lets running answers finish, then stops.
 Settings come from --config (TOML with [server], [engine] and a [[models]] table for each model, whose keys
 are those of [engine], and names). Environment variables override the file, and flags override both:

@@ -52,7 +52,7 @@ def test_a_compiler_is_missed_only_where_the_library_is_not_built(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor.check_compiler().status == "ok"
-    monkeypatch.setattr(doctor, "LIBRARY_PATH", tmp_path / "libridgeline_native.so")
+    monkeypatch.setattr("ridgeline.ops.cpu.interface.LIBRARY_PATH", tmp_path / "libridgeline_native.so")
     finding = doctor.check_compiler()
     assert (finding.status, finding.fatal) == ("missing", False)
     assert "install g++" in finding.advice

@@ -19,7 +19,6 @@ from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
 from ridgeline.machine import cache_dir
 from ridgeline.models.files.pull import needed_bytes
 from ridgeline.models.files.registry import cached_file, find_known
-from ridgeline.ops.cpu.interface import LIBRARY_PATH
 from ridgeline.options import OptionError
 from ridgeline.server.records.state import default_folder
 
@@ -58,9 +57,11 @@ class Finding:
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "doctor", "check this machine", DESCRIPTION, EXAMPLES)
-    parser.add_argument("--quick", action="store_true", help="measure nothing")
+    parser.add_argument("--quick", action="store_true", help="skip the measurements")
     parser.add_argument("--online", action="store_true", help="also try to reach the Hugging Face hub")
-    parser.add_argument("--calibrate", action="store_true", help="measure limits and step sizes; keep them")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure limits and step sizes for 25 s, and keep them"
+    )
     parser.add_argument(
         "--model", metavar="MODEL", help=f"what to calibrate with: {MODEL_HELP} (default: {DEFAULT_MODEL})"
     )
@@ -224,7 +225,9 @@ def check_compiler() -> Finding:
             done = subprocess.run([name, "--version"], capture_output=True, text=True)
             first = done.stdout.splitlines()[:1]
             return Finding("ok", "compiler", first[0] if first else name)
-    if LIBRARY_PATH.exists():
+    from ridgeline.ops.cpu import interface
+
+    if interface.LIBRARY_PATH.exists():
         return Finding("ok", "compiler", "none, and none is needed: the native library is built")
     return Finding(
         "missing", "compiler", "no c++, g++ or clang++", "needed to build native kernels: install g++"

@@ -22,7 +22,7 @@ DESCRIPTION = """\
 Stand between applications and many models: keys, limits, budgets, retries, fallbacks, a ledger of every
 token and cent, caches, redaction, and routing to the cheapest model that will do. Clients speak the APIs of
 OpenAI or Anthropic; upstreams are ridgeline, vLLM, SGLang, llama-server, hosted providers.
-Without --config it fronts the server on this machine, for everybody on this machine. With it, keys are
+Without --config it fronts the server on this machine, for every user of this machine. With it, keys are
 needed: `ridgeline gateway keys create --name me`. The file's [gateway] section is overridden by
 environment variables (--port is RIDGELINE_GATEWAY_PORT), and these by flags.
 Ctrl-C or SIGTERM lets running answers finish, then stops."""
@@ -65,13 +65,13 @@ price_out = 0.10
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(
-        verbs, "gateway", "front door for many models: keys, limits, spend", DESCRIPTION, EXAMPLES
+        verbs, "gateway", "put keys, limits and budgets in front of models", DESCRIPTION, EXAMPLES
     )
     parser.add_argument("--config", type=path_argument, metavar="FILE", help="gateway.toml")
     parser.add_argument(
         "--upstream",
         metavar="URL",
-        help=f"without --config: the server to front (default: {DEFAULT_UPSTREAM})",
+        help=f"without --config: front this server (default: {DEFAULT_UPSTREAM})",
     )
     parser.add_argument(
         "--admin-port", type=int, metavar="N", help="port of the admin API (default: the file's, or 8081)"

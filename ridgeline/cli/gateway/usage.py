@@ -36,7 +36,9 @@ STATE_DIR = "~/.local/state/ridgeline/gateway"
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "usage", "what was used through a gateway, and its cost", DESCRIPTION, EXAMPLES)
+    parser = add_verb(
+        verbs, "usage", "show tokens and cost by key, team, model or day", DESCRIPTION, EXAMPLES
+    )
     parser.add_argument(
         "--by",
         metavar="NAMES",

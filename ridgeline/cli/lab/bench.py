@@ -31,10 +31,11 @@ INVALID = 1
 
 DESCRIPTION = """\
 Measure a server that speaks OpenAI's API: ours, vLLM, llama-server, a hosted one. With --rate or a trace,
-requests are sent at their moments whatever the server does (open loop); with --concurrency, so many are under
-way at all times (closed loop). Every figure has its formula, its interval and, where the server tells it, the
-machine's limit beside it. First the bench measures a server of known latencies at the same load: if it does
-not find them, nothing it says counts, and it refuses."""
+requests are sent at their planned moments, whatever the server does (open loop). With --concurrency, that
+many are in flight at all times (closed loop). Every figure has its formula, its interval and, where the
+server reports it, the machine's limit. First the bench measures a server of known latencies at the same
+load, and refuses to run if it does not find them. Flags of `vllm bench serve` are accepted: --num-prompts 200
+--request-rate 5."""
 
 EXAMPLES = """\
   ridgeline bench http://127.0.0.1:8000 --concurrency 8 --requests 200
@@ -53,7 +54,10 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("url", metavar="URL", help="the server's address, as http://127.0.0.1:8000")
     parser.add_argument("--api-key", metavar="KEY", help=f"key for the server (default: ${API_KEY_VARIABLE})")
     parser.add_argument(
-        "--out", metavar="DIR", type=path_argument, help=f"folder of the run (default: {RESULTS}/DATE-NAME)"
+        "--out",
+        metavar="DIR",
+        type=path_argument,
+        help=f"save the run in this folder (default: {RESULTS}/DATE-NAME)",
     )
     parser.add_argument("--json", action="store_true", help="print run.json instead of the tables")
     add_flags(parser, "bench", BenchOptions, title="the run")
@@ -143,16 +147,22 @@ def _folder(name: str) -> Path:
 # ── bench selftest ───────────────────────────────────────────────────────────────────────────────────────
 
 SELFTEST = """\
-Measure a built-in server whose TTFT and TPOT are known, in a process of its own on this machine. The bench
+Measure a built-in server whose TTFT and TPOT are known, in another process of this machine. The bench
 must find them within 2 ms or 2 %; exit code 1 if it does not."""
 
 
 def _add_selftest(bench: argparse.ArgumentParser) -> None:
     examples = "  ridgeline bench selftest --rate 500\n  ridgeline bench selftest --concurrency 64\n"
     parser = add_subverb(bench, "selftest", SELFTEST, examples)
-    parser.add_argument("--rate", type=float, metavar="X", help="requests/s, open loop (default: 500)")
-    parser.add_argument("--concurrency", type=int, metavar="N", help="closed loop instead")
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="X", help="how long (default: 5)")
+    parser.add_argument(
+        "--rate", type=float, metavar="X", help="send this many requests per second, open loop (default: 500)"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, metavar="N", help="keep this many requests in flight instead, closed loop"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="X", help="measure for this many seconds (default: 5)"
+    )
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     parser.set_defaults(run=run_selftest)
 

@@ -39,7 +39,10 @@ def _add_report(bench: argparse.ArgumentParser) -> None:
     parser = add_subverb(bench, "report", REPORT, examples)
     parser.add_argument("folder", metavar="DIR", type=path_argument, help="folder of the run or the sweep")
     parser.add_argument(
-        "--out", metavar="FILE", type=path_argument, help="the page (default: report.html in the folder)"
+        "--out",
+        metavar="FILE",
+        type=path_argument,
+        help="write the page to this file (default: report.html in the folder)",
     )
     parser.set_defaults(run=run_report)
 
@@ -68,9 +71,9 @@ def _add_compare(bench: argparse.ArgumentParser) -> None:
     parser = add_subverb(bench, "compare", COMPARE, examples)
     parser.add_argument("a", metavar="A", type=path_argument, help="folder of a run")
     parser.add_argument("b", metavar="B", type=path_argument, help="folder of another")
-    parser.add_argument("--all", action="store_true", help="every metric, not the headlines alone")
-    parser.add_argument("--html", metavar="FILE", type=path_argument, help="write a page, too")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the resampling (default: 0)")
+    parser.add_argument("--all", action="store_true", help="show every metric, not only the headlines")
+    parser.add_argument("--html", metavar="FILE", type=path_argument, help="also write a page")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed the resampling (default: 0)")
     parser.set_defaults(run=run_compare)
 
 
@@ -104,9 +107,14 @@ def _add_export(bench: argparse.ArgumentParser) -> None:
 """
     parser = add_subverb(bench, "export", EXPORT, examples)
     parser.add_argument("folder", metavar="DIR", type=path_argument, help="folder of the run")
-    parser.add_argument("--as", dest="dialect", choices=DIALECTS, required=True, help="whose files")
     parser.add_argument(
-        "--out", metavar="DIR", type=path_argument, help="where to (default: a folder of that name in DIR)"
+        "--as", dest="dialect", choices=DIALECTS, required=True, help="write the files of this tool"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=path_argument,
+        help="write to this folder (default: a folder of that name in DIR)",
     )
     parser.set_defaults(run=run_export)
 
@@ -144,13 +152,17 @@ def _add_coldstart(bench: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"for `ridgeline serve`: {MODEL_HELP} (default: {DEFAULT_MODEL}); with --command its name there",
     )
-    parser.add_argument("--command", metavar="TEXT", help="another server; {port} is where its port goes")
-    parser.add_argument("--repeats", metavar="N", type=int, default=5, help="starts (default: 5)")
+    parser.add_argument(
+        "--command", metavar="TEXT", help="start another server with this command; {port} stands for its port"
+    )
+    parser.add_argument(
+        "--repeats", metavar="N", type=int, default=5, help="start this many times (default: 5)"
+    )
     parser.add_argument(
         "--page-cache",
         choices=("warm", "dropped", "as-is"),
         default="warm",
-        help="before every start (default: warm)",
+        help="state of the page cache before every start (default: warm)",
     )
     parser.add_argument(
         "--evict",
@@ -161,7 +173,11 @@ def _add_coldstart(bench: argparse.ArgumentParser) -> None:
         help="with --page-cache dropped, where the machine's cannot be: drop these files' pages",
     )
     parser.add_argument(
-        "--timeout-s", metavar="X", type=float, default=600.0, help="for a start (default: 600)"
+        "--timeout-s",
+        metavar="X",
+        type=float,
+        default=600.0,
+        help="fail a start after this many seconds (default: 600)",
     )
     parser.add_argument("--out", metavar="DIR", type=path_argument, help="keep the result in this folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

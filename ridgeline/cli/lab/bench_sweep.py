@@ -24,7 +24,7 @@ _BENCH_SKIP = ("concurrency", "duration_s", "run_s", "name")
 _TRAFFIC_SKIP = ("rate", "end_rate", "speed")
 
 DESCRIPTION = """\
-Measure a server at one load after the other, each a run in a folder of its own: the load is doubled until the
+Measure a server at one load after the other, each a run in its own folder: the load is doubled until the
 server no longer carries it, then the gap is halved. The knee is the largest load that keeps --slo; without
 one, where requests pile up or throughput stops growing. Started again with the same --out, it goes on."""
 
@@ -43,7 +43,7 @@ def add_sweep(bench: argparse.ArgumentParser) -> None:
         "--out",
         metavar="DIR",
         type=path_argument,
-        help=f"folder of the sweep (default: {RESULTS}/DATE-sweep)",
+        help=f"save the sweep in this folder (default: {RESULTS}/DATE-sweep)",
     )
     add_flags(parser, "sweep", SweepOptions, title="the sweep")
     add_flags(parser, "bench", BenchOptions, title="each run", skip=_BENCH_SKIP)

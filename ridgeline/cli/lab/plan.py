@@ -68,11 +68,13 @@ FIT_EXAMPLES = """\
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "plan", "what it takes to serve a model", DESCRIPTION, EXAMPLES)
+    parser = add_verb(verbs, "plan", "plan hardware and settings for a model", DESCRIPTION, EXAMPLES)
     parser.add_argument(
         "model", metavar="MODEL", help=f"{MODEL_HELP}, a well-known one like Qwen3-8B, or a config.json"
     )
-    parser.add_argument("--out", metavar="DIR", type=path_argument, help="where to write (default: plan)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=path_argument, help="write to this folder (default: plan)"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print the prediction as JSON instead of the plan"
     )

@@ -43,36 +43,60 @@ EXAMPLES = """\
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "profile", "where the time of steps goes", DESCRIPTION, EXAMPLES)
+    parser = add_verb(verbs, "profile", "show where the time of steps goes", DESCRIPTION, EXAMPLES)
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})")
-    parser.add_argument("--phase", choices=PHASES, action="append", help="only this phase (default: both)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps to profile (default: 20)")
     parser.add_argument(
-        "--sequences", type=int, default=8, metavar="N", help="sequences that decode together (default: 8)"
+        "--phase", choices=PHASES, action="append", help="profile only this phase (default: both)"
     )
     parser.add_argument(
-        "--context", type=int, default=512, metavar="N", help="tokens each looks back on (default: 512)"
+        "--steps", type=int, default=20, metavar="N", help="profile this many steps (default: 20)"
     )
     parser.add_argument(
-        "--prompt-tokens", type=int, default=512, metavar="N", help="tokens of a prompt (default: 512)"
+        "--sequences",
+        type=int,
+        default=8,
+        metavar="N",
+        help="decode this many sequences together (default: 8)",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=512,
+        metavar="N",
+        help="begin decoding after this many tokens of context (default: 512)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="prefill prompts of this many tokens (default: 512)",
     )
     parser.add_argument(
         "--seconds",
         type=int,
         default=5,
         metavar="N",
-        help="how long py-spy samples; 0: not at all (default: 5)",
+        help="sample with py-spy for this many seconds; 0: not at all (default: 5)",
     )
-    parser.add_argument("--stacks", action="store_true", help="torch's profiler keeps stacks: slow and large")
-    parser.add_argument("--top", type=int, default=12, metavar="N", help="rows of a table (default: 12)")
+    parser.add_argument(
+        "--stacks", action="store_true", help="keep stacks in torch's profiler; slow and large"
+    )
+    parser.add_argument(
+        "--top", type=int, default=12, metavar="N", help="show this many rows of each table (default: 12)"
+    )
     parser.add_argument("--pid", type=int, metavar="PID", help="sample this server's processes instead")
-    parser.add_argument("--url", metavar="URL", help="with --pid: the server's address, for its step records")
-    parser.add_argument("--native", action="store_true", help="with --pid: the functions of libraries, too")
+    parser.add_argument(
+        "--url", metavar="URL", help="with --pid: read the step records of the server at this address"
+    )
+    parser.add_argument(
+        "--native", action="store_true", help="with --pid: show functions of native libraries too"
+    )
     parser.add_argument(
         "--out",
         type=path_argument,
         metavar="DIR",
-        help="where files go (default: bench-results/<date>-profile)",
+        help="write files to this folder (default: bench-results/<date>-profile)",
     )
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
     add_flags(parser, "engine", EngineConfig, title="engine", skip=("model",))

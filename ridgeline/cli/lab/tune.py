@@ -62,45 +62,51 @@ def add_parser(verbs: Verbs) -> None:
         dest="space",
         action="append",
         metavar="KEY=V,V…",
-        help="a setting and its values, in their order; may be repeated (default: some of no risk)",
+        help="try these values of a setting, in order; may be repeated (default: settings without risk)",
     )
-    search.add_argument("--keys", metavar="KEY,KEY", help="settings to try at the usual values")
+    search.add_argument("--keys", metavar="KEY,KEY", help="try these settings at the usual values")
     search.add_argument(
         "--set", dest="base", action="append", metavar="KEY=V", help="start from this setting"
     )
     search.add_argument(
         "--objective",
         metavar="METRIC",
-        help="what to improve (default: output_tokens_per_s, with --rate e2e_sched_ms.p90)",
+        help="improve this metric (default: output_tokens_per_s, with --rate e2e_sched_ms.p90)",
     )
     search.add_argument(
-        "--slo", metavar="LIMITS", help="limits no change may break: ttft_p90=400ms,tpot_p90=50ms"
+        "--slo", metavar="LIMITS", help="reject changes that break these limits: ttft_p90=400ms,tpot_p90=50ms"
     )
     search.add_argument(
-        "--rounds", type=int, metavar="N", help=f"of A and B in a trial, at least 3 (default: {ROUNDS})"
+        "--rounds",
+        type=int,
+        metavar="N",
+        help=f"compare A and B this many times in a trial, at least 3 (default: {ROUNDS})",
     )
     search.add_argument(
-        "--trial-s", type=float, metavar="S", help="begin no more rounds of a trial after so long"
+        "--trial-s", type=float, metavar="S", help="start no round of a trial after this many seconds"
     )
-    search.add_argument(
-        "--budget-s", type=float, metavar="S", help="begin no more rounds at all after so long"
-    )
+    search.add_argument("--budget-s", type=float, metavar="S", help="start no round after this many seconds")
     load = parser.add_argument_group("load")
     load.add_argument(
         "--concurrency",
         type=int,
         metavar="N",
-        help=f"requests under way (default: {CONCURRENCY}; not with --rate)",
-    )
-    load.add_argument("--warmup", type=int, metavar="N", help=f"requests before each run (default: {WARMUP})")
-    load.add_argument(
-        "--run-s", type=float, metavar="S", help=f"longest time of a run (default: {RUN_S:.0f})"
+        help=f"keep this many requests in flight (default: {CONCURRENCY}; not with --rate)",
     )
     load.add_argument(
-        "--ready-s", type=float, metavar="S", help=f"longest start of a server (default: {READY_S:.0f})"
+        "--warmup", type=int, metavar="N", help=f"send this many requests before each run (default: {WARMUP})"
     )
     load.add_argument(
-        "--keep-invalid", action="store_true", help="count runs in which the client was the bottleneck, too"
+        "--run-s", type=float, metavar="S", help=f"end a run after this many seconds (default: {RUN_S:.0f})"
+    )
+    load.add_argument(
+        "--ready-s",
+        type=float,
+        metavar="S",
+        help=f"fail a server that is not ready after this many seconds (default: {READY_S:.0f})",
+    )
+    load.add_argument(
+        "--keep-invalid", action="store_true", help="also count runs in which the client was the bottleneck"
     )
     add_flags(parser, "traffic", TrafficOptions, title="traffic")
     parser.set_defaults(run=run)

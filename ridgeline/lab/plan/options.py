@@ -18,27 +18,25 @@ GPUS_MAX = 64
 class PlanOptions:
     hardware: str = option(
         "cpu",
-        "chip name (docs/hardware.md), cpu for this machine, or several: h100,h200",
+        "plan for a chip (docs/hardware.md), for several (h100,h200), or for cpu: this machine, measured",
     )
-    gpus_max: int | None = option(None, f"maximum number of chips; default: {GPUS_MAX}, for cpu 1")
-    slo: str | None = option(None, f"limits: ttft_p90=400ms,tpot_p90=50ms; default: {DEFAULT_SLO}")
-    budget: str | None = option(None, "maximum cost: $5000/month, $0.40/Mtok or $0.01/request")
+    gpus_max: int | None = option(None, f"use at most this many chips; default: {GPUS_MAX}, with cpu 1")
+    slo: str | None = option(None, f"keep these limits: ttft_p90=400ms,tpot_p90=50ms; default: {DEFAULT_SLO}")
+    budget: str | None = option(None, "pay at most $5000/month, $0.40/Mtok or $0.01/request")
     engine: Literal["auto", "ridgeline", "vllm", "sglang", "trtllm"] = option(
-        "auto", "serving engine; auto: ridgeline if it can, else vllm"
+        "auto", "serve with this engine; auto: ridgeline where it supports the model, else vllm"
     )
-    precision: str | None = option(
-        None, "precision of weights: bfloat16, fp8, int8, int4 …; default: as stored"
-    )
-    kv_precision: str = option("bfloat16", "precision of keys and values")
-    set: tuple[str, ...] = option((), "KEY=VALUE: engine setting to plan with; may be repeated")
+    precision: str | None = option(None, "keep weights as bfloat16, fp8, int8, int4 …; default: as stored")
+    kv_precision: str = option("bfloat16", "keep keys and values in this type")
+    set: tuple[str, ...] = option((), "plan with a setting of the engine, KEY=VALUE; may be repeated")
     gpu_price: float | None = option(None, "dollars per chip and hour; default: from the hardware table")
     hosted: str | None = option(
-        None, "hosted model to compare with: MODEL or PROVIDER/MODEL; default: the same"
+        None, "compare with a hosted model, MODEL or PROVIDER/MODEL; default: the same model"
     )
     price_in: float | None = option(
-        None, "hosted price in dollars per million input tokens; default: from genai-prices"
+        None, "the hosted model's dollars per million input tokens; default: from genai-prices"
     )
-    price_out: float | None = option(None, "hosted price in dollars per million output tokens")
-    price_cached: float | None = option(None, "hosted price in dollars per million cached input tokens")
-    busy_hours: float = option(24.0, "hours per day with this traffic, if it is shorter than a day")
-    users: float | None = option(None, "number of users, for the cost per user")
+    price_out: float | None = option(None, "the hosted model's dollars per million output tokens")
+    price_cached: float | None = option(None, "the hosted model's dollars per million cached input tokens")
+    busy_hours: float = option(24.0, "hours per day with this traffic")
+    users: float | None = option(None, "divide the bill among this many users")
