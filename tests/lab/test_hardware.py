@@ -27,7 +27,7 @@ ASKED_FOR = {
     "a100", "h100", "h200", "b200", "gb200", "b300", "gb300", "l4", "l40s", "rtx-pro-6000", "rtx-5090",
     "rtx-4090", "mi300x",
 }  # fmt: skip
-GEFORCE = ("rtx-5090", "rtx-4090")  # these multiply bf16 at half of their own rate
+GEFORCE = ("rtx-5090", "rtx-4090")  # bf16 at half the rate that their fp8 would suggest
 SYSTEM_FILES = {
     "a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200",
     "b300": "b300_sxm", "gb300": "gb300", "l4": "l4", "l40s": "l40s", "rtx-pro-6000": "rtx_pro_6000_server",

@@ -109,6 +109,6 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """Ids are made anew for every answer."""
+    """Removes the ids, which differ in every answer."""
     blocks = [{**block, "id": ""} if "id" in block else block for block in message["content"]]
     return {**message, "id": "", "content": blocks}

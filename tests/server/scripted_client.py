@@ -173,7 +173,7 @@ def say(text: str, pause_s: float = 0.0) -> Script:
             told = [logprob(token, params.prompt_logprobs) for token in prompt[1:]]
             half = len(told) // 2
             yield OutputChunk(0, prompt_logprobs=told[:half])
-            await asyncio.sleep(0.01)  # whoever does not wait for the rest would answer now
+            await asyncio.sleep(0.01)  # an endpoint that does not wait for the rest would answer now
             yield OutputChunk(0, prompt_logprobs=told[half:])
         shown = 0
         for position in range(len(raw)):

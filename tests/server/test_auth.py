@@ -1,4 +1,4 @@
-"""API keys: who gets in, and where no key is needed."""
+"""API keys: which requests are accepted, and where no key is needed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ LINE = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
 
 async def exchange(http: httpx.AsyncClient, *parts: bytes) -> tuple[int, dict[str, Any]]:
-    """Send these bytes on a connection of their own, and read what comes until it is closed."""
+    """Send these bytes on a new connection, and read until it is closed."""
     reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
     for part in parts:
         with contextlib.suppress(ConnectionError):

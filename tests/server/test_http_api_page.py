@@ -1,6 +1,6 @@
 """docs/http-api.md says what the server does: its tables are made from the structs that decode requests.
 
-`python -m tests.server.test_http_api_page` writes them anew.
+`python -m tests.server.test_http_api_page` rewrites them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """docs/clients.md lists every field that is accepted and ignored, from the structs that decode requests.
 
-`python -m tests.server.test_ignored_fields_page` writes the table anew.
+`python -m tests.server.test_ignored_fields_page` rewrites the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One client's large body must not hold up the event loop, which carries everybody's streams."""
+"""One client's large body must not block the event loop, which carries all streams."""
 
 from __future__ import annotations
 

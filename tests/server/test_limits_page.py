@@ -1,6 +1,6 @@
 """docs/limits.md has every bound on what a client may send, made from the code that enforces it.
 
-`python -m tests.server.test_limits_page` writes it anew.
+`python -m tests.server.test_limits_page` rewrites it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ridgeline.web import connection
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 CONFIG = ServerConfig()
 
-# What stands in these fields is bounded by something other than a number of its own.
+# These fields are bounded by something other than their own number.
 TEXT = "text: with all else it must fit the context"
 SCHEMA = (
     f"{keywords.MAX_SCHEMA_BYTES} bytes, {keywords.MAX_DEPTH} levels, {keywords.MAX_SUBSCHEMAS} subschemas, "
@@ -167,7 +167,7 @@ def test_the_page_is_current() -> None:
 
 
 def test_every_field_that_a_client_controls_has_a_bound() -> None:
-    """One of its own, or one that is named: the context, a schema's, all tools' together."""
+    """Its own bound, or a named one: the context, a schema's, that of all tools together."""
     unbounded = [row for row in field_rows() if "no bound" in row[2]]
     assert unbounded == []
 

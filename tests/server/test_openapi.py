@@ -98,7 +98,7 @@ async def test_its_examples_are_valid_and_accepted(endpoint: Endpoint, tmp_path:
         if "{" in endpoint.path:
             continue
         response = await stage.post(endpoint.path, body)
-        # That there is no such model or file here is no fault of the body.
+        # A model or file that does not exist here is not an error of the body.
         assert response.status_code == 200 or _is_absence(response), response.text
         assert_answer(endpoint, response)
     state.close()

@@ -180,7 +180,7 @@ async def test_only_allowed_tools_are_told_and_called() -> None:
     wrong = {**asked, "tools": [{**other, "name": "bad name"}, WEATHER]}
     wrong["tool_choice"]["tools"] = [{"type": "function", "name": "weather"}]  # type: ignore[index]
     answer = await Stage(script, template=THINKING).post(RESPONSES, wrong)
-    assert answer.status_code == 200, answer.text  # nobody is told of the other
+    assert answer.status_code == 200, answer.text  # the other server is not mentioned
 
 
 async def test_what_an_assistant_thought_said_and_called_is_one_turn() -> None:

@@ -53,7 +53,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The scripted stage behind a real socket, on a loop of its own: schemathesis is no coroutine."""
+    """The scripted stage behind a real socket, on its own event loop: schemathesis is synchronous."""
     with _stage_in_a_thread(tmp_path_factory.mktemp("state")) as base_url:
         schema = schemathesis.openapi.from_dict(_with_our_model(document(ENDPOINTS)))
         schema.config.update(base_url=base_url)

@@ -1,4 +1,4 @@
-"""Several models behind one front: who is meant by which name, and what is said of all of them."""
+"""Several models behind one front: which name selects which model, and what covers all of them."""
 
 from __future__ import annotations
 

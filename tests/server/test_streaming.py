@@ -148,7 +148,7 @@ async def test_a_reader_that_stalls_is_cut_and_counted_while_others_are_served()
 
 
 async def test_a_reader_that_falls_too_far_behind_is_cut_before_it_has_stalled_for_long() -> None:
-    """What is kept for it is bounded: by what the sockets hold, and the chunks that may wait."""
+    """Its buffered data is bounded by the sockets' buffers and the maximum of waiting chunks."""
     taken = 0
 
     async def counting(prompt: list[int], params: Any) -> AsyncIterator[OutputChunk]:

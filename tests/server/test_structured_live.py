@@ -109,7 +109,7 @@ def test_an_answer_that_breaks_a_checked_keyword_is_never_given_as_a_whole_one(l
     text = ""
     with httpx.stream("POST", f"{live_server.base_url}/v1/chat/completions", json=body, timeout=60) as stream:
         assert stream.headers["x-ridgeline-schema-checked"] == "uniqueItems"
-        with contextlib.suppress(httpx.RemoteProtocolError):  # a stream that fails is cut, not ended
+        with contextlib.suppress(httpx.RemoteProtocolError):  # a failed stream ends without a clean close
             for part in stream.iter_text():
                 text += part
     assert '"code":"schema_violation"' in text

@@ -93,7 +93,7 @@ def test_a_client_that_leaves_is_noticed_over_tls(authority: Authority, run: Run
 
 
 def test_a_reader_that_falls_behind_is_cut_over_tls(authority: Authority, run: Run) -> None:
-    """What is kept for it is bounded, as it is without TLS."""
+    """Its buffered data is bounded, as without TLS."""
     taken = 0
 
     async def counting(prompt: list[int], params: Any) -> AsyncIterator[OutputChunk]:

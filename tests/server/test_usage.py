@@ -1,4 +1,4 @@
-"""GET /v1/usage/{request_id}: what a request used, however it ended, for whoever has a key."""
+"""GET /v1/usage/{request_id}: what a request used, however it ended, for clients with a key."""
 
 from __future__ import annotations
 

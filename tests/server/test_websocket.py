@@ -1,4 +1,4 @@
-"""A WebSocket says what the event stream says; several requests share it; whoever leaves is aborted."""
+"""A WebSocket carries what the event stream does; requests share it; a disconnect aborts them."""
 
 from __future__ import annotations
 

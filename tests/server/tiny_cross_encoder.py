@@ -1,4 +1,4 @@
-"""A tiny BERT with one label and a tokenizer of its own, as transformers saves them; for tests of scores."""
+"""A tiny BERT with one label and its own tokenizer, as transformers saves them; for tests of scores."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def _warnings(config: BenchConfig, target: Target) -> list[str]:
     if uncertainty > UNCERTAIN:
         found.append(
             f"the server measured its limits on a busy machine: they are at least {uncertainty:.0%} "
-            "uncertain and rather too low, shares of them too high"
+            "uncertain and probably too low, and shares of them too high"
         )
     return found
 

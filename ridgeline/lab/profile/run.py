@@ -132,7 +132,7 @@ def profile_engine(
     if uncertainty > UNCERTAIN:
         notes.append(
             f"the ceilings were measured on a busy machine: at least {uncertainty:.0%} uncertain, probably "
-            "too low; `ridgeline doctor --calibrate` on an idle one keeps them"
+            "too low; run `ridgeline doctor --calibrate` on an idle one to store better figures"
         )
     return Profile(
         model=model,

@@ -92,7 +92,7 @@ async def test_reasoning_counts_as_output_and_is_not_visible() -> None:
         await call.end(2)
 
     record = await sent_to(think)
-    assert len(record.chunk_at) == 2  # the role alone is no token
+    assert len(record.chunk_at) == 2  # a chunk with only the role has no token
     assert record.t_first == record.chunk_at[0]
     assert record.t_first_visible == record.chunk_at[1]
 

@@ -220,7 +220,7 @@ def test_a_run_too_short_to_be_steady_is_taken_whole_and_says_so() -> None:
 
 
 def test_concurrency_is_weighted_by_time_and_handing_a_slot_on_is_no_peak() -> None:
-    """Two slots for ten seconds, each handed on at the very moment it is free."""
+    """Two slots for ten seconds, each reused as soon as it is free."""
     records = [
         answered(n, at=2.0 * (n // 2), t_send=2.0 * (n // 2), t_end=2.0 * (n // 2) + 2.0) for n in range(10)
     ]

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on, and rates beside the machine's limits after it."""
+"""The display of a run's progress, and rates beside the machine's limits after it."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_a_run_whose_client_sent_late_is_invalid() -> None:
     verdict = judge(late, summarize(late, "open"), 0.2)
     assert not verdict.valid
     assert "the client sent 3 of 100 requests more than 10.0 ms late" in verdict.reasons[0]
-    once = [*good[:-1], record(0, 0.05)]  # a hiccup is no verdict
+    once = [*good[:-1], record(0, 0.05)]  # one outlier does not invalidate a run
     assert judge(once, summarize(once, "open"), 0.2).valid
 
 

@@ -63,7 +63,7 @@ def test_p99_is_given_from_a_hundred_samples_on_and_says_how_far_it_reaches() ->
     assert percentiles(np.arange(99.0))["p99"] is None
     few = percentiles(np.arange(100.0))["p99"]
     assert few is not None
-    assert (few.value, few.high) == (pytest.approx(98.01), None)  # so few bound it above by nothing
+    assert (few.value, few.high) == (pytest.approx(98.01), None)  # too few samples for an upper bound
     assert few.low == 96.0
     found = percentiles(np.arange(1000.0))["p99"]
     assert found is not None

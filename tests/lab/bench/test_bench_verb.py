@@ -19,7 +19,7 @@ from ridgeline.lab.bench.selftest import mock_server
 
 @contextmanager
 def mock_url() -> Iterator[str]:
-    """The mock server, held by another thread: the verb has a loop of its own."""
+    """The mock server in another thread: the verb has its own event loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

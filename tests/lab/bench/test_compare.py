@@ -106,7 +106,7 @@ def test_an_invalid_run_and_changed_settings_are_said_first() -> None:
         records(80, noise=2),
         invalid=("sent late <b>",),
         engine={"chunk": 256, "blocks": 2},
-        client={"load_average": [2.0]},  # the machine's hour, and nobody's setting
+        client={"load_average": [2.0]},  # a state of the machine, not a setting
     )
     found = compare(sound, side_of(late, "b"), resamples=20)
     assert found.changed == (("engine.chunk", "64", "256"), ("engine.blocks", "1", "2"))

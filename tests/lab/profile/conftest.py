@@ -13,7 +13,7 @@ from ridgeline.lab.profile.sampling import Recording
 
 @pytest.fixture(scope="session")
 def py_spy() -> None:
-    """Skips where this machine lets nobody look into processes."""
+    """Skips if this machine does not allow reading other processes."""
     process = subprocess.Popen(
         [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
     )

@@ -55,7 +55,7 @@ def test_a_bad_fit_is_refused_in_words_and_its_progress_is_told_without_a_termin
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(measure, "PHASES", PHASES)
-    monkeypatch.setattr(stored, "BAD_ERROR", -1.0)  # any fit is bad, and one with few steps is no better
+    monkeypatch.setattr(stored, "BAD_ERROR", -1.0)  # every fit is bad, also one with few steps
     good = StepTimes(
         Terms(0.01, (0.0,), (0.001,)), Terms(0.02, (0.0,), (0.001,)), errors=(TraceError("a", 9, 0, 0, 0),)
     )

@@ -1,4 +1,4 @@
-"""What a ledger comes to: the front, the winner as a file that serves, the page, the settings as written."""
+"""The output of a ledger: the front, the winner as a config file, the page, the settings as written."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_table_tells_of_every_trial(ledger: Ledger) -> None:
     assert "refused    <b>too many</b>" in text
     assert "winner: step_tokens 256" in text
     assert re.search(r"step_tokens 64 → 128 +accepted +\+1.*  better\n +ttft_ms.p90 \+.*  worse", text)
-    assert "–" in text  # nobody said what an hour costs
+    assert "–" in text  # the hourly price is unknown
 
 
 def test_settings_that_change_answers_are_told_of(tmp_path: Path) -> None:
