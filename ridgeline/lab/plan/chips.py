@@ -99,7 +99,7 @@ def comparison_lines(answers: Sequence[ChipPlan]) -> Iterator[str]:
                 answer.chip,
                 f"{plan.gpus} in {plan.replicas}",
                 plan.engine,
-                plan.way.precision,
+                plan.candidate.precision,
                 f"{number(plan.capacity)}/s",
                 "no price" if month is None else f"{month:,.0f}",
                 "–" if each is None else f"{each.mid:.3g}",

@@ -179,8 +179,8 @@ def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tig
 
 
 def parallelize(*, tp: int, pp: int, ep: int, replicas: int, reason: str) -> Step:
-    ways = [f"{name}={count}" for name, count in (("tp", tp), ("pp", pp), ("ep", ep)) if count > 1]
-    verdict = ", ".join(ways) or "no: one device a replica"
+    sizes = [f"{name}={count}" for name, count in (("tp", tp), ("pp", pp), ("ep", ep)) if count > 1]
+    verdict = ", ".join(sizes) or "no: one device a replica"
     copies = f"{replicas} replica{'s' * (replicas > 1)}"
     figures = {"tp": float(tp), "pp": float(pp), "ep": float(ep), "replicas": float(replicas)}
     return Step("parallelize?", verdict, f"{reason}; {copies} for the rate", figures, "tensor parallelism")

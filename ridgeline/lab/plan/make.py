@@ -24,7 +24,7 @@ from ridgeline.lab.plan.estimate import ROUGHLY, Estimate, Times, capacity, esti
 from ridgeline.lab.plan.plan import Plan, PlanRequest
 from ridgeline.lab.plan.refusals import check_budget, check_gpus, refuse_latency
 from ridgeline.lab.plan.residuals import Correction, corrections, read_residuals
-from ridgeline.lab.plan.search import Refused, Way
+from ridgeline.lab.plan.search import Candidate, RejectedCandidate
 from ridgeline.lab.plan.settings import EngineSettings, engine_settings
 from ridgeline.lab.plan.sharing import sharing
 from ridgeline.lab.plan.times import times_of
@@ -43,29 +43,29 @@ def make_plan(request: PlanRequest, report: Report = lambda text: None) -> Plan:
     if request.budget is not None and request.usd_per_gpu_hour is None:
         raise BadInput(f"a budget needs the hourly price of {request.chip.name}: give --gpu-price")
     report("trying precisions and splits")
-    engine, refusal, found, refused = _ways(request)
+    engine, refusal, found, refused = _candidates(request)
     demand, slo, chip = request.demand, request.slo, request.chip
-    way = search.cheapest(found, demand.rate, request.gpus_max)
-    if way is None:
+    candidate = search.cheapest(found, demand.rate, request.gpus_max)
+    if candidate is None:
         if found and demand.rate is not None:
             raise search.refuse_rate(found, demand.rate, request.gpus_max)
         raise search.refuse_all(refused, slo, request.gpus_max)
-    settings = engine_settings(request.model, way, demand, given=request.settings)
-    times = times_of(request.name, way, demand, settings.config)
+    settings = engine_settings(request.model, candidate, demand, given=request.settings)
+    times = times_of(request.name, candidate, demand, settings.config)
     report("searching one replica's capacity")
     served, at = capacity(demand, settings.limits, times, slo)
     if not served:
-        raise refuse_latency(request, way, at)
-    sized = _sized(request, way, settings, times, served, report)
+        raise refuse_latency(request, candidate, at)
+    sized = _sized(request, candidate, settings, times, served, report)
     replicas, rate, served, share = sized.replicas, sized.rate, sized.served, sized.share
     usd_per_hour = None
     if request.usd_per_gpu_hour is not None:
-        usd_per_hour = request.usd_per_gpu_hour * replicas * way.gpus
+        usd_per_hour = request.usd_per_gpu_hour * replicas * candidate.gpus
     report("counting")
     operating = max(1, round(sized.estimate.concurrency))
     return Plan(
         request=request,
-        way=way,
+        candidate=candidate,
         engine=engine,
         engine_refusal=refusal,
         settings=settings,
@@ -76,18 +76,18 @@ def make_plan(request: PlanRequest, report: Report = lambda text: None) -> Plan:
         estimate=sized.estimate,
         metrics=sized.metrics,
         corrected=sized.corrected,
-        prefill=_study(way, chip, "prefill", 1, demand, settings),
-        decode=_study(way, chip, "decode", operating, demand, settings),
-        precisions=_precisions(request, engine, way, served, rate),
+        prefill=_study(candidate, chip, "prefill", 1, demand, settings),
+        decode=_study(candidate, chip, "decode", operating, demand, settings),
+        precisions=_precisions(request, engine, candidate, served, rate),
         ideal=sharing(_profiled(request, share)),
         kept=sharing(share.traffic, cache_tokens=_cache_tokens(settings, sized.estimate)),
-        even=_even(request, way, served, share),
+        even=_even(request, candidate, served, share),
         usd_per_hour=usd_per_hour,
-        usd_per_mtok=_usd_per_mtok(request, way, settings, times, sized, report),
+        usd_per_mtok=_usd_per_mtok(request, candidate, settings, times, sized, report),
     )
 
 
-# ── which way ────────────────────────────────────────────────────────────────────────────────────────────
+# ── candidates ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _check_lengths(request: PlanRequest) -> None:
@@ -99,7 +99,7 @@ def _check_lengths(request: PlanRequest) -> None:
         )
 
 
-def _ways(request: PlanRequest) -> tuple[str, str, list[Way], list[Refused]]:
+def _candidates(request: PlanRequest) -> tuple[str, str, list[Candidate], list[RejectedCandidate]]:
     """ridgeline if it can, else vLLM's times; or the requested engine."""
     refusal = ridgeline_refusal(request.model, request.chip, request.precision, request.kv_precision)
     if request.engine not in ("auto", "ridgeline"):
@@ -118,12 +118,12 @@ def _ways(request: PlanRequest) -> tuple[str, str, list[Way], list[Refused]]:
     return "vllm", refusal, found, [*refused, *more]
 
 
-def _tried(request: PlanRequest, backend: str) -> tuple[list[Way], list[Refused]]:
+def _tried(request: PlanRequest, backend: str) -> tuple[list[Candidate], list[RejectedCandidate]]:
     """As stored, or as requested; smaller formats only if that is not enough."""
-    first: list[Way] | None = None
-    every: list[Refused] = []
+    first: list[Candidate] | None = None
+    every: list[RejectedCandidate] = []
     for precision in precisions_for(request, backend):
-        found, refused = _ways_with(request, backend, precision)
+        found, refused = _candidates_with(request, backend, precision)
         every += refused
         if search.cheapest(found, request.demand.rate, request.gpus_max) is not None:
             return found, every
@@ -131,8 +131,10 @@ def _tried(request: PlanRequest, backend: str) -> tuple[list[Way], list[Refused]
     return first or [], every
 
 
-def _ways_with(request: PlanRequest, backend: str, precision: Precision) -> tuple[list[Way], list[Refused]]:
-    return search.ways(
+def _candidates_with(
+    request: PlanRequest, backend: str, precision: Precision
+) -> tuple[list[Candidate], list[RejectedCandidate]]:
+    return search.candidates(
         request.shape,
         request.chip,
         request.demand,
@@ -161,10 +163,10 @@ def precisions_for(request: PlanRequest, backend: str) -> list[Precision]:
 
 
 def _precisions(
-    request: PlanRequest, engine: str, way: Way, served: float, rate: float
+    request: PlanRequest, engine: str, candidate: Candidate, served: float, rate: float
 ) -> tuple[PrecisionFigures, ...]:
     """Every precision by the same analytic times, scaled to the simulation of the chosen one."""
-    scale = served / way.requests_per_s
+    scale = served / candidate.requests_per_s
     asked = replace(request, precision=None)
     options = [(engine, precision) for precision in precisions_for(asked, engine)]
     if engine == "ridgeline" and request.chip.name != "cpu":  # ridgeline supports only 16 bits on GPUs
@@ -172,7 +174,7 @@ def _precisions(
     figures = []
     for backend, precision in options:
         name = str(precision) if backend == engine else f"{precision} ({backend})"
-        found, refused = _ways_with(request, backend, precision)
+        found, refused = _candidates_with(request, backend, precision)
         counted = [(math.ceil(rate / (w.requests_per_s * scale) - 1e-9) * w.gpus, w) for w in found]
         if not counted:
             figures.append(PrecisionFigures(name, None, None, None, refused[0].why if refused else ""))
@@ -199,7 +201,12 @@ class _Sized:
 
 
 def _sized(
-    request: PlanRequest, way: Way, settings: EngineSettings, times: Times, served: float, report: Report
+    request: PlanRequest,
+    candidate: Candidate,
+    settings: EngineSettings,
+    times: Times,
+    served: float,
+    report: Report,
 ) -> _Sized:
     """As many replicas as keep the limits on the whole traffic, corrected by earlier residuals.
 
@@ -212,9 +219,9 @@ def _sized(
     for _ in range(TRIES):
         rate = OPEN_RATE * served if request.demand.rate is None else request.demand.rate
         replicas = max(1, math.ceil(rate / served - 1e-9))
-        check_gpus(request, way, replicas, served)
+        check_gpus(request, candidate, replicas, served)
         share = request.demand.share(rate / replicas)
-        check_budget(request, way, replicas, served, _profile(request, share))
+        check_budget(request, candidate, replicas, served, _profile(request, share))
         report(f"simulating {replicas} replica{'s' * (replicas > 1)}")
         found = estimate(share, settings.limits, times, request.slo)
         known = {name: factors[name] for name in found.metrics if name in factors}
@@ -235,11 +242,11 @@ def _sized(
 
 
 def _study(
-    way: Way, chip: Chip, phase: Phase, batch: int, demand: Demand, settings: EngineSettings
+    candidate: Candidate, chip: Chip, phase: Phase, batch: int, demand: Demand, settings: EngineSettings
 ) -> Roofline:
     prompt = max(1, min(settings.limits.prefill_chunk, round(demand.mean_input)))
     context = 0 if phase == "prefill" else round(demand.mean_input + demand.mean_output / 2)
-    deployment = way.deployment
+    deployment = candidate.deployment
     return study(
         deployment.shape,
         chip,
@@ -258,7 +265,7 @@ def _cache_tokens(settings: EngineSettings, found: Estimate) -> float:
     return settings.limits.num_blocks * settings.limits.block_size * max(0.0, 1 - found.kv_peak)
 
 
-def _even(request: PlanRequest, way: Way, served: float, share: Demand) -> BreakEven | None:
+def _even(request: PlanRequest, candidate: Candidate, served: float, share: Demand) -> BreakEven | None:
     if request.offers is None or request.usd_per_gpu_hour is None:
         return None
     traffic = _profiled(request, share)
@@ -266,7 +273,7 @@ def _even(request: PlanRequest, way: Way, served: float, share: Demand) -> Break
         _profile(request, share),
         request.offers.typical,
         cached_share=sharing(traffic, kept_s=PROVIDER_CACHE_S).share,
-        replica_usd_per_hour=request.usd_per_gpu_hour * way.gpus,
+        replica_usd_per_hour=request.usd_per_gpu_hour * candidate.gpus,
         replica_requests_per_s=served * request.demand.requests_per_arrival,
     )
 
@@ -281,7 +288,12 @@ def _profile(request: PlanRequest, share: Demand) -> Profile:
 
 
 def _usd_per_mtok(
-    request: PlanRequest, way: Way, settings: EngineSettings, times: Times, sized: _Sized, report: Report
+    request: PlanRequest,
+    candidate: Candidate,
+    settings: EngineSettings,
+    times: Times,
+    sized: _Sized,
+    report: Report,
 ) -> Interval | None:
     """Over the month, idle hours included; the ends come from the fastest and slowest step times. Without a
     rate each end uses one replica; infinite if none keeps the limits.
@@ -290,7 +302,7 @@ def _usd_per_mtok(
         return None
     month = _profile(request, sized.share).month()
     mtok = (month.input_tokens + month.output_tokens) / 1e6
-    replica = request.usd_per_gpu_hour * way.gpus * HOURS_PER_MONTH / mtok
+    replica = request.usd_per_gpu_hour * candidate.gpus * HOURS_PER_MONTH / mtok
 
     def usd(factor: float) -> float:
         steps = replace(times, steps=times.steps.scaled(factor))

@@ -18,7 +18,7 @@ from ridgeline.lab.plan.demand import Budget, Demand
 from ridgeline.lab.plan.estimate import Estimate, Times, verdict
 from ridgeline.lab.plan.prices import Offers
 from ridgeline.lab.plan.residuals import Correction
-from ridgeline.lab.plan.search import Way
+from ridgeline.lab.plan.search import Candidate
 from ridgeline.lab.plan.settings import EngineSettings, model_setting
 from ridgeline.lab.plan.sharing import Sharing
 from ridgeline.lab.prediction import Interval
@@ -65,7 +65,7 @@ class PlanRequest:
 @dataclass(frozen=True, slots=True)
 class Plan:
     request: PlanRequest
-    way: Way
+    candidate: Candidate
     engine: str
     engine_refusal: str  # why it is not ridgeline; empty if it is
     settings: EngineSettings
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        return self.replicas * self.way.gpus
+        return self.replicas * self.candidate.gpus
 
     @property
     def rate(self) -> float:
@@ -112,7 +112,7 @@ class Plan:
             found.append(f"{', '.join(missed)} would be missed, even with fewer requests per replica")
         if self.method == "analytic":
             unlike_any = unlike(
-                self.way.deployment,
+                self.candidate.deployment,
                 max(1.0, self.estimate.concurrency),
                 max(1, round(self.share.mean_input)),
                 max(1, round(self.share.mean_output)),
@@ -129,7 +129,7 @@ class Plan:
             found.append(f"{self.settings.config.model} has no weights: plan.toml needs a model with weights")
         if self.engine != "ridgeline":
             found.append(f"the simulated scheduler is ridgeline's; {self.engine} has its own")
-            kept, stored = self.way.precision, str(self.request.shape.stored)
+            kept, stored = self.candidate.precision, str(self.request.shape.stored)
             if kept != stored and (kept != "fp8" or self.engine == "trtllm"):
                 found.append(
                     f"{self.request.name} is stored in {stored}: {self.engine} needs a checkpoint "

@@ -12,38 +12,38 @@ from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import CPU
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, Profile
 from ridgeline.lab.plan.plan import PlanRequest
-from ridgeline.lab.plan.search import Way
+from ridgeline.lab.plan.search import Candidate
 
 
-def refuse_latency(request: PlanRequest, way: Way, at: dict[str, float]) -> Infeasible:
+def refuse_latency(request: PlanRequest, candidate: Candidate, at: dict[str, float]) -> Infeasible:
     """at: the limits' metrics with minimal traffic."""
     worst = max(request.slo.limits, key=lambda limit: at[limit.key] / limit.ms)
     reached = at[worst.key]
     if math.isinf(reached):
-        return _refuse_longest(request, way)
+        return _refuse_longest(request, candidate)
     return Infeasible(
-        f"{worst} cannot be met on {request.chip.name} with tp={way.deployment.tp}, even with minimal "
+        f"{worst} cannot be met on {request.chip.name} with tp={candidate.deployment.tp}, even with minimal "
         f"traffic: its requests reach {grouped(reached)} ms without queueing. Nearest: "
         f"{worst.metric}_p{worst.percentile}={math.ceil(reached):.0f}ms, shorter prompts, or faster hardware"
     )
 
 
-def _refuse_longest(request: PlanRequest, way: Way) -> Infeasible:
+def _refuse_longest(request: PlanRequest, candidate: Candidate) -> Infeasible:
     """Requests are refused with an empty queue: they do not fit even an empty cache."""
-    room = max(0, way.memory.kv_room) // max(1, way.memory.kv_per_token)
+    room = max(0, candidate.memory.kv_room) // max(1, candidate.memory.kv_per_token)
     return Infeasible(
         f"the longest request has {request.demand.longest:,} tokens, and the cache of one replica "
-        f"({request.chip.name}, {way.precision}, tp={way.deployment.tp}) has room for about {room:,}: such "
-        f"requests would be refused. Nearest: --max-context {room} cuts prompts to it, a smaller "
-        "--kv-precision, or hardware with more memory"
+        f"({request.chip.name}, {candidate.precision}, tp={candidate.deployment.tp}) has room for about "
+        f"{room:,}: such requests would be refused. Nearest: --max-context {room} cuts prompts to it, a "
+        "smaller --kv-precision, or hardware with more memory"
     )
 
 
-def check_gpus(request: PlanRequest, way: Way, replicas: int, served: float) -> None:
-    needed = replicas * way.gpus
+def check_gpus(request: PlanRequest, candidate: Candidate, replicas: int, served: float) -> None:
+    needed = replicas * candidate.gpus
     if needed <= request.gpus_max:
         return
-    most = request.gpus_max // way.gpus
+    most = request.gpus_max // candidate.gpus
     if request.chip.name == CPU:
         raise Infeasible(
             f"{request.demand.rate:g} arrivals/s are more than this machine serves within {request.slo}: "
@@ -56,12 +56,14 @@ def check_gpus(request: PlanRequest, way: Way, replicas: int, served: float) -> 
     )
 
 
-def check_budget(request: PlanRequest, way: Way, replicas: int, served: float, profile: Profile) -> None:
+def check_budget(
+    request: PlanRequest, candidate: Candidate, replicas: int, served: float, profile: Profile
+) -> None:
     if request.budget is None or request.usd_per_gpu_hour is None:
         return
     month = profile.month()
     allowed = request.budget.usd_month(month.input_tokens + month.output_tokens, month.requests)
-    each = request.usd_per_gpu_hour * way.gpus * HOURS_PER_MONTH
+    each = request.usd_per_gpu_hour * candidate.gpus * HOURS_PER_MONTH
     needed = replicas * each
     if needed <= allowed:
         return
@@ -71,7 +73,7 @@ def check_budget(request: PlanRequest, way: Way, replicas: int, served: float, p
     enough = request.budget.usd * needed / allowed
     enough = math.ceil(enough) if enough > 100 else math.ceil(enough * 1e6) / 1e6
     raise Infeasible(
-        f"{replicas * way.gpus} {request.chip.name} cost ${needed:,.0f} a month, and the budget "
+        f"{replicas * candidate.gpus} {request.chip.name} cost ${needed:,.0f} a month, and the budget "
         f"({request.budget}) allows ${allowed:,.0f}: within {request.slo} one replica of ${each:,.0f} "
         f"serves {served:.3g} arrivals/s. Nearest: {nearest}--budget '${enough:.10g}/{per}'"
     )

@@ -29,7 +29,7 @@ TP_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Candidate:
     """One way to run a replica, and its performance at the largest allowed batch."""
 
     deployment: Deployment
@@ -53,8 +53,8 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """An infeasible way, and by how much: `kind` orders them from far to near."""
+class RejectedCandidate:
+    """An infeasible candidate, and by how much: `kind` orders them from far to near."""
 
     deployment: Deployment
     kind: str  # "memory", "tpot" or "ttft"
@@ -63,7 +63,7 @@ class Refused:
     needed: int | None = None  # chips with enough memory; None: no number suffices
 
 
-def ways(
+def candidates(
     shape: ModelShape,
     chip: Chip,
     demand: Demand,
@@ -74,10 +74,10 @@ def ways(
     kv_precision: str,
     gpus_max: int,
     max_batch: int = MAX_BATCH,
-) -> tuple[list[Way], list[Refused]]:
-    """Every way within `gpus_max` chips, and the infeasible ones with the reason."""
-    found: list[Way] = []
-    refused: list[Refused] = []
+) -> tuple[list[Candidate], list[RejectedCandidate]]:
+    """Every candidate within `gpus_max` chips, and the infeasible ones with the reason."""
+    found: list[Candidate] = []
+    refused: list[RejectedCandidate] = []
     for precision in precisions:
         for tp, pp in splits(shape, chip, backend, gpus_max):
             outcome = consider(
@@ -88,19 +88,21 @@ def ways(
                 slo,
                 max_batch,
             )
-            if isinstance(outcome, Way):
+            if isinstance(outcome, Candidate):
                 found.append(outcome)
             else:
                 refused.append(outcome)
     return found, refused
 
 
-def consider(deployment: Deployment, demand: Demand, slo: Slo, max_batch: int = MAX_BATCH) -> Way | Refused:
+def consider(
+    deployment: Deployment, demand: Demand, slo: Slo, max_batch: int = MAX_BATCH
+) -> Candidate | RejectedCandidate:
     """The largest batch of a deployment that memory and the service level allow."""
     memory = _memory(deployment, demand, deployment.tp, deployment.pp)
     if memory.requests_that_fit < 1:
         why = memory_reason(deployment, memory)
-        return Refused(deployment, "memory", why, needed=_fewest_chips(deployment, demand))
+        return RejectedCandidate(deployment, "memory", why, needed=_fewest_chips(deployment, demand))
     isl, osl = max(1, round(demand.mean_input)), max(1, round(demand.mean_output))
     bounds = slo.bounds_ms()
     tpot_limit = bounds.get("tpot_ms", math.inf) / 1e3
@@ -108,31 +110,39 @@ def consider(deployment: Deployment, demand: Demand, slo: Slo, max_batch: int = 
 
     alone_tpot = predict_tpot(deployment, 1, isl, osl)
     if alone_tpot.mid > tpot_limit:
-        return Refused(deployment, "tpot", tpot_reason(deployment, alone_tpot), alone_tpot.mid)
+        return RejectedCandidate(deployment, "tpot", tpot_reason(deployment, alone_tpot), alone_tpot.mid)
     alone_ttft = predict_ttft(deployment, 1, isl, osl)
     if alone_ttft.mid > ttft_limit:
-        return Refused(deployment, "ttft", ttft_reason(deployment, alone_ttft, isl), alone_ttft.mid)
+        return RejectedCandidate(deployment, "ttft", ttft_reason(deployment, alone_ttft, isl), alone_ttft.mid)
     most = min(max_batch, memory.requests_that_fit)
     batch = _largest(most, lambda size: predict_tpot(deployment, size, isl, osl).mid <= tpot_limit)
     bound = "tpot" if batch < most else "memory" if most < max_batch else "batch cap"
     tpot, ttft = predict_tpot(deployment, batch, isl, osl), predict_ttft(deployment, batch, isl, osl)
     took = ttft.mid + (osl - 1) * tpot.mid
-    return Way(deployment, memory, batch, bound, tpot, ttft, batch / took)
+    return Candidate(deployment, memory, batch, bound, tpot, ttft, batch / took)
 
 
-def cheapest(found: Sequence[Way], rate: float | None, gpus_max: int) -> Way | None:
+def cheapest(found: Sequence[Candidate], rate: float | None, gpus_max: int) -> Candidate | None:
     """Fewest GPUs for the rate; without a rate, most requests per GPU. Ties: the faster one."""
     if rate is None:
-        return max(found, key=lambda way: (way.requests_per_s / way.gpus, -way.tpot.mid), default=None)
-    within = [way for way in found if way.replicas(rate) * way.gpus <= gpus_max]
-    return min(within, key=lambda way: (way.replicas(rate) * way.gpus, way.tpot.mid), default=None)
+        return max(
+            found,
+            key=lambda candidate: (candidate.requests_per_s / candidate.gpus, -candidate.tpot.mid),
+            default=None,
+        )
+    within = [candidate for candidate in found if candidate.replicas(rate) * candidate.gpus <= gpus_max]
+    return min(
+        within,
+        key=lambda candidate: (candidate.replicas(rate) * candidate.gpus, candidate.tpot.mid),
+        default=None,
+    )
 
 
-def refuse_rate(found: Sequence[Way], rate: float, gpus_max: int) -> Infeasible:
-    """No way has enough GPUs for the rate: report the feasible rate and the needed GPUs."""
-    best = max(found, key=lambda way: (gpus_max // way.gpus) * way.requests_per_s)
+def refuse_rate(found: Sequence[Candidate], rate: float, gpus_max: int) -> Infeasible:
+    """No candidate has enough GPUs for the rate: report the feasible rate and the needed GPUs."""
+    best = max(found, key=lambda candidate: (gpus_max // candidate.gpus) * candidate.requests_per_s)
     served = HEADROOM * (gpus_max // best.gpus) * best.requests_per_s
-    needed = min(way.replicas(rate) * way.gpus for way in found)
+    needed = min(candidate.replicas(rate) * candidate.gpus for candidate in found)
     if best.deployment.chip.name == CPU:
         return Infeasible(
             f"{rate:g} requests/s are more than this machine serves: {served:.3g} requests/s "
@@ -147,8 +157,8 @@ def refuse_rate(found: Sequence[Way], rate: float, gpus_max: int) -> Infeasible:
     )
 
 
-def refuse_all(refused: Sequence[Refused], slo: Slo, gpus_max: int) -> Infeasible:
-    """No way is feasible: report the nearest one's constraint, and the limit it would keep."""
+def refuse_all(refused: Sequence[RejectedCandidate], slo: Slo, gpus_max: int) -> Infeasible:
+    """No candidate is feasible: report the nearest one's constraint, and the limit it would keep."""
     near = [r for r in refused if r.kind == "ttft"] or [r for r in refused if r.kind == "tpot"]
     if near:
         best = min(near, key=lambda r: r.best_s)
@@ -244,7 +254,7 @@ def _largest(most: int, is_allowed: Callable[[int], bool]) -> int:
 
 
 def _how(deployment: Deployment) -> str:
-    ways = [
+    candidates = [
         f"{name}={getattr(deployment, name)}" for name in ("tp", "pp", "ep") if getattr(deployment, name) > 1
     ]
-    return ", ".join([str(deployment.kept), *(ways or ["tp=1"])])
+    return ", ".join([str(deployment.kept), *(candidates or ["tp=1"])])

@@ -17,7 +17,7 @@ from ridgeline.engine.limits.calibration import DEFAULT_STEP_TOKENS, load_calibr
 from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.plan.demand import Demand
-from ridgeline.lab.plan.search import Way
+from ridgeline.lab.plan.search import Candidate
 from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import find_known
 from ridgeline.options import build, options_of, read_file
@@ -43,28 +43,28 @@ class EngineSettings:
 
 
 def engine_settings(
-    model: str, way: Way, demand: Demand, *, given: dict[str, Any] | None = None
+    model: str, candidate: Candidate, demand: Demand, *, given: dict[str, Any] | None = None
 ) -> EngineSettings:
     """given: the user's settings; they take precedence, and the plan uses them."""
-    deployment, given = way.deployment, given or {}
+    deployment, given = candidate.deployment, given or {}
     is_cpu = deployment.chip.name == "cpu"
     values: dict[str, Any] = {"model": model_setting(model)}
-    reasons = {"model": f"{deployment.shape.parameters / 1e9:.3g} billion parameters, {way.precision}"}
+    reasons = {"model": f"{deployment.shape.parameters / 1e9:.3g} billion parameters, {candidate.precision}"}
 
     def decide(key: str, value: Any, reason: str) -> None:
         values[key], reasons[key] = value, reason
 
-    if is_cpu and str(deployment.kept) != str(deployment.shape.stored) and way.precision in WEIGHTS:
-        decide("weights", WEIGHTS[way.precision], "the precision that was planned with")
+    if is_cpu and str(deployment.kept) != str(deployment.shape.stored) and candidate.precision in WEIGHTS:
+        decide("weights", WEIGHTS[candidate.precision], "the precision that was planned with")
     if is_cpu and deployment.kv_precision != "bfloat16":
         decide("kv_dtype", deployment.kv_precision, "the precision that was planned with")
     step_tokens, chunk, why = _step_sizes(deployment, is_cpu)
     decide("step_tokens", step_tokens, why)
     decide("prefill_chunk", chunk, why)
     most = CPU_RUNNING if is_cpu else GPU_RUNNING
-    running = min(most, way.memory.requests_that_fit)
+    running = min(most, candidate.memory.requests_that_fit)
     decide("max_running", running, "the engine's own" if running == most else "more would not fit memory")
-    room = max(0, way.memory.kv_room) // max(1, way.memory.kv_per_token)
+    room = max(0, candidate.memory.kv_room) // max(1, candidate.memory.kv_per_token)
     if is_cpu:
         wanted = max(LEAST_KV_TOKENS, running * demand.longest)
         kv_tokens = _in_blocks(min(wanted, room // 2))

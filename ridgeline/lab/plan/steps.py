@@ -33,7 +33,7 @@ def prefill_s_per_token(plan: Plan) -> float:
 
 def ridge_batch(plan: Plan) -> float:
     """Batch size at which a decode step's arithmetic takes as long as reading its weights."""
-    deployment = plan.way.deployment
+    deployment = plan.candidate.deployment
     shape, batch = deployment.shape, max(1, round(plan.estimate.concurrency))
     read = shape.weight_bytes_read(deployment.kept, batch)
     context = round(plan.share.mean_input + plan.share.mean_output / 2)
@@ -47,14 +47,16 @@ def _no_comparison(plan: Plan) -> str:
 
 
 def _smallest(plan: Plan) -> Step:
-    deployment, memory = plan.way.deployment, plan.way.memory
+    deployment, memory = plan.candidate.deployment, plan.candidate.memory
     shape, chip = deployment.shape, deployment.chip
     per_parameter = shape.weight_bytes(deployment.kept) / shape.parameters
-    room = chip.memory_bytes - memory.reserve - memory.activations - plan.way.batch * memory.kv_per_request
+    room = (
+        chip.memory_bytes - memory.reserve - memory.activations - plan.candidate.batch * memory.kv_per_request
+    )
     return decide.smallest_model(
         parameters=shape.parameters,
         active=shape.active_parameters,
-        gpus=plan.way.gpus,
+        gpus=plan.candidate.gpus,
         decode_floor_ms=1e3 * shape.weight_bytes_read(deployment.kept, 1) / deployment.tp / chip.bytes_per_s,
         one_gpu_parameters=max(0.0, room / per_parameter),
     )
@@ -62,8 +64,8 @@ def _smallest(plan: Plan) -> Step:
 
 def _quantize(plan: Plan) -> Step:
     figures = {found.precision: found for found in plan.precisions}
-    unknown = PrecisionFigures(plan.way.precision, plan.gpus, None, plan.capacity / plan.way.gpus)
-    chosen = figures.get(plan.way.precision, unknown)
+    unknown = PrecisionFigures(plan.candidate.precision, plan.gpus, None, plan.capacity / plan.candidate.gpus)
+    chosen = figures.get(plan.candidate.precision, unknown)
     stored = plan.precisions[0] if plan.precisions else unknown
     others = tuple(found for found in plan.precisions if found not in (chosen, stored))
     return decide.quantize(stored, chosen, others)
@@ -82,7 +84,7 @@ def _speculate(plan: Plan) -> Step:
 
 def _parallelize(plan: Plan) -> Step:
     """The rule's reason if the search found the same split; otherwise that it costs least."""
-    deployment, demand = plan.way.deployment, plan.share
+    deployment, demand = plan.candidate.deployment, plan.share
     reason = ""
     try:
         choice = choose_parallel(
@@ -99,11 +101,11 @@ def _parallelize(plan: Plan) -> Step:
         if (choice.tp, choice.pp) == (deployment.tp, deployment.pp):
             reason = choice.reason
     except LabError:
-        pass  # the search found a way; the rule's refusal does not matter
+        pass  # the search found a candidate; the rule's refusal does not matter
     if not reason:
         reason = (
             f"of the splits within the service level this one takes the fewest GPUs, with "
-            f"{plan.way.batch} requests at once, bound by {plan.way.bound}"
+            f"{plan.candidate.batch} requests at once, bound by {plan.candidate.bound}"
         )
     return decide.parallelize(
         tp=deployment.tp, pp=deployment.pp, ep=deployment.ep, replicas=plan.replicas, reason=reason
@@ -119,7 +121,7 @@ def _disaggregate(plan: Plan) -> Step:
         parameters=plan.request.shape.parameters,
         input_per_output=demand.mean_input / demand.mean_output,
         gpus=plan.gpus,
-        replica_gpus=plan.way.gpus,
+        replica_gpus=plan.candidate.gpus,
         link_bytes_per_s=_replica_link(plan),
         engine_can=plan.engine != "ridgeline",
     )
@@ -128,4 +130,6 @@ def _disaggregate(plan: Plan) -> Step:
 def _replica_link(plan: Plan) -> float | None:
     """Between two replicas: within a node if both fit one, else between nodes."""
     chip = plan.request.chip
-    return chip.link_bytes_per_s if 2 * plan.way.gpus <= chip.link_domain else chip.internode_bytes_per_s
+    return (
+        chip.link_bytes_per_s if 2 * plan.candidate.gpus <= chip.link_domain else chip.internode_bytes_per_s
+    )

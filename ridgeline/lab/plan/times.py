@@ -16,7 +16,7 @@ from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.perfmodel.stored import kept_times, settings_of
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.estimate import Times
-from ridgeline.lab.plan.search import Way
+from ridgeline.lab.plan.search import Candidate
 from ridgeline.lab.simulate import FrontTimes
 
 # Minimum spread of whole runs: the steps of nine replays within 15 minutes of their fit took 3 to 13 %
@@ -28,8 +28,8 @@ UNSTEADY = 0.15  # changes of speed or load above this share are reported
 OVERLAPPED_STEPS = 1  # a GPU engine launches a step before the previous one is read
 
 
-def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Times:
-    deployment = way.deployment
+def times_of(model: str, candidate: Candidate, demand: Demand, config: EngineConfig) -> Times:
+    deployment = candidate.deployment
     lookahead = 0 if deployment.chip.name == "cpu" else OVERLAPPED_STEPS
     kept = None
     if deployment.backend == "ridgeline":
@@ -40,12 +40,12 @@ def times_of(model: str, way: Way, demand: Demand, config: EngineConfig) -> Time
         low, high, caveats = fitted_range(steps, datetime.now(UTC), load)
         return Times(steps, front, low, high, lookahead, caveats=caveats)
     isl, osl = max(1, round(demand.mean_input)), max(1, round(demand.mean_output))
-    known = predict_tpot(deployment, way.batch, isl, osl)
+    known = predict_tpot(deployment, candidate.batch, isl, osl)
     steps = analytic_times(deployment)
     # Half of it before the engine, the other half after it, equally for every chunk.
     half = engine_constants(deployment).first_s / 2
     front = FrontTimes(request_s=half, first_s=half, chunk_s=half)
-    first = predict_ttft(deployment, way.batch, isl, osl)
+    first = predict_ttft(deployment, candidate.batch, isl, osl)
     return Times(
         steps,
         front,

@@ -57,7 +57,7 @@ def _tiles(plan: Plan) -> Html:
             replica_count(plan.replicas),
             "GPUs = replicas · tp · pp",
         ),
-        (plan.engine, f"weights in {plan.way.precision}", plan.engine_refusal),
+        (plan.engine, f"weights in {plan.candidate.precision}", plan.engine_refusal),
         (
             f"{number(plan.capacity)}/s",
             "arrivals one replica serves",
@@ -101,7 +101,7 @@ def _predicted(plan: Plan) -> Iterator[Html]:
 
 
 def _rooflines(plan: Plan) -> Iterator[Html]:
-    deployment = plan.way.deployment
+    deployment = plan.candidate.deployment
     yield heading(
         "Roofline",
         "Work per byte against what the chip can do: left of the ridge memory binds, right of it arithmetic.",
@@ -118,7 +118,7 @@ def _rooflines(plan: Plan) -> Iterator[Html]:
 
 
 def _roof_chart(plan: Plan, flops: float) -> str:
-    chip = plan.way.deployment.chip
+    chip = plan.candidate.deployment.chip
     points = [point for found in (plan.prefill, plan.decode) for point in found.points if point.intensity > 0]
     lowest = min([point.intensity for point in points] + [1.0]) / 2
     highest = max([point.intensity for point in points] + [2 * flops / chip.bytes_per_s]) * 2
@@ -157,7 +157,7 @@ def _operators(phase: str, found: Roofline) -> Points:
 
 
 def _memory(plan: Plan) -> Iterator[Html]:
-    yield heading(f"Memory of each device ({plan.way.memory.memory / 1e9:.0f} GB)")
+    yield heading(f"Memory of each device ({plan.candidate.memory.memory / 1e9:.0f} GB)")
     yield table(["", "", ""], [[row[0], row[1], Cell(row[2], look="words")] for row in memory_rows(plan)])
 
 

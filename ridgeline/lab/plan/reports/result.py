@@ -71,14 +71,16 @@ def commands(plan: Plan, folder: Path) -> list[tuple[str, str]]:
     """(description, command), in order."""
     serve = f"ridgeline serve --config {shlex.quote(str(folder / CONFIG))}"
     if plan.engine != "ridgeline":
-        deployment = plan.way.deployment
+        deployment = plan.candidate.deployment
         serve = other_command(
             plan.engine,
             plan.request.name if plan.request.model.endswith(".json") else plan.request.model,
             tp=deployment.tp,
             pp=deployment.pp,
             ep=deployment.ep,
-            precision="" if plan.way.precision == str(plan.request.shape.stored) else plan.way.precision,
+            precision=""
+            if plan.candidate.precision == str(plan.request.shape.stored)
+            else plan.candidate.precision,
             kv_precision=deployment.kv_precision,
             max_running=plan.settings.limits.max_running,
         )

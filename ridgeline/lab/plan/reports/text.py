@@ -58,7 +58,9 @@ def _answer(plan: Plan) -> Iterator[str]:
             f"({mtok_range(plan)}; {_few(demand.mean_input / demand.mean_output)} of them input for each "
             "output)"
         )
-    yield from _wrapped(f"ANSWER  {chips} as {many}, {plan.engine}, weights in {plan.way.precision}{cost}")
+    yield from _wrapped(
+        f"ANSWER  {chips} as {many}, {plan.engine}, weights in {plan.candidate.precision}{cost}"
+    )
     yield from _wrapped(
         f"One replica serves up to {number(plan.capacity)} arrivals/s within the service level; here it gets "
         f"{number(demand.rate or 0)}, {_few(plan.estimate.concurrency)} requests at once, a step under way "
@@ -137,7 +139,7 @@ def roofline_rows(found: Roofline) -> list[list[str]]:
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    memory = plan.way.memory
+    memory = plan.candidate.memory
     where = "this machine (free now)" if plan.request.chip.name == "cpu" else "each GPU"
     yield from _headed(f"Memory of {where}: {memory.memory / 1e9:.0f} GB")
     yield from columns(memory_rows(plan), left=(0,))
@@ -155,12 +157,12 @@ def mtok_range(plan: Plan) -> str:
 
 
 def memory_rows(plan: Plan) -> list[list[str]]:
-    memory = plan.way.memory
+    memory = plan.candidate.memory
     return [
         [
             "weights",
             _gb(memory.weights),
-            f"{plan.way.precision}, at least {memory.gpus_needed} to hold the model",
+            f"{plan.candidate.precision}, at least {memory.gpus_needed} to hold the model",
         ],
         ["activations", _gb(memory.activations), ""],
         ["reserve", _gb(memory.reserve), "for driver, graphs, fragments; other programs"],
@@ -205,7 +207,7 @@ def _costs(plan: Plan) -> Iterator[str]:
 def cost_rows(plan: Plan) -> list[list[str]]:
     even, users = plan.even, plan.request.users
     assert even is not None
-    ways = [
+    candidates = [
         ("hosted", even.hosted),
         ("hosted, without its cache discount", even.hosted_no_cache),
         ("hosted, all as batches", even.hosted_batch),
@@ -213,7 +215,7 @@ def cost_rows(plan: Plan) -> list[list[str]]:
         ("own, scaled by the hour", even.own_scaled),
     ]
     rows = [["", "a month", "a request", "per Mtok", *(["a user and month"] if users else [])]]
-    for name, costs in ways:
+    for name, costs in candidates:
         if costs is None or (costs is even.hosted_no_cache and costs == even.hosted):
             continue
         row = [name, f"${costs.usd_month:,.0f}", f"${costs.per_request:.3g}", f"${costs.per_mtok:.3g}"]
