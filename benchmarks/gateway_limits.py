@@ -403,7 +403,7 @@ async def measure_cost() -> dict[str, float]:
         asked = [id, 0, 500, 1000, 30_000, 500, 1000, 0, *limits, *limits, 1, 1, 300_000]
         answer = await reserve(keys=keys, args=asked)
         at = [int(number) for number in answer.split()][1]
-        await settle(keys=[f"cost:settled:{id}", *keys], args=[id, 0, at, -100, 800, 0, "tlm", "tlm"])
+        await settle(keys=[f"cost:settled:{id}", *keys], args=[id, 0, at, at, -100, 800, 0, "tlm", "tlm"])
 
     nothing = await cpu_us(lambda: asyncio.sleep(0), 2000, 32)
     result = {

@@ -13,15 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ridgeline.gateway.accounting.config import PricesConfig
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.options import OptionError
 
+if TYPE_CHECKING:  # an extra of the gateway
+    from genai_prices.types import Provider, TieredPrices
+
 PUSD_PER_USD = 10**12
 _MOST_CACHED = 4096  # clients may name models freely where a target is upstream/*
 _TABLE_HOLDS_S = 60.0  # some providers charge by the hour of the day
+# US dollars by the names that genai-prices has for units
+PricesByUnit: TypeAlias = "dict[str, Decimal | TieredPrices | None]"
 
 
 class PricedModel(Protocol):
@@ -218,7 +223,7 @@ def _gpu_prices(upstream: PricedUpstream, config: PricesConfig) -> TokenPrices |
 # ---- genai-prices ----
 
 
-def _provider(upstream: PricedUpstream, config: PricesConfig) -> Any | None:
+def _provider(upstream: PricedUpstream, config: PricesConfig) -> Provider | None:
     """The table's provider of an upstream: by the name given, or by its address. None: not a hosted one."""
     if not config.table or upstream.kind == "ridgeline":
         return None
@@ -242,7 +247,7 @@ def _provider(upstream: PricedUpstream, config: PricesConfig) -> Any | None:
     return next((one for one in providers if re.match(one.api_pattern, upstream.url)), None)
 
 
-def _table_prices(provider: Any | None, model: str) -> TokenPrices | None:
+def _table_prices(provider: Provider | None, model: str) -> TokenPrices | None:
     if provider is None:
         return None
     from genai_prices.data import providers
@@ -265,20 +270,22 @@ def _table_prices(provider: Any | None, model: str) -> TokenPrices | None:
     )
 
 
-def _flat(prices: dict[str, Any], key: str) -> int | None:
+def _flat(prices: PricesByUnit, key: str) -> int | None:
     """A price without tiers; of one with them, the first."""
     value = prices.get(key)
-    return None if value is None else _per_token(getattr(value, "base", value))
+    if value is None:
+        return None
+    return _per_token(value if isinstance(value, Decimal) else value.base)
 
 
-def _at(prices: dict[str, Any], start: int | None) -> TokenPrices:
+def _at(prices: PricesByUnit, start: int | None) -> TokenPrices:
     """The prices for prompts longer than `start`; of all others for None."""
 
     def price(key: str, otherwise: int) -> int:
         value = prices.get(key)
         if value is None:
             return otherwise
-        if not hasattr(value, "base"):
+        if isinstance(value, Decimal):
             return _per_token(value)
         reached = [tier.price for tier in value.tiers if start is not None and tier.start <= start]
         return _per_token(reached[-1] if reached else value.base)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -53,7 +52,7 @@ def usage_routes(reader: LedgerReader) -> Sequence[BaseRoute]:
     ]
 
 
-def report_of(by: tuple[str, ...], lines: list[UsageLine], waiting: int) -> dict[str, Any]:
+def report_of(by: tuple[str, ...], lines: list[UsageLine], waiting: int) -> dict[str, object]:
     """As JSON has it, here and in `ridgeline gateway usage --json`."""
     return {
         "object": "usage",

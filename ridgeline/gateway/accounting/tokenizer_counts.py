@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -72,7 +72,7 @@ def _counted_field(name: str, value: bytes) -> Iterator[str | int]:
     return _counted(msgspec.json.decode(value))
 
 
-def _counted(value: Any, name: str = "") -> Iterator[str | int]:
+def _counted(value: object, name: str = "") -> Iterator[str | int]:
     """Texts of a prompt, and tokens of what is no text."""
     if isinstance(value, str):
         if name in _BLOBS:

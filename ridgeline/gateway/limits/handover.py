@@ -3,7 +3,7 @@
 A reload or a roll must not give tenants a fresh minute. The old worker connects to the new one's socket and
 sends its counts and open reservations; from then on it asks the new worker, so that both count in one place
 while the old one answers what it still has. The socket lies in the state directory, which is its owner's
-alone; messages are pickled with their length before them.
+alone.
 """
 
 from __future__ import annotations
@@ -11,21 +11,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import pickle
-import struct
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ridgeline.gateway.errors import GatewayError
-from ridgeline.gateway.limits.counts import Counts
+from ridgeline.gateway.limits.handover_messages import (
+    Admit,
+    Adopt,
+    Bye,
+    Call,
+    HoldCost,
+    Reply,
+    Reserve,
+    ReserveBackground,
+    Settle,
+    Take,
+    Taking,
+    read,
+    written,
+)
 from ridgeline.gateway.limits.limiter import Reservation, Subject
 from ridgeline.gateway.limits.memory import MemoryLimiter
 
 ASK_S = 2.0  # for the new worker to answer, beside its wait for the ledger; then the old one counts by itself
 MOST_SUBJECTS = 3  # key, team and model: the ledger may be asked for each
-_HEAD = struct.Struct("<I")
 
 log = logging.getLogger("ridgeline.gateway")
 
@@ -53,7 +62,7 @@ class HandoverLimiter:
     async def admit(
         self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
     ) -> Reservation:
-        return await self._take("admit", (subjects, when_unknown), {"costs": costs}, None)
+        return await self._take(Admit(subjects, when_unknown, costs), None)
 
     async def reserve(
         self,
@@ -63,19 +72,22 @@ class HandoverLimiter:
         when_unknown: str = "closed",
         admitted: Reservation | None = None,
     ) -> Reservation:
-        return await self._take("reserve", (subjects, tokens, cost_pusd, when_unknown), {}, admitted)
+        return await self._take(Reserve(subjects, tokens, cost_pusd, when_unknown), admitted)
 
     async def reserve_background(
         self, id: str, subjects: Sequence[Subject], tokens: int, cost_pusd: int, when_unknown: str = "closed"
     ) -> Reservation:
-        args = (id, subjects, tokens, cost_pusd, when_unknown)
-        return await self._take("reserve_background", args, {}, None)
+        return await self._take(ReserveBackground(id, subjects, tokens, cost_pusd, when_unknown), None)
 
     async def hold(self, reservation: Reservation, cost_pusd: int) -> int | None:
-        if self._successor is None:
-            return await self._local.hold(reservation, cost_pusd)
-        room: int | None = await self._ask_successor("hold", (_copy(reservation), cost_pusd), {}, None)
-        return room
+        successor = self._successor
+        if successor is not None:
+            try:
+                async with self._deadline():
+                    return await successor.hold(reservation, cost_pusd)
+            except (OSError, EOFError, TimeoutError):
+                self._give_up(successor)
+        return await self._local.hold(reservation, cost_pusd)
 
     def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
         self._open.pop(reservation.id, None)
@@ -96,41 +108,38 @@ class HandoverLimiter:
             self._successor.close()
         await self._local.close()
 
-    async def _take(
-        self, method: str, args: tuple[Any, ...], options: dict[str, Any], admitted: Reservation | None
-    ) -> Reservation:
+    async def _take(self, taking: Taking, admitted: Reservation | None) -> Reservation:
         reservation: Reservation | None = None
         if self._successor is None:
-            own = options if admitted is None else {**options, "admitted": admitted}
-            reservation = await getattr(self._local, method)(*args, **own)
-            assert reservation is not None
+            reservation = await taking.at(self._local, admitted)
             if self._successor is not None:  # handed over while it waited for the ledger
                 self._local.settle(reservation, 0, 0)
                 reservation = None
         if reservation is None:
-            reservation = await self._ask_successor(method, args, options, admitted)
+            reservation = await self._take_there(taking, admitted)
         if admitted is not None:
             self._open.pop(admitted.id, None)
         if reservation.subjects and not reservation.is_background:
             self._open[reservation.id] = reservation
         return reservation
 
-    async def _ask_successor(
-        self, method: str, args: tuple[Any, ...], options: dict[str, Any], admitted: Reservation | None
-    ) -> Any:
+    async def _take_there(self, taking: Taking, admitted: Reservation | None) -> Reservation:
         successor = self._successor
         assert successor is not None
-        call = (method, args, options, None if admitted is None else admitted.id)
         try:
-            async with asyncio.timeout(ASK_S + MOST_SUBJECTS * self._local.seed_timeout_s):
-                return await successor.ask(call)
+            async with self._deadline():
+                return await successor.take(taking, None if admitted is None else admitted.id)
         except (OSError, EOFError, TimeoutError):
-            log.warning("the worker that took over the limits does not answer; this one counts by itself")
-            successor.close()
-            self._successor = None
-            if admitted is not None:
-                options = {**options, "admitted": admitted}
-            return await getattr(self._local, method)(*args, **options)
+            self._give_up(successor)
+            return await taking.at(self._local, admitted)
+
+    def _deadline(self) -> asyncio.Timeout:
+        return asyncio.timeout(ASK_S + MOST_SUBJECTS * self._local.seed_timeout_s)
+
+    def _give_up(self, successor: Successor) -> None:
+        log.warning("the worker that took over the limits does not answer; this one counts by itself")
+        successor.close()
+        self._successor = None
 
     # ---- the worker that drains ----
 
@@ -141,7 +150,7 @@ class HandoverLimiter:
             # No await between the copy and the change: nothing is counted in between.
             successor = self._successor = Successor(reader, writer)
             try:
-                await successor.ask(("adopt", (self._local.counts, self._open)))
+                await successor.ask(Adopt(self._local.counts, self._open))
             except BaseException:
                 self._successor = None
                 successor.close()
@@ -159,18 +168,20 @@ class HandoverLimiter:
         self._predecessors.add(writer)
         try:
             while True:
-                number, call = await _read(reader)
-                if call[0] == "bye":
+                message = await read(reader)
+                assert isinstance(message, Call)
+                number, what = message
+                if isinstance(what, Bye):
                     for reservation in theirs.values():  # nothing was used of what is left
                         self.settle(reservation, 0, 0)
                     theirs.clear()
-                elif call[0] == "settle":
-                    self._settle_theirs(theirs, *call[1])
-                elif call[0] == "adopt":
-                    self._adopt(theirs, *call[1])
-                    writer.write(_message((number, None, None)))
+                elif isinstance(what, Settle):
+                    self._settle_theirs(theirs, what)
+                elif isinstance(what, Adopt):
+                    self._adopt(theirs, what)
+                    writer.write(written(Reply(number, None)))
                 else:
-                    task = asyncio.create_task(self._answer(theirs, number, call, writer))
+                    task = asyncio.create_task(self._answer(theirs, number, what, writer))
                     answering.add(task)
                     task.add_done_callback(answering.discard)
         except (EOFError, OSError):
@@ -183,42 +194,40 @@ class HandoverLimiter:
                 self.settle(reservation, reservation.tokens, reservation.cost_pusd)
             writer.close()
 
-    def _adopt(
-        self,
-        theirs: dict[str, Reservation],
-        counts: OrderedDict[tuple[str, str], Counts],
-        reservations: dict[str, Reservation],
-    ) -> None:
+    def _adopt(self, theirs: dict[str, Reservation], told: Adopt) -> None:
         self.has_adopted = True
-        self._local.adopt(counts)
-        theirs.update(reservations)
-        self._open.update(reservations)
+        self._local.adopt(told.counts)
+        theirs.update(told.reservations)
+        self._open.update(told.reservations)
 
-    def _settle_theirs(
-        self, theirs: dict[str, Reservation], told: Reservation, tokens: int, cost_pusd: int
-    ) -> None:
-        reservation = told if told.is_background else theirs.pop(told.id, None)
+    def _settle_theirs(self, theirs: dict[str, Reservation], told: Settle) -> None:
+        one = told.reservation
+        reservation = one if one.is_background else theirs.pop(one.id, None)
         if reservation is not None:
-            self.settle(reservation, tokens, cost_pusd)
+            self.settle(reservation, told.tokens, told.cost_pusd)
 
     async def _answer(
-        self, theirs: dict[str, Reservation], number: int, call: Any, writer: asyncio.StreamWriter
+        self,
+        theirs: dict[str, Reservation],
+        number: int,
+        asked: Take | HoldCost,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        method, args, options, admitted_id = call
-        admitted = theirs.get(admitted_id) if admitted_id is not None else None
         try:
-            if method == "hold":
-                writer.write(_message((number, await self.hold(*args), None)))
+            if isinstance(asked, HoldCost):
+                room = await self.hold(asked.reservation, asked.cost_pusd)
+                writer.write(written(Reply(number, room)))
                 return
-            reservation = await self._take(method, args, options, admitted)
+            admitted = theirs.get(asked.admitted_id) if asked.admitted_id is not None else None
+            reservation = await self._take(asked.taking, admitted)
         except GatewayError as error:
-            writer.write(_message((number, None, error)))
+            writer.write(written(Reply(number, None, error)))
             return
         if admitted is not None:
             theirs.pop(admitted.id, None)
         if not reservation.is_background:
             theirs[reservation.id] = reservation
-        writer.write(_message((number, _copy(reservation), None)))
+        writer.write(written(Reply(number, _copy(reservation))))
 
 
 class Successor:
@@ -227,30 +236,42 @@ class Successor:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._asked: dict[int, asyncio.Future[Reservation | int | None]] = {}
         self._reading = asyncio.create_task(self._read(reader))
 
-    def ask(self, call: tuple[Any, ...]) -> asyncio.Future[Any]:
+    async def take(self, taking: Taking, admitted_id: str | None) -> Reservation:
+        reservation = await self.ask(Take(taking, admitted_id))
+        assert isinstance(reservation, Reservation)
+        return reservation
+
+    async def hold(self, reservation: Reservation, cost_pusd: int) -> int | None:
+        room = await self.ask(HoldCost(_copy(reservation), cost_pusd))
+        assert not isinstance(room, Reservation)
+        return room
+
+    def ask(self, what: Take | HoldCost | Adopt) -> asyncio.Future[Reservation | int | None]:
         """Sent at once. The answer, or the error that was raised there."""
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         if self._reading.done():
             answer.set_exception(EOFError())
-        self._writer.write(_message((number, call)))
+        self._writer.write(written(Call(number, what)))
         return answer
 
     def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
-        self._writer.write(_message((0, ("settle", (_copy(reservation), tokens, cost_pusd)))))
+        self._writer.write(written(Call(0, Settle(_copy(reservation), tokens, cost_pusd))))
 
     def close(self) -> None:
-        self._writer.write(_message((0, ("bye",))))
+        self._writer.write(written(Call(0, Bye())))
         self._writer.close()
         self._reading.cancel()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                number, result, error = await _read(reader)
+                message = await read(reader)
+                assert isinstance(message, Reply)
+                number, result, error = message
                 answer = self._asked.pop(number)
                 if answer.done():  # its caller has left
                     if isinstance(result, Reservation):
@@ -277,13 +298,3 @@ def _copy(reservation: Reservation) -> Reservation:
     )
     copy.known, copy.standings = reservation.known, reservation.standings
     return copy
-
-
-def _message(content: Any) -> bytes:
-    data = pickle.dumps(content)
-    return _HEAD.pack(len(data)) + data
-
-
-async def _read(reader: asyncio.StreamReader) -> Any:
-    (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-    return pickle.loads(await reader.readexactly(size))

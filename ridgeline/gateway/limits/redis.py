@@ -211,12 +211,17 @@ class RedisLimiter:
 
         def answered(reply: Reply) -> None:
             if isinstance(reply, bytes):
-                reply = [int(number) for number in reply.split()]
+                answer = [int(number) for number in reply.split()]
                 if future.cancelled():
-                    self._take_back(reservation, reply)
-            elif isinstance(reply, RedisUnavailable):
+                    self._take_back(reservation, answer)
+                elif not future.done():
+                    future.set_result(answer)
+                return
+            if isinstance(reply, RedisUnavailable):
                 self._abandon(reservation)
-            resolve(future, reply)
+            if not future.done():
+                failed = reply if isinstance(reply, Exception) else RedisError("not what the script returns")
+                future.set_exception(failed)
 
         self._link.submit(parts, answered)
         return future

@@ -15,7 +15,7 @@ import ssl
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.options import OptionError
@@ -27,9 +27,6 @@ FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 1.0
 # An idle connection is asked for a sign of life, so that its death costs no request the deadline.
 HEARTBEAT_S = 1.0
 
-Reply = Any  # bytes, int, None, a list of these, or a RedisError
-Done = Callable[[Reply], None]  # called once, with an exception where there is no answer
-
 
 class RedisError(Exception):
     """Redis has answered with an error."""
@@ -37,6 +34,10 @@ class RedisError(Exception):
 
 class RedisUnavailable(Exception):
     """There is no connection, or no answer came in time: whether the command was run is not known."""
+
+
+Reply: TypeAlias = "bytes | int | list[Reply] | RedisError | RedisUnavailable | None"
+Done = Callable[[Reply], None]  # called once, with an exception where there is no answer
 
 
 def encode(*parts: bytes | str | int) -> bytes:

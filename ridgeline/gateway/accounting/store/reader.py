@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ridgeline.gateway.accounting.errors import StoreAway
 from ridgeline.gateway.accounting.store.places import JOURNALS, store_at
 from ridgeline.gateway.accounting.store.reports import Question, Reports, UsageLine
 from ridgeline.gateway.errors import Unavailable
+from ridgeline.storage.database import Value
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class LedgerReader:
         """Picodollars of a key, team or model since then; Unavailable while the store is away."""
         return await self._run(lambda: self._reports.spent(kind, id, since_ms))
 
-    async def row(self, request_id: str) -> dict[str, Any] | None:
+    async def row(self, request_id: str) -> dict[str, Value] | None:
         return await self._run(lambda: self._reports.row(request_id))
 
     async def close(self) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from ridgeline.gateway.accounting.store.journal import JournalReader, journals
 from ridgeline.gateway.accounting.store.records import CLOSED, Damaged, value_of
 from ridgeline.gateway.accounting.store.schema import TABLE
 from ridgeline.gateway.accounting.store.table import COLUMNS, LedgerStore
-from ridgeline.storage.database import Value
+from ridgeline.storage.database import Row, Value
 
 GROUPS = {
     "key": "key_id",
@@ -112,7 +111,7 @@ class Reports:
         (line,) = self.usage(Question(since_ms=since_ms, only=((kind, id),)))
         return line.cost_pusd
 
-    def row(self, request_id: str) -> dict[str, Any] | None:
+    def row(self, request_id: str) -> dict[str, Value] | None:
         found = self._store.query(
             f"SELECT {', '.join(COLUMNS)} FROM {TABLE} WHERE request_id = ?", (request_id,)
         )
@@ -184,7 +183,7 @@ def _moment_ms(name: str, text: str) -> int:
         raise LedgerError(message) from None
 
 
-def _line(by: tuple[str, ...], row: tuple[Any, ...]) -> UsageLine:
+def _line(by: tuple[str, ...], row: Row) -> UsageLine:
     group = {name: _shown(name, value) for name, value in zip(by, row, strict=False)}
     *counts, high, low = (int(value or 0) for value in row[len(by) :])
     pusd = high * _HALF + low
@@ -192,7 +191,7 @@ def _line(by: tuple[str, ...], row: tuple[Any, ...]) -> UsageLine:
     return UsageLine(group=group, cost_pusd=pusd, cost_usd=usd(pusd), **named)
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, value: str | int) -> str:
     if name == "day":
         return datetime.fromtimestamp(int(value) * _DAY_MS / 1000, UTC).strftime("%Y-%m-%d")
     return str(value)
