@@ -15,7 +15,7 @@ from typing import Protocol
 from ridgeline.proxy.errors import Cause, RequestBroken
 from ridgeline.proxy.request_head import Headers
 
-HIGH_WATER = 256 * 1024  # unread bytes of one answer at which its socket is no longer read
+HIGH_WATER = 256 * 1024  # unread bytes of one answer that stop the reading of its socket
 
 
 class Source(Protocol):
@@ -91,7 +91,7 @@ class Answer:
         return self._is_paused
 
     async def next(self) -> bytes | None:
-        """What has arrived and was not read; None at the end. RequestBroken if the answer was cut short."""
+        """The unread bytes that have arrived; None at the end. RequestBroken if the answer was cut short."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -101,7 +101,7 @@ class Answer:
         return self.take()
 
     def take(self) -> bytes:
-        """What has arrived and was not read, without waiting."""
+        """The unread bytes that have arrived, without waiting."""
         pieces = self._pieces
         if not pieces:
             return b""
@@ -127,7 +127,8 @@ class Answer:
     async def relay(self, sink: Callable[[bytes], object]) -> None:
         """Call `sink` with every piece, in the loop's own read; return at the end of the answer.
 
-        A sink that is full calls `pause`, and `resume` later. What it raises ends the answer and comes out.
+        A sink that is full calls `pause`, and `resume` later. An exception of the sink ends the answer and is
+        raised here.
         """
         if self._pieces:
             sink(self.take())
@@ -248,7 +249,7 @@ class Answer:
         try:
             await waiter
         except asyncio.CancelledError:
-            self.abort()  # whoever waited is gone, and nobody else may read
+            self.abort()  # the only reader is gone
             raise
         finally:
             self._waiter = None

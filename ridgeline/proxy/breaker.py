@@ -91,7 +91,7 @@ class Breaker:
             self._open()
 
     def abandon(self, given: Pass) -> None:
-        """The request ended without a word about the upstream: somebody else may try."""
+        """The request ended and says nothing about the upstream: another request may try."""
         if given is Pass.TRIAL:
             self._has_trial = False
 

@@ -151,13 +151,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         answer = self.answer
         if answer is None:
-            self.drop()  # bytes that nobody asked for
+            self.drop()  # bytes without a request
             return
         answer.last_at = monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            # What a callback raised comes wrapped. Bytes behind a whole answer spoil the connection alone.
+            # A callback's exception comes wrapped. Bytes behind a whole answer spoil the connection alone.
             if not self._is_complete:
                 found = error.__context__
                 self.fail(found.cause if isinstance(found, RequestBroken) else "garbage")
@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
             if status in (204, 304):
                 self._has_framing = True
             answer.feed_head(status, self._headers)
-            self._headers = []  # trailers, which nobody reads, are not to change it
+            self._headers = []  # trailers are not read and must not change it
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)

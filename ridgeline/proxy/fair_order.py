@@ -1,4 +1,4 @@
-"""FairOrder: whose turn it is among those who wait. Pure logic; `FairQueue` does the waiting.
+"""FairOrder: which waiting request is next. Pure logic; `FairQueue` does the waiting.
 
 Priorities come first. Inside one, tenants share the time that places are held, by their weights: not the
 number of starts, because one answer holds its place a hundred times as long as another.
@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 # A start is charged this much of a place's time, so that requests that end at once are not free.
 ENTRY_S = 0.01
-# Of this many turns one goes to a lower priority, if somebody there has waited for longer than `ageing_s`.
+# Of this many turns one goes to a lower priority, if a request there has waited longer than `ageing_s`.
 AGED_TURN = 8
 _SWEEP_AT = 1024  # absent tenants whose debts are remembered
 
@@ -29,7 +29,7 @@ class Waiter:
 
 
 class _Tenant:
-    """`used` is the time its places were held while somebody waited, divided by its weight."""
+    """`used` is the time its places were held while a request waited, divided by its weight."""
 
     __slots__ = ("at", "epoch", "places", "used", "waiting", "weight")
 
@@ -51,16 +51,16 @@ class _Lane:
 
 
 class FairOrder:
-    """The order among those who wait, and what each tenant has used. Times are handed in."""
+    """The order of the waiting requests, and what each tenant has used. Callers pass the time."""
 
     def __init__(self, ageing_s: float) -> None:
         self.waiting = 0
         self._ageing_s = ageing_s
         self._lanes: dict[int, _Lane] = {}
         self._tenants: dict[str, _Tenant] = {}
-        self._debtors: set[str] = set()  # have neither places nor waiters, but used more than those who wait
-        # Runs only while somebody waits: a place that nobody else wants is free of charge. When nobody waits
-        # any more, everybody has been served and a new epoch begins, in which nobody owes anything.
+        self._debtors: set[str] = set()  # no places, no waiters, but more use than the waiting tenants
+        # Runs only while a request waits: a place without competition is free. When the last waiter has been
+        # served, a new epoch begins and all debts are forgotten.
         self._contended_s = 0.0
         self._read_at = 0.0
         self._epoch = 0
@@ -70,7 +70,7 @@ class FairOrder:
         self._tick(now)
         tenant = self._tenant(waiter.tenant, waiter.weight)
         if not tenant.waiting:
-            # Who comes late has no claim on the time before: it starts level with the least served.
+            # A tenant that comes late has no claim on the time before: it starts level with the least served.
             others = self._waiting_tenants()
             tenant.used = max(tenant.used, min((self._settle(one).used for one in others), default=0.0))
         lane = self._lanes.setdefault(waiter.priority, _Lane())
@@ -128,7 +128,7 @@ class FairOrder:
         self._forget(name, tenant)
 
     def outvied_by(self, waiter: Waiter) -> Waiter | None:
-        """Who must make room for `waiter` when the room is full: the last to come of the tenant that fills
+        """The request that gives way to `waiter` when the queue is full: the last of the tenant that fills
         most of it, by weight, in the lowest priority. None: `waiter` itself has the weakest claim.
         """
         lowest = max(self._lanes)
@@ -146,7 +146,7 @@ class FairOrder:
         return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
 
     def _priority(self, now: float) -> int:
-        """The highest; but in one of AGED_TURN turns the lower one in which somebody has waited longest."""
+        """The highest; but in one of AGED_TURN turns the lower one in which a request has waited longest."""
         highest = min(self._lanes)
         if len(self._lanes) == 1:
             return highest

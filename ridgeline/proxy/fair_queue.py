@@ -1,7 +1,7 @@
-"""FairQueue: the places of an upstream, and those who wait for one of them.
+"""FairQueue: the places of an upstream, and the requests that wait for one.
 
-Upstreams call `enter` before a request is sent and `leave` when its answer has ended. Whose turn it is
-`FairOrder` decides. A place is never lost: not by a cancelled waiter, nor by one whose time was up.
+Upstreams call `enter` before a request is sent and `leave` when its answer has ended. `FairOrder`
+decides which is next. A cancelled waiter and one whose time is up lose no place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_WEIGHT = 0.01
 
 
 class FairQueue:
-    """`capacity` places; at most `max_waiting` wait, and in a full room who takes most of it gives way."""
+    """`capacity` places; at most `max_waiting` requests wait. When full, the largest tenant gives way."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class FairQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if capacity < 1:
-            raise ValueError(f"a queue for {capacity} places would let nobody in")
+            raise ValueError(f"a queue needs at least 1 place, not {capacity}")
         self._capacity, self.max_waiting = capacity, max_waiting
         self.in_use = 0
         self._order = FairOrder(ageing_s)
         self._clock = clock
-        self._turn_s = 1.0  # time between two turns while somebody waits, a moving mean
+        self._turn_s = 1.0  # time between two turns while a request waits, a moving mean
         self._turn_at: float | None = None
 
     @property
@@ -89,7 +89,7 @@ class FairQueue:
         self._hand_over(now)
 
     def retry_after_s(self) -> float:
-        """When those who wait now will about have had their turns."""
+        """About when the requests that wait now will have had their turns."""
         return min(max(self._order.waiting * self._turn_s, 1.0), LONGEST_RETRY_S)
 
     def _hand_over(self, now: float) -> None:

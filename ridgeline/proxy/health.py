@@ -96,7 +96,7 @@ class Health:
             if connection.origin is upstream.origin and answer is not None:
                 if answer.status:
                     upstream.heard_at = max(upstream.heard_at, answer.last_at)
-                # A reader that is slow, or an answer that comes whole, is no sign of anything.
+                # A slow reader, or an answer that is not streamed, says nothing about the upstream.
                 if answer.is_stream and not answer.is_paused:
                     waiting = waiting or self._clock() - answer.last_at > upstream.stall_s
         silent_s = self._clock() - max(upstream.heard_at, upstream.stalled_at)

@@ -1,6 +1,6 @@
 """relay: pass an answer's body on to a client as it arrives, with backpressure.
 
-What arrives is written in the same turn of the event loop, without waking a task for each piece. While the
+Each piece is written in the turn of the event loop in which it arrives, without waking a task. While the
 client's buffer is full, the upstream's socket is not read, and a task waits until there is room.
 """
 
